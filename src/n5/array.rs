@@ -1,0 +1,303 @@
+//! Decoded results, and the one copy that moves elements from blocks into them.
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use super::{Coords, DataType, Region};
+
+/// A decoded array: little-endian elements, first axis fastest.
+#[derive(Debug, Clone)]
+pub struct Array {
+    /// Size in elements, N5 axis order.
+    pub shape: Coords,
+    /// Type of the elements.
+    pub data_type: DataType,
+    /// The elements, `product(shape)` times the element size in bytes.
+    pub data: Bytes,
+}
+
+/// One loop of the copy: `count` elements or runs, with the distances between neighbours in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Loop {
+    count: usize,
+    from_stride: usize,
+    to_stride: usize,
+}
+
+/// Copies the samples of `region` that lie in a block into `to`, which holds the whole region.
+///
+/// - `to`: the region's samples, first axis fastest, `product(region.shape())` elements.
+/// - `from`: the block's elements, first axis fastest, `product(size)` elements.
+/// - `origin`: the block's first element in the dataset; `size`: the block's own shape.
+/// - `dimensions`: the dataset's; elements of the block beyond them are padding and never copied.
+/// - `width`: bytes of one element.
+///
+/// All lists have the region's rank. Where `to` or `from` is shorter than its shape says, nothing is copied.
+pub fn paste(
+    to: &mut [u8],
+    region: &Region,
+    from: &[u8],
+    origin: &[u64],
+    size: &[u64],
+    dimensions: &[u64],
+    width: usize,
+) {
+    let Some(plan) = Plan::new(region, origin, size, dimensions, width) else { return };
+    if plan.from_end > from.len() || plan.to_end > to.len() {
+        debug_assert!(false, "paste of {region:?} reaches beyond its buffers");
+        return;
+    }
+    plan.run(to, from, width);
+}
+
+/// Offsets and loops of one paste, innermost loop first.
+struct Plan {
+    from_offset: usize,
+    to_offset: usize,
+    from_end: usize,
+    to_end: usize,
+    loops: SmallVec<[Loop; 6]>,
+}
+
+impl Plan {
+    fn new(region: &Region, origin: &[u64], size: &[u64], dimensions: &[u64], width: usize) -> Option<Self> {
+        let mut loops: SmallVec<[Loop; 6]> = SmallVec::new();
+        let (mut from_offset, mut to_offset) = (0usize, 0usize);
+        let (mut from_last, mut to_last) = (0usize, 0usize);
+        let (mut from_stride, mut to_stride) = (width, width);
+        for axis in 0..region.rank() {
+            let end = origin[axis].checked_add(size[axis])?.min(dimensions[axis]);
+            let (first, last) = region.samples_within(axis, origin[axis], end);
+            let count = usize::try_from(last.checked_sub(first)?).ok()?;
+            if count == 0 {
+                return None;
+            }
+            let skipped = usize::try_from(region.index(axis, first)?.checked_sub(origin[axis])?).ok()?;
+            from_offset = from_offset.checked_add(skipped.checked_mul(from_stride)?)?;
+            to_offset = to_offset.checked_add(usize::try_from(first).ok()?.checked_mul(to_stride)?)?;
+            if count > 1 {
+                let step = usize::try_from(region.step()[axis]).ok()?;
+                let new = Loop { count, from_stride: from_stride.checked_mul(step)?, to_stride };
+                from_last = from_last.checked_add((count - 1).checked_mul(new.from_stride)?)?;
+                to_last = to_last.checked_add((count - 1).checked_mul(to_stride)?)?;
+                match loops.last_mut() {
+                    // An axis that continues where the one before ends joins its loop.
+                    Some(inner)
+                        if inner.from_stride * inner.count == new.from_stride
+                            && inner.to_stride * inner.count == new.to_stride =>
+                    {
+                        inner.count *= count;
+                    }
+                    _ => loops.push(new),
+                }
+            }
+            from_stride = from_stride.checked_mul(usize::try_from(size[axis]).ok()?)?;
+            to_stride = to_stride.checked_mul(usize::try_from(region.shape()[axis]).ok()?)?;
+        }
+        let from_end = from_offset.checked_add(from_last)?.checked_add(width)?;
+        let to_end = to_offset.checked_add(to_last)?.checked_add(width)?;
+        Some(Self { from_offset, to_offset, from_end, to_end, loops })
+    }
+
+    fn run(&self, to: &mut [u8], from: &[u8], width: usize) {
+        let (inner, outer) = match self.loops.split_first() {
+            Some((first, outer)) => (*first, outer),
+            None => (Loop { count: 1, from_stride: width, to_stride: width }, &[][..]),
+        };
+        let contiguous = inner.from_stride == width && inner.to_stride == width;
+        let copy: fn(&mut [u8], &[u8], Loop) = match width {
+            _ if contiguous => copy_run,
+            1 => copy_strided::<1>,
+            2 => copy_strided::<2>,
+            4 => copy_strided::<4>,
+            _ => copy_strided::<8>,
+        };
+        let inner = if contiguous { Loop { count: inner.count * width, ..inner } } else { inner };
+        let mut cursor: SmallVec<[usize; 6]> = outer.iter().map(|_| 0).collect();
+        let (mut from_at, mut to_at) = (self.from_offset, self.to_offset);
+        loop {
+            copy(&mut to[to_at..], &from[from_at..], inner);
+            let mut axis = 0;
+            loop {
+                let Some(level) = outer.get(axis) else { return };
+                cursor[axis] += 1;
+                from_at += level.from_stride;
+                to_at += level.to_stride;
+                if cursor[axis] < level.count {
+                    break;
+                }
+                from_at -= level.from_stride * level.count;
+                to_at -= level.to_stride * level.count;
+                cursor[axis] = 0;
+                axis += 1;
+            }
+        }
+    }
+}
+
+fn copy_run(to: &mut [u8], from: &[u8], bytes: Loop) {
+    to[..bytes.count].copy_from_slice(&from[..bytes.count]);
+}
+
+/// Element by element; the constant width lets each become one load and one store.
+fn copy_strided<const WIDTH: usize>(to: &mut [u8], from: &[u8], inner: Loop) {
+    let (mut t, mut f) = (0, 0);
+    for _ in 0..inner.count {
+        to[t..t + WIDTH].copy_from_slice(&from[f..f + WIDTH]);
+        t += inner.to_stride;
+        f += inner.from_stride;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::n5::BlockGrid;
+
+    /// Value of an element: its linear index in a dataset of `dimensions`, as `width` bytes.
+    fn element(index: &[u64], dimensions: &[u64], width: usize) -> Vec<u8> {
+        let linear = index.iter().zip(dimensions).rev().fold(1u64, |n, (i, d)| n * d + i);
+        linear.to_le_bytes()[..width].to_vec()
+    }
+
+    /// All indices of a box, first axis fastest.
+    fn indices(shape: &[u64]) -> Vec<Coords> {
+        let mut all: Vec<Coords> = vec![smallvec![]];
+        for &n in shape.iter().rev() {
+            all = all
+                .iter()
+                .flat_map(|tail| {
+                    (0..n).map(move |i| {
+                        let mut index: Coords = smallvec![i];
+                        index.extend_from_slice(tail);
+                        index
+                    })
+                })
+                .collect();
+        }
+        all
+    }
+
+    fn reference(region: &Region, dimensions: &[u64], width: usize) -> Vec<u8> {
+        // `indices` nests the other way round: sort by the last axis first to get first axis fastest.
+        let mut all = indices(region.shape());
+        all.sort_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
+        all.iter()
+            .flat_map(|k| {
+                let at: Option<Coords> =
+                    (0..k.len()).map(|axis| region.index(axis, k[axis]).filter(|i| *i < dimensions[axis])).collect();
+                at.map_or_else(|| vec![0; width], |at| element(&at, dimensions, width))
+            })
+            .collect()
+    }
+
+    fn assembled(region: &Region, grid: &BlockGrid, padded: bool, width: usize) -> Vec<u8> {
+        let mut out = vec![0u8; usize::try_from(region.elements().unwrap()).unwrap() * width];
+        for position in grid.covering(region) {
+            let origin = grid.origin(&position);
+            let size = if padded { grid.block_size().clone() } else { grid.clipped_size(&position) };
+            let mut all = indices(&size);
+            all.sort_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
+            let block: Vec<u8> = all
+                .iter()
+                .flat_map(|i| {
+                    let at: Coords = i.iter().zip(&origin).map(|(i, o)| i + o).collect();
+                    if at.iter().zip(grid.dimensions()).all(|(a, d)| a < d) {
+                        element(&at, grid.dimensions(), width)
+                    } else {
+                        vec![0xee; width]
+                    }
+                })
+                .collect();
+            paste(&mut out, region, &block, &origin, &size, grid.dimensions(), width);
+        }
+        out
+    }
+
+    type Axis = (u64, u64, i64, u64, u64);
+
+    fn axis() -> impl Strategy<Value = Axis> {
+        (0u64..9, 1u64..6, -4i64..10, 0u64..9, 1u64..8)
+    }
+
+    proptest! {
+        #[test]
+        fn assembling_blocks_equals_looking_up_each_element(
+            axes in prop::collection::vec(axis(), 0..5),
+            padded in any::<bool>(),
+            width in prop::sample::select(vec![1usize, 2, 4, 8]),
+        ) {
+            let dimensions: Coords = axes.iter().map(|a| a.0).collect();
+            let grid = BlockGrid::new(dimensions, axes.iter().map(|a| a.1).collect()).unwrap();
+            let region = Region::new(
+                axes.iter().map(|a| a.2).collect(),
+                axes.iter().map(|a| a.3).collect(),
+                axes.iter().map(|a| a.4).collect(),
+            ).unwrap();
+            prop_assert_eq!(
+                assembled(&region, &grid, padded, width),
+                reference(&region, grid.dimensions(), width)
+            );
+        }
+
+        #[test]
+        fn covering_names_exactly_the_blocks_that_hold_a_sample(axes in prop::collection::vec(axis(), 0..4)) {
+            let grid = BlockGrid::new(
+                axes.iter().map(|a| a.0).collect(),
+                axes.iter().map(|a| a.1).collect(),
+            ).unwrap();
+            let region = Region::new(
+                axes.iter().map(|a| a.2).collect(),
+                axes.iter().map(|a| a.3).collect(),
+                axes.iter().map(|a| a.4).collect(),
+            ).unwrap();
+            let mut expected: Vec<Coords> = indices(region.shape())
+                .iter()
+                .filter_map(|k| {
+                    (0..k.len())
+                        .map(|x| region.index(x, k[x]).filter(|i| *i < grid.dimensions()[x]).map(|i| i / grid.block_size()[x]))
+                        .collect()
+                })
+                .collect();
+            expected.sort();
+            expected.dedup();
+            let covering = grid.covering(&region);
+            prop_assert_eq!(covering.total(), expected.len() as u128);
+            let mut found: Vec<Coords> = covering.collect();
+            found.sort();
+            prop_assert_eq!(found, expected);
+        }
+
+        #[test]
+        fn parts_of_a_region_put_together_are_the_region(a in axis(), cut in 0u64..10) {
+            let region = Region::new(smallvec![a.2], smallvec![a.3], smallvec![a.4]).unwrap();
+            let head = region.part(0, 0, cut);
+            let tail = region.part(0, cut, u64::MAX);
+            prop_assert_eq!(head.shape()[0] + tail.shape()[0], region.shape()[0]);
+            for k in 0..tail.shape()[0] {
+                prop_assert_eq!(tail.index(0, k), region.index(0, head.shape()[0] + k));
+            }
+        }
+    }
+
+    #[test]
+    fn a_grid_of_2_to_the_63_is_walked_lazily() {
+        let big = i64::MAX.unsigned_abs();
+        let grid = BlockGrid::new(smallvec![big, big], smallvec![1, 1]).unwrap();
+        let region = Region::whole(grid.dimensions());
+        let mut covering = grid.covering(&region);
+        assert_eq!(covering.total(), u128::from(big) * u128::from(big));
+        assert_eq!(covering.next(), Some(smallvec![0, 0]));
+        assert_eq!(covering.next(), Some(smallvec![1, 0]));
+    }
+
+    #[test]
+    fn a_region_that_ends_beyond_the_range_is_refused() {
+        let region = Region::new(smallvec![i64::MAX], smallvec![2], smallvec![1]);
+        assert_eq!(region, Err(crate::n5::RegionError::Overflow(0)));
+        assert!(Region::new(smallvec![i64::MAX], smallvec![1], smallvec![9]).is_ok());
+    }
+}

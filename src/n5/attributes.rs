@@ -1,0 +1,316 @@
+//! `attributes.json`: what a document must hold to describe a dataset, read as tolerantly as the
+//! programs that wrote it.
+
+use serde_json::{Map, Value};
+use smallvec::SmallVec;
+
+use super::{BlockGrid, Compression, Coords, DataType};
+
+/// Most axes a dataset may have, as in TensorStore.
+pub const MAX_RANK: usize = 32;
+
+/// Largest extent of an axis: what a Java `long` holds.
+const MAX_EXTENT: u64 = i64::MAX.unsigned_abs();
+
+/// A parsed `attributes.json`.
+#[derive(Debug, Clone, Default)]
+pub struct Document {
+    members: Map<String, Value>,
+}
+
+/// Why the bytes of an `attributes.json` hold no attributes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DocumentError {
+    /// Not JSON.
+    #[error("attributes.json is not JSON: {0}")]
+    Syntax(String),
+    /// JSON, but not an object.
+    #[error("attributes.json holds {0}, not an object")]
+    NotAnObject(&'static str),
+}
+
+impl Document {
+    /// Parses strict JSON, with or without a byte order mark; of duplicate members the last counts.
+    ///
+    /// # Errors
+    /// [`DocumentError`] when the bytes are not JSON or not an object.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
+        let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+        match serde_json::from_slice(text) {
+            Ok(Value::Object(members)) => Ok(Self { members }),
+            Ok(other) => Err(DocumentError::NotAnObject(kind_of(&other))),
+            Err(error) => Err(DocumentError::Syntax(error.to_string())),
+        }
+    }
+
+    /// All members as stored.
+    pub fn members(&self) -> &Map<String, Value> {
+        &self.members
+    }
+
+    /// Whether the members say that this is meant to be a dataset: `dimensions`, `blockSize` and
+    /// `dataType` are all there. (A BDV setup group has a `dataType` alone.)
+    pub fn describes_dataset(&self) -> bool {
+        ["dimensions", "blockSize", "dataType"].iter().all(|key| self.get(key).is_some())
+    }
+
+    /// A member that is there and not null.
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.members.get(key).filter(|value| !value.is_null())
+    }
+}
+
+/// The array attributes of a dataset.
+///
+/// - `dimensions` and `block_size` have the same length, the rank, 0 to [`MAX_RANK`].
+/// - Every dimension is at most 2^63 - 1; every block size is 1 to 2^63 - 1.
+#[derive(Debug, Clone)]
+pub struct DatasetAttributes {
+    document: Document,
+    grid: BlockGrid,
+    data_type: DataType,
+    compression: Compression,
+    legacy_compression: bool,
+}
+
+/// Why a document that is meant to describe a dataset cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AttributesError {
+    /// One of the mandatory members is missing or null.
+    #[error("the attribute {0} is missing")]
+    Missing(&'static str),
+    /// A member has another JSON type than every reader expects.
+    #[error("the attribute {0} is {1}, expected {2}")]
+    Type(&'static str, &'static str, &'static str),
+    /// An element of `dimensions` or `blockSize` is no usable number.
+    #[error("{0}[{1}] is {2}: expected a whole number from {3} to 2^63 - 1")]
+    Number(&'static str, usize, String, u64),
+    /// `dimensions` and `blockSize` differ in length.
+    #[error("dimensions has {0} numbers, blockSize has {1}")]
+    RankMismatch(usize, usize),
+    /// More axes than [`MAX_RANK`].
+    #[error("dimensions has {0} numbers, at most {MAX_RANK} are supported")]
+    Rank(usize),
+}
+
+impl DatasetAttributes {
+    /// Reads the array attributes of `document`.
+    ///
+    /// Whole numbers may be written `7`, `7.0`, `1e3` or `"7"`. `compression` wins over the
+    /// `compressionType` of the releases before 2.0.0; a `compression` without a `type` means `raw`, as
+    /// Java N5 reads it. Unknown compressions and data types are kept by name.
+    ///
+    /// Source: N5 specification 4.0.0 §4 and what Java N5's `DatasetAttributes.java` accepts.
+    ///
+    /// # Errors
+    /// [`AttributesError`] says which member is missing or unusable.
+    pub fn parse(document: Document) -> Result<Self, AttributesError> {
+        let dimensions = numbers(&document, "dimensions", 0)?;
+        let block_size = numbers(&document, "blockSize", 1)?;
+        let data_type = match document.get("dataType") {
+            None => return Err(AttributesError::Missing("dataType")),
+            Some(Value::String(name)) => DataType::from_name(name),
+            Some(other) => return Err(AttributesError::Type("dataType", kind_of(other), "a string")),
+        };
+        let (compression, legacy_compression) = compression(&document)?;
+        if dimensions.len() != block_size.len() {
+            return Err(AttributesError::RankMismatch(dimensions.len(), block_size.len()));
+        }
+        if dimensions.len() > MAX_RANK {
+            return Err(AttributesError::Rank(dimensions.len()));
+        }
+        let ranks = (dimensions.len(), block_size.len());
+        let grid = BlockGrid::new(dimensions, block_size).ok_or(AttributesError::RankMismatch(ranks.0, ranks.1))?;
+        Ok(Self { document, grid, data_type, compression, legacy_compression })
+    }
+
+    /// All attributes as stored, also those without meaning here.
+    pub fn members(&self) -> &Map<String, Value> {
+        self.document.members()
+    }
+
+    /// Size in elements, N5 axis order.
+    pub fn dimensions(&self) -> &Coords {
+        self.grid.dimensions()
+    }
+
+    /// Size of a full block in elements, N5 axis order.
+    pub fn block_size(&self) -> &Coords {
+        self.grid.block_size()
+    }
+
+    /// The grid of blocks.
+    pub fn grid(&self) -> &BlockGrid {
+        &self.grid
+    }
+
+    /// Number of axes.
+    pub fn rank(&self) -> usize {
+        self.dimensions().len()
+    }
+
+    /// Type of the elements.
+    pub fn data_type(&self) -> &DataType {
+        &self.data_type
+    }
+
+    /// How blocks are compressed.
+    pub fn compression(&self) -> &Compression {
+        &self.compression
+    }
+
+    /// Whether the compression came from the `compressionType` of releases before 2.0.0.
+    pub fn has_legacy_compression(&self) -> bool {
+        self.legacy_compression
+    }
+}
+
+fn compression(document: &Document) -> Result<(Compression, bool), AttributesError> {
+    match (document.get("compression"), document.get("compressionType")) {
+        (Some(Value::Object(members)), _) => {
+            let mut parameters = members.clone();
+            let name = match parameters.remove("type") {
+                None | Some(Value::Null) => "raw".to_owned(),
+                Some(Value::String(name)) => name,
+                Some(other) => {
+                    return Err(AttributesError::Type("compression.type", kind_of(&other), "a string"));
+                }
+            };
+            Ok((Compression::new(&name, parameters), false))
+        }
+        (Some(other), _) => Err(AttributesError::Type("compression", kind_of(other), "an object with a type")),
+        (None, Some(Value::String(name))) => Ok((Compression::new(name, Map::new()), true)),
+        (None, Some(other)) => Err(AttributesError::Type("compressionType", kind_of(other), "a string")),
+        (None, None) => Err(AttributesError::Missing("compression")),
+    }
+}
+
+fn numbers(document: &Document, key: &'static str, least: u64) -> Result<Coords, AttributesError> {
+    let list = match document.get(key) {
+        None => return Err(AttributesError::Missing(key)),
+        Some(Value::Array(list)) => list,
+        Some(other) => return Err(AttributesError::Type(key, kind_of(other), "an array of whole numbers")),
+    };
+    let mut numbers = SmallVec::with_capacity(list.len().min(MAX_RANK));
+    for (axis, value) in list.iter().enumerate() {
+        match whole_number(value).filter(|n| (least..=MAX_EXTENT).contains(n)) {
+            Some(number) => numbers.push(number),
+            None => {
+                let mut text = value.to_string();
+                text.truncate(text.char_indices().nth(40).map_or(text.len(), |(at, _)| at));
+                return Err(AttributesError::Number(key, axis, text, least));
+            }
+        }
+    }
+    Ok(numbers)
+}
+
+/// `7`, `7.0`, `1e3` and `"7"`; nothing with a sign or a fraction.
+fn whole_number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Number(number) => number.as_u64().or_else(|| number.as_f64().and_then(whole_float)),
+        Value::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
+        _ => None,
+    }
+}
+
+fn whole_float(number: f64) -> Option<u64> {
+    // Below 2^63 every whole f64 converts exactly.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be whole and in range")]
+    (number.fract() == 0.0 && (0.0..9_223_372_036_854_775_808.0).contains(&number)).then_some(number as u64)
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<DatasetAttributes, AttributesError> {
+        DatasetAttributes::parse(Document::parse(text.as_bytes()).unwrap())
+    }
+
+    fn with(member: &str) -> Result<DatasetAttributes, AttributesError> {
+        // Later duplicates win, so `member` replaces its sound namesake.
+        parse(&format!(
+            r#"{{"dimensions":[7,5],"blockSize":[5,4],"dataType":"uint16","compression":{{"type":"raw"}},{member}}}"#
+        ))
+    }
+
+    #[test]
+    fn numbers_are_accepted_however_programs_write_them() {
+        let parsed = with(r#""dimensions":["7",1e3]"#).unwrap();
+        assert_eq!(parsed.dimensions().as_slice(), [7, 1000]);
+        assert_eq!(with(r#""blockSize":[7.0,4]"#).unwrap().block_size().as_slice(), [7, 4]);
+        assert_eq!(with(r#""dimensions":[9223372036854775807,0]"#).unwrap().dimensions()[0], MAX_EXTENT);
+    }
+
+    #[test]
+    fn numbers_that_would_change_meaning_are_refused() {
+        for bad in [
+            r#""dimensions":[-7,5]"#,
+            r#""dimensions":[7.9,5]"#,
+            r#""dimensions":[9223372036854775808,5]"#,
+            r#""dimensions":[1e300,5]"#,
+            r#""dimensions":["-7",5]"#,
+            r#""dimensions":["",5]"#,
+            r#""dimensions":[null,5]"#,
+            r#""dimensions":[[7],5]"#,
+            r#""blockSize":[0,4]"#,
+            r#""blockSize":["7x",4]"#,
+        ] {
+            assert!(matches!(with(bad), Err(AttributesError::Number(..))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn wrong_shapes_say_what_is_wrong() {
+        assert_eq!(with(r#""blockSize":[5,4,3]"#).unwrap_err(), AttributesError::RankMismatch(2, 3));
+        assert_eq!(with(r#""dataType":null"#).unwrap_err(), AttributesError::Missing("dataType"));
+        assert_eq!(
+            with(r#""compression":"raw""#).unwrap_err().to_string(),
+            "the attribute compression is a string, expected an object with a type"
+        );
+        let many = vec!["1"; 33].join(",");
+        let text = format!(r#""dimensions":[{many}],"blockSize":[{many}]"#);
+        assert_eq!(with(&text).unwrap_err(), AttributesError::Rank(33));
+    }
+
+    #[test]
+    fn compression_in_all_its_forms() {
+        assert_eq!(with(r#""compression":{}"#).unwrap().compression().name(), "raw");
+        assert_eq!(with(r#""compression":null,"compressionType":"xz""#).unwrap().compression().name(), "xz");
+        let both = with(r#""compressionType":"xz""#).unwrap();
+        assert_eq!((both.compression().name(), both.has_legacy_compression()), ("raw", false));
+        let unknown = with(r#""compression":{"type":"RAW","x":1}"#).unwrap();
+        assert!(unknown.compression().codec().is_none());
+        assert_eq!(unknown.compression().parameters().len(), 1);
+        assert_eq!(with(r#""compression":null"#).unwrap_err(), AttributesError::Missing("compression"));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_skipped_and_other_documents_are_named() {
+        assert!(Document::parse(b"\xef\xbb\xbf{}").is_ok());
+        assert_eq!(Document::parse(b"[]").unwrap_err(), DocumentError::NotAnObject("an array"));
+        assert!(matches!(Document::parse(b""), Err(DocumentError::Syntax(_))));
+        assert!(matches!(Document::parse(b"{} x"), Err(DocumentError::Syntax(_))));
+        let deep = "[".repeat(100_000);
+        assert!(matches!(Document::parse(deep.as_bytes()), Err(DocumentError::Syntax(_))));
+    }
+
+    #[test]
+    fn rank_0_is_a_dataset_of_one_element() {
+        let parsed = with(r#""dimensions":[],"blockSize":[]"#).unwrap();
+        assert_eq!(parsed.rank(), 0);
+        assert!(parsed.grid().contains(&[]));
+    }
+}

@@ -1,0 +1,121 @@
+//! Compression schemes: one file and one row of [`CODECS`] each.
+
+mod blosc;
+mod bzip2;
+mod gzip;
+mod lz4;
+mod raw;
+mod xz;
+mod zstd;
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+/// Decodes the payload of a block: what follows the block's header.
+pub trait Codec: fmt::Debug + Send + Sync {
+    /// Decodes `payload` to exactly `len` bytes, the stored big-endian elements.
+    ///
+    /// The whole payload is consumed, so that checksums at the end of a stream are verified. Further
+    /// members, streams or frames are decoded and appended; zero padding after the last is ignored.
+    ///
+    /// # Errors
+    /// [`CodecError`] when the payload is damaged, ends early, decodes to another length than `len`,
+    /// is followed by anything else, or asks for more memory than decoding may use. Never allocates
+    /// more than `len` plus [`Codec::scratch_bytes`] plus a few KiB.
+    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError>;
+
+    /// The most bytes that `payload_len` encoded bytes can decode to, generously estimated: a header
+    /// that claims more lies, which is found before anything is allocated.
+    fn max_decoded_bytes(&self, payload_len: usize) -> u64;
+
+    /// Memory that decoding to `len` bytes needs besides the result, in bytes.
+    fn scratch_bytes(&self, len: usize) -> usize;
+}
+
+/// Why a payload cannot be decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// The stream breaks its own format or checksum.
+    #[error("damaged {codec} stream: {reason}")]
+    Damaged {
+        /// Name of the codec.
+        codec: &'static str,
+        /// What the decoder found.
+        reason: String,
+    },
+    /// The stream decodes to another length than the block's header promises.
+    #[error("payload decodes to {found}, the header promises {expected} bytes")]
+    WrongLength {
+        /// Bytes that the header promises.
+        expected: usize,
+        /// What was found, in words ("12 bytes", "more").
+        found: String,
+    },
+    /// Bytes that are neither a further stream nor zero padding follow the stream.
+    #[error("{bytes} unexpected bytes after the {codec} stream")]
+    Trailing {
+        /// Name of the codec.
+        codec: &'static str,
+        /// Number of bytes.
+        bytes: usize,
+    },
+    /// The stream asks for more working memory than a block may use.
+    #[error("{codec} stream asks for {needed_bytes} bytes of working memory, {limit_bytes} are allowed")]
+    Memory {
+        /// Name of the codec.
+        codec: &'static str,
+        /// Bytes asked for.
+        needed_bytes: u64,
+        /// Bytes allowed.
+        limit_bytes: u64,
+    },
+}
+
+/// Builds a codec from the members of the attribute `compression`; odd members never make it fail.
+type Open = fn(&Map<String, Value>) -> Arc<dyn Codec>;
+
+/// Every compression this build decodes, by the `type` it has in `attributes.json`.
+pub static CODECS: &[(&str, Open)] = &[
+    ("raw", raw::open),
+    ("gzip", gzip::open),
+    ("zlib", gzip::open),
+    ("bzip2", bzip2::open),
+    ("xz", xz::open),
+    ("lz4", lz4::open),
+    ("blosc", blosc::open),
+    ("zstd", zstd::open),
+];
+
+/// The attribute `compression` of a dataset.
+#[derive(Debug, Clone)]
+pub struct Compression {
+    name: String,
+    parameters: Map<String, Value>,
+    codec: Option<Arc<dyn Codec>>,
+}
+
+impl Compression {
+    /// The scheme `name` with its further members as stored; one that is unknown decodes nothing.
+    pub(super) fn new(name: &str, parameters: Map<String, Value>) -> Self {
+        let codec = CODECS.iter().find(|row| row.0 == name).map(|row| (row.1)(&parameters));
+        Self { name: name.to_owned(), parameters, codec }
+    }
+
+    /// The member `type`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The members besides `type`, as stored.
+    pub fn parameters(&self) -> &Map<String, Value> {
+        &self.parameters
+    }
+
+    /// The decoder; `None` when this build has none of that name.
+    pub fn codec(&self) -> Option<&dyn Codec> {
+        self.codec.as_deref()
+    }
+}

@@ -1,0 +1,34 @@
+//! `raw`: the elements as they are.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use super::{Codec, CodecError};
+
+#[derive(Debug)]
+struct Raw;
+
+pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
+    Arc::new(Raw)
+}
+
+impl Codec for Raw {
+    /// Shares the payload's buffer.
+    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
+        if payload.len() == len {
+            Ok(payload)
+        } else {
+            Err(CodecError::WrongLength { expected: len, found: format!("{} bytes", payload.len()) })
+        }
+    }
+
+    fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
+        payload_len as u64
+    }
+
+    fn scratch_bytes(&self, _: usize) -> usize {
+        0
+    }
+}

@@ -1,0 +1,283 @@
+//! All index arithmetic: regions in elements, the block grid, which blocks a region touches.
+//!
+//! Axis order is N5's everywhere: the first axis varies fastest, as in `dimensions`.
+#![deny(clippy::arithmetic_side_effects)]
+
+use smallvec::SmallVec;
+
+/// One number per axis, N5 order: a shape in elements, a block size, a number of blocks.
+pub type Coords = SmallVec<[u64; 6]>;
+
+/// First element of a region, per axis; may lie outside the dataset, also below zero.
+pub type Start = SmallVec<[i64; 6]>;
+
+/// Index of a block in the grid, per axis, N5 order.
+pub type GridPosition = Coords;
+
+/// A box of elements, every `step`-th along each axis.
+///
+/// - `start`, `shape` and `step` have one number per axis.
+/// - Every `step` is at least 1.
+/// - Sample `k` of an axis is the element `start + k * step`, `0 <= k < shape`; its index fits an `i64`.
+/// - Samples outside the dataset are legal here and read as zero.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    start: Start,
+    shape: Coords,
+    step: Coords,
+}
+
+/// Why numbers do not make a region.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RegionError {
+    /// The lists differ in length.
+    #[error("start, shape and step have {0}, {1} and {2} numbers")]
+    Rank(usize, usize, usize),
+    /// A step of zero.
+    #[error("the step along axis {0} is 0")]
+    Step(usize),
+    /// The last sample lies beyond the 64-bit range.
+    #[error("the region ends beyond 2^63 along axis {0}")]
+    Overflow(usize),
+}
+
+impl Region {
+    /// The samples `start + k * step`, `shape` of them along each axis.
+    ///
+    /// # Errors
+    /// [`RegionError`] when the lists differ in length, a step is 0 or the end overflows.
+    pub fn new(start: Start, shape: Coords, step: Coords) -> Result<Self, RegionError> {
+        if start.len() != shape.len() || start.len() != step.len() {
+            return Err(RegionError::Rank(start.len(), shape.len(), step.len()));
+        }
+        for axis in 0..start.len() {
+            if step[axis] == 0 {
+                return Err(RegionError::Step(axis));
+            }
+            let last = u128::from(shape[axis].saturating_sub(1)).checked_mul(u128::from(step[axis]));
+            let end = last.and_then(|l| i128::try_from(l).ok()).and_then(|l| l.checked_add(i128::from(start[axis])));
+            if end.is_none_or(|end| end > i128::from(i64::MAX)) {
+                return Err(RegionError::Overflow(axis));
+            }
+        }
+        Ok(Self { start, shape, step })
+    }
+
+    /// The whole of a dataset of `dimensions`, which are below 2^63.
+    pub fn whole(dimensions: &[u64]) -> Self {
+        Self {
+            start: dimensions.iter().map(|_| 0).collect(),
+            shape: dimensions.into(),
+            step: dimensions.iter().map(|_| 1).collect(),
+        }
+    }
+
+    /// Number of axes.
+    pub fn rank(&self) -> usize {
+        self.start.len()
+    }
+
+    /// First sample along each axis.
+    pub fn start(&self) -> &Start {
+        &self.start
+    }
+
+    /// Number of samples along each axis.
+    pub fn shape(&self) -> &Coords {
+        &self.shape
+    }
+
+    /// Distance of neighbouring samples along each axis, in elements.
+    pub fn step(&self) -> &Coords {
+        &self.step
+    }
+
+    /// Number of samples; `None` beyond 2^64.
+    pub fn elements(&self) -> Option<u64> {
+        product(&self.shape)
+    }
+
+    /// The part of this region whose samples along `axis` have the numbers `from .. from + count`.
+    ///
+    /// Numbers beyond the region's shape are cut off.
+    #[must_use]
+    pub fn part(&self, axis: usize, from: u64, count: u64) -> Self {
+        let mut part = self.clone();
+        let from = from.min(self.shape[axis]);
+        part.shape[axis] = count.min(self.shape[axis].saturating_sub(from));
+        let moved = i128::from(from).saturating_mul(i128::from(self.step[axis]));
+        let start = i128::from(self.start[axis]).saturating_add(moved);
+        part.start[axis] = i64::try_from(start).unwrap_or(i64::MAX);
+        part
+    }
+
+    /// The numbers `k` of the samples along `axis` that lie in `low .. high`, as a half-open range.
+    pub fn samples_within(&self, axis: usize, low: u64, high: u64) -> (u64, u64) {
+        let (start, step) = (i128::from(self.start[axis]), i128::from(self.step[axis]));
+        let first_at_or_after = |bound: u64| {
+            let distance = i128::from(bound).saturating_sub(start).max(0);
+            let k = distance.saturating_add(step.saturating_sub(1)).checked_div(step).unwrap_or(0);
+            u64::try_from(k).unwrap_or(u64::MAX).min(self.shape[axis])
+        };
+        let (from, to) = (first_at_or_after(low), first_at_or_after(high));
+        (from, to.max(from))
+    }
+
+    /// Index of sample `k` along `axis`; `None` when it lies below zero.
+    pub fn index(&self, axis: usize, k: u64) -> Option<u64> {
+        let moved = i128::from(k).saturating_mul(i128::from(self.step[axis]));
+        u64::try_from(i128::from(self.start[axis]).saturating_add(moved)).ok()
+    }
+}
+
+/// The grid of blocks that a dataset is cut into.
+///
+/// - `dimensions` and `block_size` have the same length, the rank.
+/// - Every `block_size` is at least 1; every dimension is at most 2^63 - 1.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockGrid {
+    dimensions: Coords,
+    block_size: Coords,
+}
+
+impl BlockGrid {
+    /// A grid, or `None` when the lists differ in length, a block size is 0 or a dimension exceeds 2^63 - 1.
+    pub fn new(dimensions: Coords, block_size: Coords) -> Option<Self> {
+        let sound = dimensions.len() == block_size.len()
+            && block_size.iter().all(|&b| b > 0)
+            && dimensions.iter().all(|&d| i64::try_from(d).is_ok());
+        sound.then_some(Self { dimensions, block_size })
+    }
+
+    /// Size of the dataset in elements.
+    pub fn dimensions(&self) -> &Coords {
+        &self.dimensions
+    }
+
+    /// Size of a full block in elements.
+    pub fn block_size(&self) -> &Coords {
+        &self.block_size
+    }
+
+    /// Number of blocks along each axis.
+    pub fn shape(&self) -> Coords {
+        self.dimensions.iter().zip(&self.block_size).map(|(d, b)| d.div_ceil(*b)).collect()
+    }
+
+    /// Whether `position` has the right number of axes and lies in the grid.
+    pub fn contains(&self, position: &[u64]) -> bool {
+        position.len() == self.dimensions.len() && position.iter().zip(self.shape()).all(|(p, n)| *p < n)
+    }
+
+    /// First element of the block at `position`, which the grid must contain.
+    pub fn origin(&self, position: &[u64]) -> Coords {
+        position.iter().zip(&self.block_size).map(|(p, b)| p.saturating_mul(*b)).collect()
+    }
+
+    /// Size of the block at `position` cut off at the dataset's end, in elements.
+    pub fn clipped_size(&self, position: &[u64]) -> Coords {
+        self.origin(position)
+            .iter()
+            .zip(self.dimensions.iter().zip(&self.block_size))
+            .map(|(o, (d, b))| d.saturating_sub(*o).min(*b))
+            .collect()
+    }
+
+    /// The positions of the blocks that hold at least one sample of `region`, first axis fastest.
+    ///
+    /// `region` must have the grid's rank.
+    pub fn covering(&self, region: &Region) -> Covering {
+        let axes: SmallVec<[AxisCover; 6]> = (0..region.rank())
+            .map(|axis| {
+                let block = self.block_size[axis];
+                let (from, to) = region.samples_within(axis, 0, self.dimensions[axis]);
+                let block_of = |k| region.index(axis, k).unwrap_or(0).checked_div(block).unwrap_or(0);
+                if from == to {
+                    AxisCover { first: 0, count: 0, samples: None }
+                } else if region.step[axis] <= block {
+                    let (first, last) = (block_of(from), block_of(to.saturating_sub(1)));
+                    AxisCover { first, count: last.saturating_sub(first).saturating_add(1), samples: None }
+                } else {
+                    // Neighbouring samples lie in different blocks, with untouched ones between them.
+                    let samples = Samples { start: region.start[axis], step: region.step[axis], block };
+                    AxisCover { first: from, count: to.saturating_sub(from), samples: Some(samples) }
+                }
+            })
+            .collect();
+        let done = axes.iter().any(|a| a.count == 0);
+        Covering { cursor: axes.iter().map(|_| 0).collect(), axes, done }
+    }
+}
+
+/// Blocks touched along one axis: consecutive ones, or those that hold sparse samples.
+#[derive(Debug, Clone)]
+struct AxisCover {
+    first: u64,
+    count: u64,
+    samples: Option<Samples>,
+}
+
+#[derive(Debug, Clone)]
+struct Samples {
+    start: i64,
+    step: u64,
+    block: u64,
+}
+
+impl AxisCover {
+    fn nth(&self, n: u64) -> u64 {
+        let k = self.first.saturating_add(n);
+        match &self.samples {
+            None => k,
+            Some(s) => {
+                let index = i128::from(k).saturating_mul(i128::from(s.step)).saturating_add(i128::from(s.start));
+                u64::try_from(index).unwrap_or(0).checked_div(s.block).unwrap_or(0)
+            }
+        }
+    }
+}
+
+/// Iterator over grid positions, made by [`BlockGrid::covering`].
+#[derive(Debug, Clone)]
+pub struct Covering {
+    axes: SmallVec<[AxisCover; 6]>,
+    cursor: Coords,
+    done: bool,
+}
+
+impl Covering {
+    /// Number of positions from the start, whatever has been taken already.
+    pub fn total(&self) -> u128 {
+        self.axes.iter().fold(1u128, |n, axis| n.saturating_mul(u128::from(axis.count)))
+    }
+}
+
+impl Iterator for Covering {
+    type Item = GridPosition;
+
+    fn next(&mut self) -> Option<GridPosition> {
+        if self.done {
+            return None;
+        }
+        let position = self.axes.iter().zip(&self.cursor).map(|(axis, n)| axis.nth(*n)).collect();
+        self.done = true;
+        for (axis, n) in self.axes.iter().zip(self.cursor.iter_mut()) {
+            *n = n.saturating_add(1);
+            if *n < axis.count {
+                self.done = false;
+                break;
+            }
+            *n = 0;
+        }
+        Some(position)
+    }
+}
+
+/// Product of the numbers; `None` beyond 2^64 - 1. The empty product is 1.
+pub(super) fn product(numbers: &[u64]) -> Option<u64> {
+    // A zero makes the product zero even where a part of it would overflow.
+    if numbers.contains(&0) {
+        return Some(0);
+    }
+    numbers.iter().try_fold(1u64, |n, x| n.checked_mul(*x))
+}

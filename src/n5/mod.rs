@@ -1,0 +1,19 @@
+//! The N5 format as bytes and JSON: attributes, grid arithmetic, blocks, codecs, and the one strided copy.
+//!
+//! Implements the N5 specification 4.0.0 and what programs that precede or stretch it wrote
+//! (<https://github.com/saalfeldlab/n5>). Pure: no I/O, no async, no logging, no clock; imports nothing
+//! else of this crate.
+
+mod array;
+mod attributes;
+mod block;
+mod compression;
+mod data_type;
+mod grid;
+
+pub use array::{Array, paste};
+pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
+pub use block::{Block, BlockError, BlockHeader, Mode};
+pub use compression::{CODECS, Codec, CodecError, Compression};
+pub use data_type::DataType;
+pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
