@@ -1,6 +1,10 @@
 //! n5-server: serves N5 containers over HTTP.
 
 pub mod config;
+pub mod container;
+pub mod cpu;
 pub mod metadata;
+pub mod metrics;
 pub mod n5;
 pub mod output;
+pub mod store;

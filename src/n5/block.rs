@@ -99,6 +99,13 @@ pub enum BlockError {
     },
 }
 
+impl BlockError {
+    /// Whether reading the file again may help: somebody could have been writing it.
+    pub fn may_be_torn(&self) -> bool {
+        !matches!(self, Self::Unsupported(_) | Self::OverLimit { .. })
+    }
+}
+
 impl BlockHeader {
     /// Reads the header of a block file.
     ///

@@ -1,0 +1,256 @@
+//! The cache of decoded blocks: weighed in bytes, one load however many wait, holes remembered,
+//! errors not.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use moka::future::Cache;
+use moka::ops::compute::Op;
+
+use super::budget::{self, Budget, Permit};
+use super::fresh::{self, Checked};
+use super::objects::Objects;
+use super::{CacheSettings, Dataset, ReadError, cache_of};
+use crate::cpu::Cpu;
+use crate::metrics;
+use crate::n5::{Block, BlockError, Coords, GridPosition};
+use crate::store::{Key, Store};
+
+/// Bookkeeping of one entry, in bytes, estimated.
+const ENTRY_BYTES: usize = 256;
+
+/// Pause before a damaged block is read once more: somebody may be writing it.
+const SECOND_LOOK: Duration = Duration::from_millis(20);
+
+/// How often a request looks again when what it finds keeps changing.
+const ATTEMPTS: usize = 3;
+
+/// How often a load that waits for memory makes the cache let go of what it has evicted.
+const NUDGE: Duration = Duration::from_millis(5);
+
+/// A decoded block, or the hole where there is none.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    /// `None` for a hole.
+    pub(super) block: Option<Block>,
+    /// Entity tag and version of the stored block.
+    pub(super) stored: Option<(Arc<str>, u64)>,
+    checked: Checked,
+}
+
+/// Time spent on one load.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LoadTimes {
+    /// Reading from the store.
+    pub(super) store: Duration,
+    /// Decoding, with the wait for a core.
+    pub(super) decode: Duration,
+}
+
+/// Dataset and position.
+type EntryKey = (u64, GridPosition);
+
+/// The cache, shared by all containers.
+#[derive(Debug, Clone)]
+pub(super) struct Blocks {
+    cache: Cache<EntryKey, Arc<Loaded>>,
+    objects: Objects,
+    cpu: Cpu,
+    budget: Budget,
+    /// Most bytes that one block may take while it is decoded.
+    block_bytes: u64,
+    wait: Duration,
+}
+
+/// Where a block is: everything a load needs.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) container: u32,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) dataset: Arc<Dataset>,
+    pub(super) position: GridPosition,
+}
+
+impl Place {
+    fn entry_key(&self) -> EntryKey {
+        (self.dataset.id, self.position.clone())
+    }
+}
+
+impl Blocks {
+    pub(super) fn new(settings: CacheSettings, objects: Objects, cpu: Cpu, decode_bytes: u64, wait: Duration) -> Self {
+        let cache = cache_of(settings, |_: &EntryKey, loaded: &Arc<Loaded>| {
+            let bytes = loaded.block.as_ref().map_or(0, |block| budget::rounded(block.data.len()));
+            u32::try_from(bytes + ENTRY_BYTES).unwrap_or(u32::MAX)
+        });
+        let budget = Budget::new("decode", settings.capacity_bytes.saturating_add(decode_bytes), wait);
+        Self { cache, objects, cpu, budget, block_bytes: decode_bytes, wait }
+    }
+
+    /// Most bytes that one block may take while it is decoded.
+    pub(super) fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// Cached bytes, for the metrics page.
+    pub(super) fn bytes(&self) -> u64 {
+        self.cache.weighted_size()
+    }
+
+    /// The cached ones among the blocks at `positions`, in their order, none staler than `since`.
+    pub(super) async fn cached(
+        &self,
+        store: &dyn Store,
+        dataset: &Dataset,
+        positions: &[GridPosition],
+        since: u64,
+    ) -> Result<Vec<Option<Arc<Loaded>>>, ReadError> {
+        let mut found = Vec::with_capacity(positions.len());
+        let mut doubtful: Vec<usize> = Vec::new();
+        for (n, position) in positions.iter().enumerate() {
+            let loaded = self.cache.get(&(dataset.id, position.clone())).await;
+            if loaded.as_ref().is_some_and(|loaded| !loaded.checked.is_fresh(since)) {
+                doubtful.push(n);
+            }
+            found.push(loaded);
+        }
+        if !doubtful.is_empty() {
+            let keys: Vec<Key> = doubtful.iter().map(|n| dataset.block_key(&positions[*n])).collect();
+            let moment = fresh::now();
+            let metas = store.head_many(keys).await?;
+            for (n, meta) in doubtful.iter().zip(metas) {
+                let Some(loaded) = &found[*n] else { continue };
+                if loaded.version() == meta.map(|meta| meta.version) {
+                    loaded.checked.touch(moment);
+                } else {
+                    metrics::cache_request("decoded", "stale", 1);
+                    self.forget((dataset.id, positions[*n].clone()), loaded).await;
+                    found[*n] = None;
+                }
+            }
+        }
+        let (mut hits, mut holes) = (0, 0);
+        for loaded in found.iter().flatten() {
+            *if loaded.block.is_some() { &mut hits } else { &mut holes } += 1;
+        }
+        metrics::cache_request("decoded", "hit", hits);
+        metrics::cache_request("decoded", "absent", holes);
+        metrics::cache_request("decoded", "miss", positions.len() as u64 - hits - holes);
+        Ok(found)
+    }
+
+    /// The block at `place`, which was not cached a moment ago, no staler than `since`.
+    pub(super) async fn load(&self, place: Place, since: u64) -> Result<(Arc<Loaded>, LoadTimes), ReadError> {
+        let mut times = LoadTimes::default();
+        // A load that others began may be older than this request: then it is compared once more.
+        for _ in 0..ATTEMPTS {
+            let loaded = self.load_shared(place.clone(), since, &mut times).await?;
+            if loaded.checked.is_fresh(since) {
+                return Ok((loaded, times));
+            }
+            let at = std::slice::from_ref(&place.position);
+            if let Some(Some(loaded)) = self.cached(&*place.store, &place.dataset, at, since).await?.pop() {
+                return Ok((loaded, times));
+            }
+        }
+        let loaded = self.decode(&place, since, &mut times).await?;
+        Ok((loaded, times))
+    }
+
+    /// Loads in a task of its own: a client that hangs up does not restart the decode that others wait
+    /// for. Adds up `times` only for whoever caused the load.
+    async fn load_shared(&self, place: Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
+        let this = self.clone();
+        let load = tokio::spawn(async move {
+            let mut times = LoadTimes::default();
+            let loaded = this.cache.try_get_with(place.entry_key(), this.decode(&place, since, &mut times)).await;
+            // Evicts at once what no longer fits, instead of when the cache's own queue is full.
+            this.cache.run_pending_tasks().await;
+            (loaded, times)
+        });
+        let (loaded, spent) = load.await.map_err(|join| ReadError::Died(join.to_string()))?;
+        times.store += spent.store;
+        times.decode += spent.decode;
+        loaded.map_err(|error| (*error).clone())
+    }
+
+    async fn decode(&self, place: &Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
+        match self.decode_once(place, since, times).await {
+            Err(ReadError::Block { ref error, .. }) if error.may_be_torn() => {
+                tokio::time::sleep(SECOND_LOOK).await;
+                // Nothing read before now counts for the second look.
+                let again = self.decode_once(place, fresh::now(), times).await;
+                if again.is_err() {
+                    metrics::decode_error(place.dataset.attributes.compression().name());
+                }
+                again
+            }
+            other => other,
+        }
+    }
+
+    async fn decode_once(&self, place: &Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
+        let Place { container, store, dataset, position } = place;
+        let checked = Checked::at(fresh::now());
+        let key = dataset.block_key(position);
+        let started = Instant::now();
+        let stored = self.objects.read(*container, &**store, &key, since, self.block_bytes).await?;
+        times.store += started.elapsed();
+        let Some((meta, bytes)) = stored else {
+            return Ok(Arc::new(Loaded { block: None, stored: None, checked }));
+        };
+        let blame = |error| ReadError::Block { key: key.clone(), position: position.clone(), error };
+        let attributes = &dataset.attributes;
+        let needed_bytes = Block::decoding_bytes(&bytes, attributes, position).map_err(blame)?;
+        if needed_bytes > self.block_bytes {
+            return Err(blame(BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes }));
+        }
+        let mut permit = self.take(needed_bytes).await?;
+        let started = Instant::now();
+        let (job, at, limit) = (Arc::clone(dataset), position.clone(), self.block_bytes);
+        let block = self.cpu.run(move || Block::decode(bytes, &job.attributes, &at, limit)).await?.map_err(blame)?;
+        times.decode += started.elapsed();
+        metrics::decoded(attributes.compression().name(), started.elapsed(), block.data.len() as u64);
+        permit.shrink(block.data.len() as u64);
+        let block = Block { size: block.size, data: permit.own(block.data) };
+        Ok(Arc::new(Loaded { block: Some(block), stored: Some((meta.etag, meta.version)), checked }))
+    }
+
+    /// A share of the decode budget. The budget holds the whole cache besides what is in flight, so
+    /// waiting is rare; what the cache evicts it frees a little later, and sooner when nudged.
+    async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
+        let nudge = async {
+            loop {
+                tokio::time::sleep(NUDGE).await;
+                self.cache.run_pending_tasks().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            permit = self.budget.take_within(bytes, self.wait) => Ok(permit?),
+            () = nudge => Err(ReadError::Died("unreachable".to_owned())),
+        }
+    }
+
+    /// Drops `stale`, unless somebody has replaced it already.
+    async fn forget(&self, key: EntryKey, stale: &Arc<Loaded>) {
+        self.cache
+            .entry(key)
+            .and_compute_with(|current| {
+                let same = current.is_some_and(|current| Arc::ptr_eq(current.value(), stale));
+                std::future::ready(if same { Op::Remove } else { Op::Nop })
+            })
+            .await;
+    }
+}
+
+impl Loaded {
+    fn version(&self) -> Option<u64> {
+        self.stored.as_ref().map(|(_, version)| *version)
+    }
+
+    /// Whether the block consists of exactly these elements.
+    pub(super) fn is_exactly(&self, size: &Coords) -> Option<&Block> {
+        self.block.as_ref().filter(|block| block.size == *size)
+    }
+}

@@ -1,0 +1,147 @@
+//! Shares of memory: whoever holds bytes holds their permit.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Permits are counted in units of this many bytes, so that their number fits a `u32`.
+const UNIT_BYTES: u64 = 1024;
+
+/// A bounded amount of memory that is lent out in shares, in the order of asking.
+#[derive(Debug, Clone)]
+pub(super) struct Budget {
+    name: &'static str,
+    units: Arc<Semaphore>,
+    capacity_bytes: u64,
+    wait: Duration,
+}
+
+/// A share of a [`Budget`], given back when dropped.
+#[derive(Debug)]
+pub(super) struct Permit {
+    units: OwnedSemaphorePermit,
+    budget: &'static str,
+}
+
+/// Why there is no share.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BudgetError {
+    /// More than the whole budget was asked for.
+    #[error("{asked_bytes} bytes exceed the {budget} budget of {capacity_bytes}")]
+    TooLarge {
+        /// The budget's configuration key.
+        budget: &'static str,
+        /// Bytes asked for.
+        asked_bytes: u64,
+        /// Bytes there are.
+        capacity_bytes: u64,
+    },
+    /// Others kept it for too long.
+    #[error("no share of the {budget} budget within {waited:?}")]
+    Waited {
+        /// The budget's configuration key.
+        budget: &'static str,
+        /// How long.
+        waited: Duration,
+    },
+}
+
+impl Budget {
+    /// A budget of `capacity_bytes`; whoever asks waits at most `wait`.
+    pub(super) fn new(name: &'static str, capacity_bytes: u64, wait: Duration) -> Self {
+        let units = usize::try_from(units(capacity_bytes)).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Self { name, units: Arc::new(Semaphore::new(units)), capacity_bytes, wait }
+    }
+
+    /// All of it, in bytes.
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// Takes a share of `bytes`, waiting for it.
+    ///
+    /// # Errors
+    /// [`BudgetError`] when the budget is too small or others keep it.
+    pub(super) async fn take(&self, bytes: u64) -> Result<Permit, BudgetError> {
+        self.take_within(bytes, self.wait).await
+    }
+
+    /// [`Self::take`] with another longest wait.
+    pub(super) async fn take_within(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
+        let too_large =
+            BudgetError::TooLarge { budget: self.name, asked_bytes: bytes, capacity_bytes: self.capacity_bytes };
+        let units = u32::try_from(units(bytes)).ok().filter(|_| bytes <= self.capacity_bytes).ok_or(too_large)?;
+        let waited = BudgetError::Waited { budget: self.name, waited: wait };
+        match tokio::time::timeout(wait, Arc::clone(&self.units).acquire_many_owned(units)).await {
+            Ok(Ok(units)) => {
+                let permit = Permit { units, budget: self.name };
+                permit.count(true);
+                Ok(permit)
+            }
+            _ => Err(waited),
+        }
+    }
+}
+
+impl Permit {
+    /// Gives back all but `bytes` of this share.
+    pub(super) fn shrink(&mut self, bytes: u64) {
+        drop(self.split_off_rest(bytes));
+    }
+
+    /// Takes `bytes` of this share out of it, or all there are.
+    pub(super) fn split(&mut self, bytes: u64) -> Option<Self> {
+        let wanted = usize::try_from(units(bytes)).unwrap_or(usize::MAX).min(self.units.num_permits());
+        self.split_units(wanted)
+    }
+
+    fn split_off_rest(&mut self, bytes: u64) -> Option<Self> {
+        let kept = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
+        self.split_units(self.units.num_permits().saturating_sub(kept))
+    }
+
+    fn split_units(&mut self, count: usize) -> Option<Self> {
+        let all = self.units.num_permits();
+        self.units.split(count.min(all)).map(|units| Self { units, budget: self.budget })
+    }
+
+    /// `bytes` that give this share back when the last clone of them is dropped.
+    pub(super) fn own<B: AsRef<[u8]> + Send + 'static>(self, bytes: B) -> Bytes {
+        Bytes::from_owner(Owned { bytes, _permit: self })
+    }
+
+    fn count(&self, taken: bool) {
+        #[expect(clippy::cast_precision_loss, reason = "a gauge")]
+        let bytes = (self.units.num_permits() as u64 * UNIT_BYTES) as f64;
+        crate::metrics::budget_used(self.budget, if taken { bytes } else { -bytes });
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.count(false);
+    }
+}
+
+struct Owned<B> {
+    bytes: B,
+    _permit: Permit,
+}
+
+impl<B: AsRef<[u8]>> AsRef<[u8]> for Owned<B> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+}
+
+fn units(bytes: u64) -> u64 {
+    bytes.div_ceil(UNIT_BYTES)
+}
+
+/// The memory that a share of `bytes` stands for: what a cache must count, so that what it holds never
+/// exceeds its part of a budget.
+pub(super) fn rounded(bytes: usize) -> usize {
+    usize::try_from(units(bytes as u64) * UNIT_BYTES).unwrap_or(usize::MAX)
+}

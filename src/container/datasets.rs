@@ -1,0 +1,148 @@
+//! What groups are, from their attributes: parsed once per version of the file.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use moka::future::Cache;
+
+use super::{ATTRIBUTES, Access, Container, ReadError, Stored};
+use crate::n5::{DatasetAttributes, Document, GridPosition};
+use crate::store::Key;
+
+/// Memory for parsed attributes.
+pub(super) const CACHE_BYTES: u64 = 8 << 20;
+
+/// A parsed document takes about this many times the memory of its text.
+const PARSED_FACTOR: u64 = 8;
+
+/// Longer documents are parsed on the CPU lane.
+const SHORT_BYTES: usize = 32 << 10;
+
+/// A group with array attributes.
+#[derive(Debug)]
+pub struct Dataset {
+    /// New whenever its attributes have changed, so that blocks cached under older ones are never found.
+    pub(super) id: u64,
+    /// Where it is.
+    pub key: Key,
+    /// Its attributes.
+    pub attributes: DatasetAttributes,
+    /// Entity tag of its `attributes.json`.
+    pub etag: Arc<str>,
+}
+
+impl Dataset {
+    /// The key of the block at `position`; that of a dataset without axes is `0`.
+    pub fn block_key(&self, position: &GridPosition) -> Key {
+        if position.is_empty() { self.key.numbered(&[0]) } else { self.key.numbered(position) }
+    }
+}
+
+/// What the attributes of a group say.
+#[derive(Debug)]
+pub struct Group {
+    /// What it is.
+    pub state: GroupState,
+    /// Length of `attributes.json` in bytes.
+    len: u64,
+}
+
+/// What a directory is, from its `attributes.json`.
+#[derive(Debug)]
+pub enum GroupState {
+    /// No such file: a group without attributes, or nothing at all.
+    NoAttributes,
+    /// The file is no JSON object.
+    Broken(String),
+    /// Attributes of a group.
+    Attributes(Document),
+    /// Attributes that are meant to describe a dataset, and why they cannot be used.
+    Unusable(Document, String),
+    /// A dataset.
+    Dataset(Arc<Dataset>),
+}
+
+/// Cache of parsed attributes by container, key and version of the file.
+#[derive(Debug)]
+pub(super) struct Datasets {
+    cache: Cache<(u32, Key, u64), Arc<Group>>,
+    next_id: AtomicU64,
+}
+
+impl Datasets {
+    pub(super) fn new() -> Self {
+        let cache = Cache::builder()
+            .max_capacity(CACHE_BYTES)
+            .weigher(|_: &(u32, Key, u64), group: &Arc<Group>| {
+                u32::try_from(group.len * PARSED_FACTOR + 512).unwrap_or(u32::MAX)
+            })
+            .build();
+        Self { cache, next_id: AtomicU64::new(0) }
+    }
+}
+
+impl Container {
+    /// What the attributes of the group at `key` say.
+    ///
+    /// # Errors
+    /// [`ReadError`] when they cannot be read or are too large.
+    pub async fn group(&self, access: Access, key: &Key) -> Result<Arc<Group>, ReadError> {
+        let Ok(file) = key.child(ATTRIBUTES) else {
+            return Ok(Arc::new(Group { state: GroupState::NoAttributes, len: 0 }));
+        };
+        let Some(stored) = self.object(access, &file).await? else {
+            return Ok(Arc::new(Group { state: GroupState::NoAttributes, len: 0 }));
+        };
+        let limit_bytes = self.resources.settings.attributes;
+        let too_large = |bytes| ReadError::AttributesTooLarge { key: key.clone(), bytes, limit_bytes };
+        let (meta, bytes) = match stored {
+            Stored::Large(_) => return Err(too_large(stored.meta().len)),
+            Stored::Whole(meta, _) if meta.len > limit_bytes => return Err(too_large(meta.len)),
+            Stored::Whole(meta, bytes) => (meta, bytes),
+        };
+        let datasets = &self.resources.datasets;
+        let (cpu, etag, version) = (&self.resources.cpu, meta.etag, meta.version);
+        let parse = async {
+            let id = datasets.next_id.fetch_add(1, Ordering::Relaxed);
+            let at = key.clone();
+            let len = bytes.len() as u64;
+            let parse = move || Group { state: parse(&bytes, id, at, etag), len };
+            Ok::<_, ReadError>(Arc::new(if len > SHORT_BYTES as u64 { cpu.run(parse).await? } else { parse() }))
+        };
+        let cached = datasets.cache.try_get_with((self.id, key.clone(), version), parse).await;
+        cached.map_err(|error| (*error).clone())
+    }
+
+    /// The dataset at `key`.
+    ///
+    /// # Errors
+    /// [`ReadError::NotFound`] or [`ReadError::NotADataset`], which says why; as [`Self::group`].
+    pub async fn dataset(&self, access: Access, key: &Key) -> Result<Arc<Dataset>, ReadError> {
+        let not = |reason: String| Err(ReadError::NotADataset { key: key.clone(), reason });
+        match &self.group(access, key).await?.state {
+            GroupState::Dataset(dataset) => Ok(Arc::clone(dataset)),
+            GroupState::Broken(reason) | GroupState::Unusable(_, reason) => not(reason.clone()),
+            GroupState::Attributes(_) => {
+                not("it is a group; its attributes lack dimensions, blockSize, dataType or compression".to_owned())
+            }
+            GroupState::NoAttributes if self.store.is_directory(key).await? => {
+                not("it is a group without attributes".to_owned())
+            }
+            GroupState::NoAttributes => Err(ReadError::NotFound(key.clone())),
+        }
+    }
+}
+
+fn parse(bytes: &[u8], id: u64, key: Key, etag: Arc<str>) -> GroupState {
+    let document = match Document::parse(bytes) {
+        Ok(document) => document,
+        Err(error) => return GroupState::Broken(error.to_string()),
+    };
+    if !document.describes_dataset() {
+        return GroupState::Attributes(document);
+    }
+    match DatasetAttributes::parse(document.clone()) {
+        Ok(attributes) => GroupState::Dataset(Arc::new(Dataset { id, key, attributes, etag })),
+        Err(error) => GroupState::Unusable(document, error.to_string()),
+    }
+}

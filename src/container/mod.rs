@@ -1,0 +1,250 @@
+//! A container: the only place that knows both what bytes mean and where they live.
+
+mod bands;
+mod blocks;
+mod browse;
+mod budget;
+mod datasets;
+mod fresh;
+mod objects;
+mod slice;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use moka::future::Cache;
+use moka::policy::EvictionPolicy;
+
+pub use bands::{Bands, Refusal};
+pub use browse::{EntryKind, Listed, ListedEntry};
+pub use budget::BudgetError;
+pub use datasets::{Dataset, Group, GroupState};
+pub use fresh::{Access, Recheck};
+pub use objects::{LargeObject, Stored};
+pub use slice::{Memory, ReadStats, Slice};
+
+use blocks::Blocks;
+use budget::Budget;
+use datasets::Datasets;
+use objects::Objects;
+
+use crate::cpu::{Cpu, JobDied};
+use crate::n5::{BlockError, GridPosition};
+use crate::store::{Key, Store, StoreError};
+
+/// Name of the file that holds a group's attributes.
+pub const ATTRIBUTES: &str = "attributes.json";
+
+/// Bounds and cache sizes, in bytes unless the type says otherwise.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Decoded blocks kept.
+    pub decoded_cache: u64,
+    /// Files kept as stored.
+    pub stored_cache: u64,
+    /// Whether the caches weigh how often an entry is used (TinyLFU), not only when (LRU).
+    pub weigh_frequency: bool,
+    /// When cached attributes are compared with the store.
+    pub recheck_metadata: Recheck,
+    /// When cached blocks are compared with the store.
+    pub recheck_data: Recheck,
+    /// Largest slice.
+    pub slice: u64,
+    /// Results being assembled and sent.
+    pub slice_budget: u64,
+    /// Blocks being decoded, beyond the cache; also the most that one block may take.
+    pub decode_budget: u64,
+    /// Stored objects being read and sent, beyond the cache.
+    pub transfer_budget: u64,
+    /// How many times the bytes of an answer may be decoded for it.
+    pub decode_factor: u64,
+    /// Largest `attributes.json` that is parsed.
+    pub attributes: u64,
+    /// Longest wait for a share of a budget.
+    pub budget_wait: Duration,
+    /// Blocks decoded at once.
+    pub cores: usize,
+}
+
+impl Settings {
+    /// Most bytes that caches and budgets together hold at any time, without the process itself.
+    pub fn memory_bound(&self) -> u64 {
+        [self.decoded_cache, self.stored_cache, self.slice_budget, self.decode_budget, self.transfer_budget]
+            .iter()
+            .fold(datasets::CACHE_BYTES, |sum, part| sum.saturating_add(*part))
+    }
+}
+
+/// Caches, budgets and the CPU lane, shared by all containers of a process.
+#[derive(Debug)]
+pub struct Resources {
+    settings: Settings,
+    objects: Objects,
+    datasets: Datasets,
+    blocks: Blocks,
+    cpu: Cpu,
+    slice_budget: Budget,
+    containers: AtomicU32,
+}
+
+impl Resources {
+    /// Empty caches and whole budgets.
+    pub fn new(settings: Settings) -> Arc<Self> {
+        let of = |capacity_bytes| CacheSettings { capacity_bytes, weigh_frequency: settings.weigh_frequency };
+        let wait = settings.budget_wait;
+        let cpu = Cpu::new(settings.cores);
+        let objects = Objects::new(of(settings.stored_cache), settings.transfer_budget, wait);
+        let decoded = of(settings.decoded_cache);
+        let blocks = Blocks::new(decoded, objects.clone(), cpu.clone(), settings.decode_budget, wait);
+        Arc::new(Self {
+            slice_budget: Budget::new("slice", settings.slice_budget, wait),
+            datasets: Datasets::new(),
+            containers: AtomicU32::new(0),
+            objects,
+            blocks,
+            cpu,
+            settings,
+        })
+    }
+
+    /// The bounds in force.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The CPU lane.
+    pub fn cpu(&self) -> &Cpu {
+        &self.cpu
+    }
+
+    /// Bytes in the caches of decoded blocks and of stored files.
+    pub fn cached_bytes(&self) -> (u64, u64) {
+        (self.blocks.bytes(), self.objects.bytes())
+    }
+
+    /// What a request that starts now accepts from the caches.
+    pub fn begin(&self) -> Access {
+        Access::begin(self.settings.recheck_metadata, self.settings.recheck_data)
+    }
+}
+
+/// An N5 hierarchy in a store. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Container {
+    id: u32,
+    store: Arc<dyn Store>,
+    resources: Arc<Resources>,
+}
+
+impl Container {
+    /// The hierarchy in `store`.
+    pub fn new(store: Arc<dyn Store>, resources: Arc<Resources>) -> Self {
+        let id = resources.containers.fetch_add(1, Ordering::Relaxed);
+        Self { id, store, resources }
+    }
+
+    /// What all containers share.
+    pub fn resources(&self) -> &Arc<Resources> {
+        &self.resources
+    }
+
+    /// The object at `key` as stored: attributes or a block; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the store fails or memory is short.
+    pub async fn object(&self, access: Access, key: &Key) -> Result<Option<Stored>, ReadError> {
+        let since = if key.name() == Some(ATTRIBUTES) { access.metadata_since } else { access.data_since };
+        self.resources.objects.get(self.id, &self.store, key, since).await
+    }
+
+    /// Whether the store can be read.
+    ///
+    /// # Errors
+    /// [`ReadError::Store`] says why not.
+    pub async fn probe(&self) -> Result<(), ReadError> {
+        Ok(self.store.probe().await?)
+    }
+}
+
+/// Why something cannot be read.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ReadError {
+    /// There is no group or dataset of that name.
+    #[error("there is no group or dataset {0:?}")]
+    NotFound(Key),
+    /// There is something, but no dataset.
+    #[error("{key:?} is not a dataset: {reason}")]
+    NotADataset {
+        /// Where.
+        key: Key,
+        /// Why not.
+        reason: String,
+    },
+    /// An `attributes.json` beyond what is parsed.
+    #[error("the attributes of {key:?} have {bytes} bytes, at most {limit_bytes} are parsed")]
+    AttributesTooLarge {
+        /// The group.
+        key: Key,
+        /// Their length.
+        bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// A stored block beyond what is decoded.
+    #[error("the stored block {key:?} has {bytes} bytes, at most {limit_bytes} are decoded")]
+    StoredTooLarge {
+        /// The block.
+        key: Key,
+        /// Its length.
+        bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// A block that cannot be decoded.
+    #[error("block {key:?}: {error}")]
+    Block {
+        /// Its key.
+        key: Key,
+        /// Its position in the grid.
+        position: GridPosition,
+        /// Why.
+        error: BlockError,
+    },
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// No memory for it now, or ever.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
+    /// A bug: a job or task panicked.
+    #[error("{0}")]
+    Died(String),
+}
+
+impl From<JobDied> for ReadError {
+    fn from(died: JobDied) -> Self {
+        Self::Died(died.to_string())
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct CacheSettings {
+    capacity_bytes: u64,
+    weigh_frequency: bool,
+}
+
+/// A cache weighed in bytes. One part in 64 is added for the bookkeeping that weighers count, so that
+/// data of exactly the configured size fits.
+fn cache_of<K, V>(settings: CacheSettings, weigher: fn(&K, &V) -> u32) -> Cache<K, V>
+where
+    K: std::hash::Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    let policy = if settings.weigh_frequency { EvictionPolicy::tiny_lfu() } else { EvictionPolicy::lru() };
+    Cache::builder()
+        .max_capacity(settings.capacity_bytes.saturating_add(settings.capacity_bytes / 64))
+        .eviction_policy(policy)
+        .weigher(weigher)
+        .build()
+}

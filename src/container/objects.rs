@@ -1,0 +1,272 @@
+//! The cache of files as stored: weighed in bytes, one read however many wait, holes remembered.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use moka::future::Cache;
+use moka::ops::compute::Op;
+
+use super::budget::{self, Budget};
+use super::fresh::{self, Checked};
+use super::{CacheSettings, ReadError, cache_of};
+use crate::metrics;
+use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
+
+/// Objects up to this size are read in the same hop that opens them.
+const INLINE_BYTES: u64 = 1 << 20;
+
+/// Objects up to this size are read whole and may be cached; larger ones are read piece by piece.
+pub(super) const WHOLE_BYTES: u64 = 16 << 20;
+
+/// Bookkeeping of one entry, in bytes, estimated.
+const ENTRY_BYTES: usize = 256;
+
+/// How often a request looks again when what it finds keeps changing.
+const ATTEMPTS: usize = 3;
+
+/// Bytes read from an object that is too large to be held whole.
+const PIECE_BYTES: u64 = 256 << 10;
+
+/// An object as stored.
+#[derive(Debug, Clone)]
+pub enum Stored {
+    /// Small enough to be held.
+    Whole(Meta, Bytes),
+    /// To be read piece by piece.
+    Large(LargeObject),
+}
+
+impl Stored {
+    /// Facts about the object.
+    pub fn meta(&self) -> &Meta {
+        match self {
+            Self::Whole(meta, _) => meta,
+            Self::Large(large) => &large.meta,
+        }
+    }
+}
+
+/// An open object that is read piece by piece; pieces share the transfer budget.
+#[derive(Debug, Clone)]
+pub struct LargeObject {
+    meta: Meta,
+    reader: Arc<dyn ReadAt>,
+    budget: Budget,
+}
+
+impl LargeObject {
+    /// Number of bytes that [`Self::piece`] returns at most.
+    pub const PIECE_BYTES: u64 = PIECE_BYTES;
+
+    /// The bytes from `from` on, at most [`Self::PIECE_BYTES`] of them and none at or beyond `to`.
+    ///
+    /// # Errors
+    /// When the object can no longer be read, or has become shorter.
+    pub async fn piece(&self, from: u64, to: u64) -> Result<Bytes, ReadError> {
+        let to = to.min(from.saturating_add(PIECE_BYTES));
+        let permit = self.budget.take(to.saturating_sub(from)).await?;
+        Ok(permit.own(self.reader.read_at(from..to).await?))
+    }
+
+    /// All of it, for decoding; the caller has checked the length.
+    async fn whole(&self) -> Result<Bytes, ReadError> {
+        let permit = self.budget.take(self.meta.len).await?;
+        Ok(permit.own(self.reader.read_at(0..self.meta.len).await?))
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    object: Option<(Meta, Bytes)>,
+    checked: Checked,
+}
+
+/// Container and key.
+type EntryKey = (u32, Key);
+
+/// What a load ends with when it leaves nothing to cache.
+#[derive(Debug)]
+enum Uncached {
+    Failed(ReadError),
+    Large(LargeObject),
+}
+
+/// What a load found.
+enum Loaded {
+    Entry(Arc<Entry>),
+    Large(LargeObject),
+}
+
+/// The cache, shared by all containers.
+#[derive(Debug, Clone)]
+pub(super) struct Objects {
+    cache: Cache<EntryKey, Arc<Entry>>,
+    budget: Budget,
+}
+
+impl Objects {
+    pub(super) fn new(settings: CacheSettings, transfer_bytes: u64, wait: Duration) -> Self {
+        let cache = cache_of(settings, |key: &EntryKey, entry: &Arc<Entry>| {
+            let bytes = entry.object.as_ref().map_or(0, |(_, bytes)| budget::rounded(bytes.len()));
+            u32::try_from(bytes + key.1.as_str().len() + ENTRY_BYTES).unwrap_or(u32::MAX)
+        });
+        let budget = Budget::new("transfer", settings.capacity_bytes.saturating_add(transfer_bytes), wait);
+        Self { cache, budget }
+    }
+
+    /// The object at `key`, no staler than `since`; `None` where there is none.
+    pub(super) async fn get(
+        &self,
+        container: u32,
+        store: &Arc<dyn Store>,
+        key: &Key,
+        since: u64,
+    ) -> Result<Option<Stored>, ReadError> {
+        let entry_key = (container, key.clone());
+        // A read that others began may be older than this request: then it is compared once more.
+        for _ in 0..ATTEMPTS {
+            let Some(entry) = self.cache.get(&entry_key).await else {
+                metrics::cache_request("stored", "miss", 1);
+                match self.load(entry_key.clone(), store).await? {
+                    Loaded::Large(large) => return Ok(Some(Stored::Large(large))),
+                    Loaded::Entry(entry) if entry.checked.is_fresh(since) => return Ok(entry.stored()),
+                    Loaded::Entry(_) => continue,
+                }
+            };
+            if entry.checked.is_fresh(since) || self.recheck(&entry, &**store, key).await? {
+                metrics::cache_request("stored", if entry.object.is_some() { "hit" } else { "absent" }, 1);
+                return Ok(entry.stored());
+            }
+            metrics::cache_request("stored", "stale", 1);
+            self.forget(entry_key.clone(), &entry).await;
+        }
+        self.fetch(&**store, key).await
+    }
+
+    /// The object at `key` for decoding, with its facts: taken from the cache when fresh, else read and
+    /// not cached, since the decoded block will be.
+    pub(super) async fn read(
+        &self,
+        container: u32,
+        store: &dyn Store,
+        key: &Key,
+        since: u64,
+        limit_bytes: u64,
+    ) -> Result<Option<(Meta, Bytes)>, ReadError> {
+        let cached = self.cache.get(&(container, key.clone())).await;
+        if let Some(entry) = cached.filter(|entry| entry.checked.is_fresh(since)) {
+            return Ok(entry.object.clone());
+        }
+        match self.fetch(store, key).await? {
+            None => Ok(None),
+            Some(Stored::Whole(meta, bytes)) => Ok(Some((meta, bytes))),
+            Some(Stored::Large(large)) if large.meta.len > limit_bytes => {
+                Err(ReadError::StoredTooLarge { key: key.clone(), bytes: large.meta.len, limit_bytes })
+            }
+            Some(Stored::Large(large)) => Ok(Some((large.meta.clone(), large.whole().await?))),
+        }
+    }
+
+    /// Whether `entry` still equals what the store holds.
+    async fn recheck(&self, entry: &Entry, store: &dyn Store, key: &Key) -> Result<bool, ReadError> {
+        let moment = fresh::now();
+        let unchanged = entry.version() == store.head(key).await?.map(|meta| meta.version);
+        if unchanged {
+            entry.checked.touch(moment);
+        }
+        Ok(unchanged)
+    }
+
+    /// Cached bytes, for the metrics page.
+    pub(super) fn bytes(&self) -> u64 {
+        self.cache.weighted_size()
+    }
+
+    /// Reads through the cache in a task of its own: a client that hangs up does not restart the read
+    /// that others wait for.
+    async fn load(&self, key: EntryKey, store: &Arc<dyn Store>) -> Result<Loaded, ReadError> {
+        let (this, store) = (self.clone(), Arc::clone(store));
+        let load = tokio::spawn(async move {
+            let checked = fresh::now();
+            let fetch = async {
+                match this.fetch(&*store, &key.1).await {
+                    Ok(Some(Stored::Large(large))) => Err(Uncached::Large(large)),
+                    Ok(Some(Stored::Whole(meta, bytes))) => {
+                        Ok(Arc::new(Entry { object: Some((meta, bytes)), checked: Checked::at(checked) }))
+                    }
+                    Ok(None) => Ok(Arc::new(Entry { object: None, checked: Checked::at(checked) })),
+                    Err(error) => Err(Uncached::Failed(error)),
+                }
+            };
+            let loaded = this.cache.try_get_with(key.clone(), fetch).await;
+            // Evicts at once what no longer fits, instead of when the cache's own queue is full.
+            this.cache.run_pending_tasks().await;
+            loaded
+        });
+        match load.await {
+            Ok(Ok(entry)) => Ok(Loaded::Entry(entry)),
+            Ok(Err(uncached)) => match &*uncached {
+                Uncached::Large(large) => Ok(Loaded::Large(large.clone())),
+                Uncached::Failed(error) => Err(error.clone()),
+            },
+            Err(join) => Err(ReadError::Died(join.to_string())),
+        }
+    }
+
+    async fn fetch(&self, store: &dyn Store, key: &Key) -> Result<Option<Stored>, ReadError> {
+        let mut permit = self.budget.take(INLINE_BYTES.min(self.budget.capacity_bytes())).await?;
+        let started = Instant::now();
+        let object = store.get(key, INLINE_BYTES).await;
+        metrics::store_request("get", store.backend(), started.elapsed());
+        let Some(Object { meta, data }) = object? else { return Ok(None) };
+        match data {
+            Data::Whole(bytes) => {
+                metrics::store_read_bytes(bytes.len() as u64);
+                permit.shrink(bytes.len() as u64);
+                Ok(Some(Stored::Whole(meta, permit.own(bytes))))
+            }
+            Data::Open(reader) => {
+                drop(permit);
+                let large = LargeObject { meta, reader, budget: self.budget.clone() };
+                if large.meta.len > WHOLE_BYTES {
+                    return Ok(Some(Stored::Large(large)));
+                }
+                metrics::store_read_bytes(large.meta.len);
+                match large.whole().await {
+                    Ok(bytes) => Ok(Some(Stored::Whole(large.meta, bytes))),
+                    // Cut off meanwhile: the next look finds it as it is now.
+                    Err(ReadError::Store(StoreError::Short(_))) => {
+                        let again = store.get(key, WHOLE_BYTES).await?;
+                        Ok(again.and_then(|object| match object.data {
+                            Data::Whole(bytes) => Some(Stored::Whole(object.meta, bytes)),
+                            Data::Open(_) => None,
+                        }))
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Drops `stale`, unless somebody has replaced it already.
+    async fn forget(&self, key: EntryKey, stale: &Arc<Entry>) {
+        self.cache
+            .entry(key)
+            .and_compute_with(|current| {
+                let same = current.is_some_and(|current| Arc::ptr_eq(current.value(), stale));
+                std::future::ready(if same { Op::Remove } else { Op::Nop })
+            })
+            .await;
+    }
+}
+
+impl Entry {
+    fn stored(&self) -> Option<Stored> {
+        self.object.clone().map(|(meta, bytes)| Stored::Whole(meta, bytes))
+    }
+
+    fn version(&self) -> Option<u64> {
+        self.object.as_ref().map(|(meta, _)| meta.version)
+    }
+}

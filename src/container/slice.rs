@@ -1,0 +1,377 @@
+//! Reading a region: admit, gather what is cached and load the rest, paste what is ready.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+use super::bands::{Bands, Bounds, Refusal, plan};
+use super::blocks::{LoadTimes, Loaded, Place};
+use super::budget::Permit;
+use super::{Access, Container, Dataset, ReadError};
+use crate::n5::{Coords, GridPosition, Region, paste};
+use crate::store::Key;
+
+/// Blocks of one slice that are loaded at once.
+const LOADS: usize = 8;
+
+/// Cached blocks that one slice looks up and pastes at once.
+const LOOKED_UP: u64 = 256;
+
+/// Decoded bytes of the blocks that one slice looks up at once, where that is fewer.
+const LOOKED_UP_BYTES: u64 = 32 << 20;
+
+/// A band is assembled in buffers of about this size, each freed as soon as it is sent.
+const SLAB_BYTES: u64 = 4 << 20;
+
+/// Later bands of an answer that has begun wait this many times longer for memory.
+const BAND_PATIENCE: u32 = 6;
+
+/// A slice that has been admitted by its size; nothing has been read yet.
+#[derive(Debug, Clone)]
+pub struct Slice {
+    dataset: Arc<Dataset>,
+    region: Region,
+    width: usize,
+    bytes: u64,
+    bands: Option<Bands>,
+}
+
+impl Slice {
+    /// Bytes of the elements.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it exceeds the slice budget and leaves in bands.
+    pub fn is_streamed(&self) -> bool {
+        self.bands.is_some()
+    }
+}
+
+/// What reading took.
+#[derive(Debug, Clone, Default)]
+pub struct ReadStats {
+    /// Blocks that do not exist.
+    pub missing: u64,
+    /// Blocks found in the cache, holes included.
+    pub hits: u64,
+    /// Blocks loaded, holes included.
+    pub loaded: u64,
+    /// Looking up and re-checking cached blocks.
+    pub cache: Duration,
+    /// Reading, summed over loads that ran side by side.
+    pub store: Duration,
+    /// Decoding, likewise.
+    pub decode: Duration,
+    /// Pasting.
+    pub assemble: Duration,
+    /// Depends on the position and entity tag of every block touched, and on nothing else.
+    pub fingerprint: u128,
+}
+
+impl ReadStats {
+    fn count(&mut self, position: &GridPosition, loaded: &Loaded) {
+        match &loaded.stored {
+            Some((etag, _)) => self.fingerprint = self.fingerprint.wrapping_add(fingerprint(position, etag)),
+            None => self.missing += 1,
+        }
+    }
+
+    fn count_load(&mut self, times: LoadTimes) {
+        self.loaded += 1;
+        self.store += times.store;
+        self.decode += times.decode;
+    }
+}
+
+/// A share of the slice budget for what is made of a slice, such as its encoded form.
+#[derive(Debug)]
+pub struct Memory(Option<Permit>);
+
+impl Memory {
+    /// `bytes` that give the share back when the last clone of them is dropped.
+    pub fn own(self, bytes: Bytes) -> Bytes {
+        match self.0 {
+            Some(permit) => permit.own(bytes),
+            None => bytes,
+        }
+    }
+}
+
+/// A part of the result, whole along all axes but one.
+struct Slab {
+    region: Region,
+    data: Vec<u8>,
+}
+
+impl Container {
+    /// Decides from sizes alone whether `region` of `dataset` may be read, and whether in one piece.
+    ///
+    /// # Errors
+    /// [`Refusal`], with a shape that would be accepted.
+    pub fn plan_slice(&self, dataset: &Arc<Dataset>, region: Region) -> Result<Slice, Refusal> {
+        let settings = &self.resources.settings;
+        let bounds = Bounds {
+            slice_bytes: settings.slice,
+            budget_bytes: settings.slice_budget,
+            decode_factor: settings.decode_factor,
+        };
+        let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
+        let (bytes, bands) = plan(&region, dataset.attributes.grid(), width, bounds)?;
+        Ok(Slice { dataset: Arc::clone(dataset), region, width, bytes, bands })
+    }
+
+    /// Reads a slice that is not streamed, with `extra_bytes` of memory for what will be made of it.
+    ///
+    /// The elements are little-endian, first axis fastest; holes and what lies outside the dataset are
+    /// zero. A region that is exactly one stored block shares the cached block's buffer.
+    ///
+    /// # Errors
+    /// [`ReadError`] of the first block that cannot be read, or when memory is short.
+    pub async fn read_slice(
+        &self,
+        access: Access,
+        slice: &Slice,
+        extra_bytes: u64,
+    ) -> Result<(Bytes, Memory, ReadStats), ReadError> {
+        let mut permit = self.resources.slice_budget.take(slice.bytes.saturating_add(extra_bytes)).await?;
+        let mut stats = ReadStats::default();
+        let extra = if extra_bytes > 0 { permit.split(extra_bytes) } else { None };
+        if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
+            return Ok((bytes, Memory(extra), stats));
+        }
+        let slab = Slab { data: zeroed(slice.bytes)?, region: slice.region.clone() };
+        stats = ReadStats::default();
+        let mut slabs = self.gather(access, slice, &slice.region, vec![slab], 0, &mut stats).await?;
+        let data = slabs.pop().map(|slab| slab.data).unwrap_or_default();
+        Ok((permit.own(data), Memory(extra), stats))
+    }
+
+    /// Reads the next band of a streamed slice: pieces to be sent in this order, each giving its memory
+    /// back as soon as it is sent. `None` after the last.
+    ///
+    /// # Errors
+    /// As [`Self::read_slice`].
+    pub async fn next_band(
+        &self,
+        access: Access,
+        slice: &mut Slice,
+        is_first: bool,
+    ) -> Result<Option<(Vec<Bytes>, ReadStats)>, ReadError> {
+        let Some((axis, band)) = slice.bands.as_mut().and_then(|bands| Some((bands.axis(), bands.next()?))) else {
+            return Ok(None);
+        };
+        let bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.width as u64);
+        let budget = &self.resources.slice_budget;
+        let patience = if is_first { 1 } else { BAND_PATIENCE };
+        let mut permit = budget.take_within(bytes, self.resources.settings.budget_wait * patience).await?;
+        let plane_bytes = (bytes / band.shape()[axis].max(1)).max(1);
+        let depth = (SLAB_BYTES / plane_bytes).max(1);
+        let mut slabs = Vec::new();
+        for from in (0..band.shape()[axis]).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
+            let region = band.part(axis, from, depth);
+            slabs.push(Slab { data: zeroed(region.shape()[axis] * plane_bytes)?, region });
+        }
+        let mut stats = ReadStats::default();
+        let slabs = self.gather(access, slice, &band, slabs, axis, &mut stats).await?;
+        let pieces = slabs.into_iter().map(|slab| match permit.split(slab.data.len() as u64) {
+            Some(share) => share.own(slab.data),
+            None => Bytes::from(slab.data),
+        });
+        Ok(Some((pieces.collect(), stats)))
+    }
+
+    /// A number that depends on the position and entity tag of every block that `slice` touches, as
+    /// [`ReadStats::fingerprint`], without decoding any.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn fingerprint(&self, slice: &Slice) -> Result<u128, ReadError> {
+        let mut sum = 0u128;
+        let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
+        loop {
+            let batch: Vec<GridPosition> = positions.by_ref().take(1024).collect();
+            if batch.is_empty() {
+                return Ok(sum);
+            }
+            let keys: Vec<Key> = batch.iter().map(|position| slice.dataset.block_key(position)).collect();
+            for (position, meta) in batch.iter().zip(self.store.head_many(keys).await?) {
+                if let Some(meta) = meta {
+                    sum = sum.wrapping_add(fingerprint(position, &meta.etag));
+                }
+            }
+        }
+    }
+
+    /// The elements of the one block that `slice` consists of exactly, if it is so.
+    async fn whole_block(
+        &self,
+        access: Access,
+        slice: &Slice,
+        stats: &mut ReadStats,
+    ) -> Result<Option<Bytes>, ReadError> {
+        let grid = slice.dataset.attributes.grid();
+        let mut covering = grid.covering(&slice.region);
+        let (1, Some(position)) = (covering.total(), covering.next()) else { return Ok(None) };
+        let starts_at_origin = slice
+            .region
+            .start()
+            .iter()
+            .zip(grid.origin(&position))
+            .all(|(s, o)| u64::try_from(*s).is_ok_and(|start| start == o));
+        let contiguous = slice.region.step().iter().zip(slice.region.shape()).all(|(step, n)| *step == 1 || *n == 1);
+        if !starts_at_origin || !contiguous || *slice.region.shape() != grid.clipped_size(&position) {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let blocks = &self.resources.blocks;
+        let cached = blocks
+            .cached(&*self.store, &slice.dataset, std::slice::from_ref(&position), access.data_since)
+            .await?
+            .pop()
+            .flatten();
+        stats.cache += started.elapsed();
+        let loaded = if let Some(loaded) = cached {
+            stats.hits += 1;
+            loaded
+        } else {
+            let (loaded, times) = blocks.load(self.place(&slice.dataset, &position), access.data_since).await?;
+            stats.count_load(times);
+            loaded
+        };
+        stats.count(&position, &loaded);
+        Ok(loaded.is_exactly(slice.region.shape()).map(|block| block.data.clone()))
+    }
+
+    /// Fills `slabs`, the parts of `region` along `axis`, from the blocks that hold its samples.
+    async fn gather(
+        &self,
+        access: Access,
+        slice: &Slice,
+        region: &Region,
+        mut slabs: Vec<Slab>,
+        axis: usize,
+        stats: &mut ReadStats,
+    ) -> Result<Vec<Slab>, ReadError> {
+        let (dataset, blocks) = (&slice.dataset, &self.resources.blocks);
+        let block_bytes = (0..region.rank())
+            .map(|axis| dataset.attributes.block_size()[axis].min(dataset.attributes.dimensions()[axis]))
+            .fold(slice.width as u64, u64::saturating_mul);
+        let looked_up = usize::try_from((LOOKED_UP_BYTES / block_bytes.max(1)).clamp(1, LOOKED_UP)).unwrap_or(1);
+        let mut positions = dataset.attributes.grid().covering(region);
+        let mut missed: Vec<GridPosition> = Vec::new();
+        let mut loads = FuturesUnordered::new();
+        let mut more = true;
+        loop {
+            while loads.len() < LOADS {
+                if let Some(position) = missed.pop() {
+                    let load = blocks.load(self.place(dataset, &position), access.data_since);
+                    loads.push(load.map(|loaded| (position, loaded)));
+                    continue;
+                }
+                if !more {
+                    break;
+                }
+                let batch: Vec<GridPosition> = positions.by_ref().take(looked_up).collect();
+                more = batch.len() == looked_up;
+                let started = Instant::now();
+                let cached = blocks.cached(&*self.store, dataset, &batch, access.data_since).await?;
+                stats.cache += started.elapsed();
+                let mut hits = Vec::new();
+                for (position, loaded) in batch.into_iter().zip(cached) {
+                    let Some(loaded) = loaded else {
+                        missed.push(position);
+                        continue;
+                    };
+                    stats.hits += 1;
+                    stats.count(&position, &loaded);
+                    hits.push((position, loaded));
+                }
+                // Taken from the end: the order of the grid is the order of reading.
+                missed.reverse();
+                // Hits are pasted and let go before any load is waited for: no request sits on blocks
+                // that the cache has evicted while it waits for memory.
+                slabs = self.paste_all(slice, slabs, axis, hits, stats).await?;
+            }
+            let Some(first) = loads.next().await else { return Ok(slabs) };
+            let mut ready = vec![first];
+            while let Some(Some(next)) = loads.next().now_or_never() {
+                ready.push(next);
+            }
+            let mut loaded = Vec::with_capacity(ready.len());
+            for (position, result) in ready {
+                let (block, times) = result?;
+                stats.count_load(times);
+                stats.count(&position, &block);
+                loaded.push((position, block));
+            }
+            slabs = self.paste_all(slice, slabs, axis, loaded, stats).await?;
+        }
+    }
+
+    /// Pastes blocks into the slabs they overlap, on the CPU lane.
+    async fn paste_all(
+        &self,
+        slice: &Slice,
+        mut slabs: Vec<Slab>,
+        axis: usize,
+        mut blocks: Vec<(GridPosition, Arc<Loaded>)>,
+        stats: &mut ReadStats,
+    ) -> Result<Vec<Slab>, ReadError> {
+        blocks.retain(|(_, loaded)| loaded.block.is_some());
+        if blocks.is_empty() {
+            return Ok(slabs);
+        }
+        let started = Instant::now();
+        let (dataset, width) = (Arc::clone(&slice.dataset), slice.width);
+        let slabs = self
+            .resources
+            .cpu
+            .run(move || {
+                let grid = dataset.attributes.grid();
+                for (position, loaded) in blocks {
+                    let Some(block) = &loaded.block else { continue };
+                    let origin = grid.origin(&position);
+                    for slab in slabs.iter_mut().filter(|slab| overlaps(slab, axis, &origin, &block.size)) {
+                        let dimensions = grid.dimensions();
+                        paste(&mut slab.data, &slab.region, &block.data, &origin, &block.size, dimensions, width);
+                    }
+                }
+                slabs
+            })
+            .await?;
+        stats.assemble += started.elapsed();
+        Ok(slabs)
+    }
+
+    fn place(&self, dataset: &Arc<Dataset>, position: &GridPosition) -> Place {
+        Place {
+            container: self.id,
+            store: Arc::clone(&self.store),
+            dataset: Arc::clone(dataset),
+            position: position.clone(),
+        }
+    }
+}
+
+/// Whether a block holds samples of a slab along the axis that slabs differ in.
+fn overlaps(slab: &Slab, axis: usize, origin: &Coords, size: &Coords) -> bool {
+    origin.get(axis).is_none_or(|low| {
+        let (from, to) = slab.region.samples_within(axis, *low, low.saturating_add(size[axis]));
+        from < to
+    })
+}
+
+fn fingerprint(position: &GridPosition, etag: &str) -> u128 {
+    let seed = position.iter().fold(0u64, |seed, p| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(*p + 1));
+    xxh3_128_with_seed(etag.as_bytes(), seed)
+}
+
+/// Zeros, which the allocator gets from the system for free.
+fn zeroed(bytes: u64) -> Result<Vec<u8>, ReadError> {
+    usize::try_from(bytes).map(|bytes| vec![0; bytes]).map_err(|error| ReadError::Died(error.to_string()))
+}

@@ -1,0 +1,68 @@
+//! The CPU lane: as many jobs at once as there are cores, off the threads that serve connections.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+/// Runs CPU-bound jobs. Cheap to clone; clones share the lane.
+#[derive(Debug, Clone)]
+pub struct Cpu {
+    permits: Arc<Semaphore>,
+}
+
+/// A job that panicked, or that the runtime dropped while shutting down.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("a job on the CPU lane died: {0}")]
+pub struct JobDied(String);
+
+impl Cpu {
+    /// A lane for `cores` jobs at once, at least one.
+    pub fn new(cores: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(cores.max(1))) }
+    }
+
+    /// Runs `job` when a core is free. Dropping the future before then cancels it; a job that has
+    /// begun runs to its end and keeps its core till then.
+    ///
+    /// # Errors
+    /// [`JobDied`] when the job panics.
+    pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, JobDied> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|closed| JobDied(closed.to_string()))?;
+        #[expect(clippy::disallowed_methods, reason = "CPU work belongs here")]
+        let running = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            job()
+        });
+        running.await.map_err(|join| JobDied(join.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn no_more_jobs_run_than_there_are_cores() {
+        let cpu = Cpu::new(2);
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let jobs = (0..20).map(|_| {
+            let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+            cpu.run(move || {
+                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                std::thread::yield_now();
+                running.fetch_sub(1, Ordering::SeqCst);
+            })
+        });
+        futures_util::future::try_join_all(jobs).await.unwrap();
+        assert!(most.load(Ordering::SeqCst) <= 2);
+    }
+
+    #[tokio::test]
+    async fn a_job_that_panics_is_an_error_and_frees_its_core() {
+        let cpu = Cpu::new(1);
+        assert!(cpu.run(|| panic!("broken")).await.is_err());
+        assert_eq!(cpu.run(|| 7).await.unwrap(), 7);
+    }
+}

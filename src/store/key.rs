@@ -1,0 +1,161 @@
+//! Names of things in a store.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Most path segments of a key.
+const MAX_DEPTH: usize = 256;
+
+/// Path of an object or directory below the root of a store, `""` for the root itself.
+///
+/// - Segments are separated by single `/`; there is none at either end.
+/// - No segment is empty, `.` or `..`, or holds `/`, a backslash, NUL or another control character.
+/// - At most 256 segments.
+///
+/// Names are compared as bytes: no case folding, no normalisation.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+/// Why text is no [`Key`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// A segment that no key may have.
+    #[error("the path segment {0:?} is not allowed: {1}")]
+    Segment(String, &'static str),
+    /// Too many segments.
+    #[error("the path has more than {MAX_DEPTH} segments")]
+    Depth,
+}
+
+impl Key {
+    /// The root.
+    pub fn root() -> Self {
+        Self(Arc::from(""))
+    }
+
+    /// The key with these segments, already percent-decoded.
+    ///
+    /// # Errors
+    /// [`KeyError`] names the first segment that is not allowed.
+    pub fn from_segments<S: AsRef<str>>(segments: impl IntoIterator<Item = S>) -> Result<Self, KeyError> {
+        let mut path = String::new();
+        for (depth, segment) in segments.into_iter().enumerate() {
+            let segment = segment.as_ref();
+            if depth == MAX_DEPTH {
+                return Err(KeyError::Depth);
+            }
+            if let Some(fault) = fault(segment) {
+                return Err(KeyError::Segment(segment.to_owned(), fault));
+            }
+            if depth > 0 {
+                path.push('/');
+            }
+            path.push_str(segment);
+        }
+        Ok(Self(path.into()))
+    }
+
+    /// Whether a directory entry of this name can be addressed.
+    pub fn is_segment(name: &str) -> bool {
+        fault(name).is_none()
+    }
+
+    /// The key of `name` in this directory.
+    ///
+    /// # Errors
+    /// [`KeyError`] when `name` is no segment or the key becomes too deep.
+    pub fn child(&self, name: &str) -> Result<Self, KeyError> {
+        Self::from_segments(self.segments().chain([name]))
+    }
+
+    /// The key that the decimal `numbers` name below this one, one segment each.
+    #[must_use]
+    pub fn numbered(&self, numbers: &[u64]) -> Self {
+        use fmt::Write;
+        let mut path = String::with_capacity(self.0.len() + 8 * numbers.len());
+        path.push_str(&self.0);
+        for number in numbers {
+            let separator = if path.is_empty() { "" } else { "/" };
+            // Writing to a String cannot fail.
+            let _ = write!(path, "{separator}{number}");
+        }
+        Self(path.into())
+    }
+
+    /// The directory that holds this key; `None` for the root.
+    pub fn parent(&self) -> Option<Self> {
+        if self.is_root() {
+            return None;
+        }
+        Some(self.0.rsplit_once('/').map_or_else(Self::root, |(parent, _)| Self(parent.into())))
+    }
+
+    /// The last segment; `None` for the root.
+    pub fn name(&self) -> Option<&str> {
+        self.segments().last()
+    }
+
+    /// The segments from the root down.
+    pub fn segments(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.0.split('/').filter(|segment| !segment.is_empty())
+    }
+
+    /// Whether this is the root.
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The segments joined by `/`.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn fault(segment: &str) -> Option<&'static str> {
+    match segment {
+        "" => Some("it is empty"),
+        "." | ".." => Some("it is relative"),
+        _ if segment.contains('/') => Some("it holds a slash"),
+        _ if segment.contains('\\') => Some("it holds a backslash"),
+        _ if segment.chars().any(char::is_control) => Some("it holds a control character"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_that_could_leave_the_root_are_refused() {
+        for bad in ["", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "\u{7f}"] {
+            assert!(Key::from_segments(["x", bad]).is_err(), "{bad:?}");
+            assert!(!Key::is_segment(bad));
+        }
+        for good in ["...", "..a", ".zarray", "a b", "a%2Fb", "é", "a:b;c,d+e&f=g?h#i[j]'k\"l<m>n|o*p@q~"] {
+            let key = Key::from_segments(["x", good]).unwrap();
+            assert_eq!(key.name(), Some(good));
+            assert_eq!(key.parent(), Some(Key::from_segments(["x"]).unwrap()));
+        }
+    }
+
+    #[test]
+    fn the_depth_is_bounded() {
+        assert!(Key::from_segments(vec!["a"; 256]).is_ok());
+        assert_eq!(Key::from_segments(vec!["a"; 257]), Err(KeyError::Depth));
+    }
+
+    #[test]
+    fn numbers_become_segments() {
+        assert_eq!(Key::root().numbered(&[0, 17]).as_str(), "0/17");
+        let key = Key::from_segments(["a", "b"]).unwrap();
+        assert_eq!(key.numbered(&[3]).as_str(), "a/b/3");
+        assert_eq!(key.numbered(&[3]).parent(), Some(key));
+    }
+}

@@ -1,0 +1,79 @@
+//! A store in memory: the embedded demo container, and tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Data, Entry, Key, Listing, Meta, Object, Store, StoreError};
+
+/// Objects that never change, by key.
+#[derive(Debug, Default)]
+pub struct MemoryStore {
+    objects: BTreeMap<Key, (Meta, Bytes)>,
+    directories: BTreeMap<Key, BTreeSet<Entry>>,
+}
+
+impl MemoryStore {
+    /// A store of these objects, all last modified at `modified_seconds` after 1970.
+    pub fn new(objects: impl IntoIterator<Item = (Key, Bytes)>, modified_seconds: u64) -> Self {
+        let mut store = Self::default();
+        store.directories.insert(Key::root(), BTreeSet::new());
+        for (key, bytes) in objects {
+            let version = xxh3_64(&bytes);
+            let meta = Meta {
+                len: bytes.len() as u64,
+                modified: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(modified_seconds)),
+                etag: Arc::from(format!("\"{:x}-{version:x}\"", bytes.len())),
+                version,
+            };
+            store.add_to_parents(&key);
+            store.objects.insert(key, (meta, bytes));
+        }
+        store
+    }
+
+    fn add_to_parents(&mut self, key: &Key) {
+        let (mut child, mut is_directory) = (key.clone(), false);
+        while let (Some(parent), Some(name)) = (child.parent(), child.name()) {
+            let entry = Entry { name: name.to_owned(), is_directory };
+            if !self.directories.entry(parent.clone()).or_default().insert(entry) {
+                return;
+            }
+            (child, is_directory) = (parent, true);
+        }
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    fn backend(&self) -> &'static str {
+        "memory"
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
+        Ok(self.objects.get(key).map(|(meta, _)| meta.clone()))
+    }
+
+    async fn get(&self, key: &Key, _: u64) -> Result<Option<Object>, StoreError> {
+        Ok(self.objects.get(key).map(|(meta, bytes)| Object { meta: meta.clone(), data: Data::Whole(bytes.clone()) }))
+    }
+
+    async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
+        Ok(self.directories.contains_key(key))
+    }
+
+    async fn list(&self, key: &Key, after: Option<&str>, limit: usize) -> Result<Option<Listing>, StoreError> {
+        let Some(directory) = self.directories.get(key) else { return Ok(None) };
+        let mut rest = directory.iter().filter(|entry| after.is_none_or(|after| entry.name.as_str() > after));
+        let entries = rest.by_ref().take(limit).cloned().collect();
+        Ok(Some(Listing { entries, more: rest.next().is_some() }))
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
