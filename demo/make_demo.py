@@ -40,7 +40,7 @@ ROOT = {
     "title": "Demonstration data of n5-server",
     "contents": {
         "photo": "a photograph in colour: axes x, y, c; three scales",
-        "cell": "a living cell under a quantitative phase microscope: axes x, y; three scales",
+        "cell": "a cell in saline under a quantitative phase microscope: axes x, y; three scales",
         "volume/em": "synthetic electron microscopy of neural tissue, grey values: axes x, y, z; three scales",
         "volume/labels": "the cells of volume/em as 64-bit ids; 0 is the blood vessel, and most of its blocks are absent",
         "volume/distance": "nanometres to the nearest membrane, at half the resolution in x and y",
