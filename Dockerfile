@@ -1,7 +1,7 @@
 # The server's image: one binary on a glibc base without a shell.
 #
 #     docker build --tag n5-server .
-#     docker run --rm --read-only -p 8080:8080 -v /path/to/my.n5:/data:ro n5-server
+#     docker run --rm --read-only -p 8080:8080 -v /path/to/my.n5:/data:ro n5-server /data
 #
 # Both bases must have the same Debian release, because the binary links against glibc.
 # docs/DEPLOYMENT.md: how to run it, and how to build it without a container engine.
@@ -40,5 +40,5 @@ USER 65532:65532
 # No shell and no curl here: the binary asks itself at the address it is configured with.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10s --retries=3 \
     CMD ["/usr/local/bin/n5-server", "--healthcheck"]
+# Without arguments the server shows the demonstration container that is built into it.
 ENTRYPOINT ["/usr/local/bin/n5-server"]
-CMD ["/data"]
