@@ -73,7 +73,11 @@ impl Range {
 
     /// 0 for `*/*`, 1 for `image/*`, 2 for `image/png`.
     fn specificity(&self) -> u8 {
-        u8::from(self.media.type_() != mime::STAR) + u8::from(self.media.subtype() != mime::STAR)
+        match (self.media.type_() == mime::STAR, self.media.subtype() == mime::STAR) {
+            (true, _) => 0,
+            (false, true) => 1,
+            (false, false) => 2,
+        }
     }
 
     /// Parameters besides `q` do not matter: no format has any.
@@ -88,7 +92,7 @@ impl Range {
 fn thousandths(text: &str) -> Option<u16> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-    if !digits(whole) || !digits(fraction) || whole.len() + fraction.len() == 0 {
+    if !digits(whole) || !digits(fraction) || whole.is_empty() && fraction.is_empty() {
         return None;
     }
     let whole: u16 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
