@@ -23,7 +23,7 @@ pub use budget::BudgetError;
 pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use objects::{LargeObject, Stored};
-pub use slice::{Memory, ReadStats, Slice};
+pub use slice::{Finish, Memory, ReadStats, Slice};
 
 use blocks::Blocks;
 use budget::Budget;

@@ -19,7 +19,7 @@ use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
 use super::slice_query::{QueryError, Selection, SliceQuery};
 use super::{Answer, Ask, Mount, compress, vary};
-use crate::container::{Access, Container, Dataset, ReadError, ReadStats, Slice};
+use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Slice};
 use crate::metadata;
 use crate::metrics;
 use crate::n5::Array;
@@ -218,8 +218,11 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
     let data_type = plan.dataset.attributes.data_type().clone();
     let start = plan.format.header(&plan.selection.shape(), &data_type, &plan.options).unwrap_or_default();
     let length = plan.slice.bytes().saturating_add(start.len() as u64);
+    let (format, options) = (plan.format, plan.options);
+    let finish: Option<Finish> = (options.endian == output::Endian::Big)
+        .then(|| Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as Finish);
     let container = mount.container.clone();
-    let mut bands = BandReader { container, access: ask.access, slice: plan.slice, is_first: true };
+    let mut bands = BandReader { container, access: ask.access, slice: plan.slice, is_first: true, finish };
     let first = bands.next().await?.unwrap_or_default();
     let (sender, receiver) = mpsc::channel(BANDS_AHEAD);
     tokio::spawn(async move {
@@ -244,16 +247,12 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
             };
         }
     });
-    let (format, options) = (plan.format, plan.options);
     let bands = stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) });
-    let pieces = futures_util::StreamExt::flat_map(bands, move |band| {
-        let pieces: Vec<Result<Bytes, ReadError>> = match band {
-            Ok(pieces) => {
-                pieces.into_iter().map(|piece| Ok(format.finish_band(piece, &data_type, &options))).collect()
-            }
+    let pieces = futures_util::StreamExt::flat_map(bands, |band| {
+        stream::iter(match band {
+            Ok(pieces) => pieces.into_iter().map(Ok).collect(),
             Err(error) => vec![Err(error)],
-        };
-        stream::iter(pieces)
+        })
     });
     let start = (!start.is_empty()).then_some(Ok(start));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
@@ -268,11 +267,12 @@ struct BandReader {
     access: Access,
     slice: Slice,
     is_first: bool,
+    finish: Option<Finish>,
 }
 
 impl BandReader {
     async fn next(&mut self) -> Result<Option<Vec<Bytes>>, ReadError> {
-        let band = self.container.next_band(self.access, &mut self.slice, self.is_first).await?;
+        let band = self.container.next_band(self.access, &mut self.slice, self.is_first, self.finish.clone()).await?;
         self.is_first = false;
         Ok(band.map(|(pieces, _)| pieces))
     }

@@ -123,13 +123,13 @@ type Number = fn(&mut Vec<u8>, &[u8]) -> serde_json::Result<()>;
 
 /// The lists of `axes`, outermost first; as deep as the array has axes.
 fn nested(out: &mut Vec<u8>, data: &[u8], axes: &[Axis], number: Number) -> serde_json::Result<()> {
-    let Some((axis, inner)) = axes.split_first() else { return number(out, data) };
+    let Some((outer, inner)) = axes.split_first() else { return number(out, data) };
     out.push(b'[');
-    for n in 0..axis.count {
+    for n in 0..outer.count {
         if n > 0 {
             out.push(b',');
         }
-        nested(out, data.get(n.saturating_mul(axis.stride)..).unwrap_or_default(), inner, number)?;
+        nested(out, data.get(n.saturating_mul(outer.stride)..).unwrap_or_default(), inner, number)?;
     }
     out.push(b']');
     Ok(())
