@@ -172,9 +172,7 @@ fn size_bytes(dataset: &DatasetAttributes) -> Option<String> {
         digits.pop();
     }
     let mut text = digits.pop().map_or_else(String::new, |first| first.to_string());
-    for digit in digits.iter().rev() {
-        text.push_str(&format!("{digit:09}"));
-    }
+    text.extend(digits.iter().rev().map(|digit| format!("{digit:09}")));
     Some(text)
 }
 

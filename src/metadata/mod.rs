@@ -197,6 +197,7 @@ mod testing {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::testing::*;
@@ -221,6 +222,66 @@ mod tests {
         let own = json!({"multiscales": {"paths": ["s0", "s1"], "datasets": [{"path": "s0"}]}});
         let node = group(&[], &own, &[("s0", array(&[4], &json!({})))]);
         assert!(pyramid(&node, &mut Vec::new()).is_none());
+    }
+
+    /// Any JSON of small size, with the names and shapes that conventions look for.
+    fn json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(json!(null)),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            prop::sample::select(vec!["s0", "x", "y", "nm", "F", "scale", "raw", "blosc", "lz4", "0.4", ""])
+                .prop_map(Value::from),
+            Just(json!([1, 1])),
+            Just(json!([[1, 1], [2, 2]])),
+        ];
+        let keys = vec!["path", "type", "transform", "scale", "axes", "datasets", "unit", "dimensions", "multiscales"];
+        leaf.prop_recursive(4, 24, 3, move |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
+                prop::collection::btree_map(prop::sample::select(keys.clone()), inner, 0..4)
+                    .prop_map(|members| members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()),
+            ]
+        })
+    }
+
+    fn members() -> impl Strategy<Value = Value> {
+        let keys = vec![
+            "dimensions",
+            "blockSize",
+            "dataType",
+            "compression",
+            "compressionType",
+            "axes",
+            "units",
+            "resolution",
+            "n5",
+            "ome",
+            "multiscales",
+            "scales",
+            "downsamplingFactors",
+            "pixelResolution",
+            "transform",
+            "painteraData",
+            "offset",
+            "unit",
+            "multiScale",
+        ];
+        prop::collection::btree_map(prop::sample::select(keys), json(), 0..6)
+            .prop_map(|members| members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_malformed_breaks_a_description(parent in members(), own in members(), a in members(), b in members(), sound: bool) {
+            let level = |further: Value| if sound { array(&[4, 4], &further) } else { further };
+            let below = [("s0", level(a.clone())), ("s1", level(b)), ("data", level(a))];
+            let node = group(&[parent], &own, &below);
+            serde_json::to_string(&describe(&node)).unwrap();
+            let node = group(&[own.clone()], &array(&[4, 4], &own), &[]);
+            serde_json::to_string(&describe(&node)).unwrap();
+        }
     }
 
     #[test]

@@ -37,6 +37,16 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
     if !marked {
         return None;
     }
+    let stated = |name: &str| node.child_documents.get(name).and_then(|level| level.members().get("pixelResolution"));
+    if let Some((_, finest)) = names.first() {
+        let odd = |name: &str| stated(name).is_some_and(|own| stated(finest).is_some_and(|first| first != own));
+        if let Some((_, name)) = names.iter().find(|(_, name)| odd(name)) {
+            let text = format!(
+                "pixelResolution of {name} differs from {finest}'s, which counts: it is that of full resolution"
+            );
+            note(problems, text);
+        }
+    }
     let listed = listed_factors(group);
     let mut units = None;
     let place = |first: &Found, problems: &mut Vec<String>| {
@@ -140,6 +150,15 @@ mod tests {
         assert_eq!((pyramid.axes, pyramid.units), (None, None));
         assert_eq!(levels[1], json!(["s1", [2, 1], [2.0, 1.0], [0.5, 0.0]]));
         assert_eq!(problems.len(), 4, "{problems:?}");
+    }
+
+    #[test]
+    fn the_finest_level_states_the_voxel_size() {
+        let level =
+            |size: f64| array(&[8, 8], &json!({"pixelResolution": [size, size], "downsamplingFactors": [size, size]}));
+        let (_, levels, problems) = read_levels(&group(&[], &json!({}), &[("s0", level(1.0)), ("s1", level(2.0))]));
+        assert_eq!(levels[1][2], json!([2.0, 2.0]));
+        assert_eq!(problems.len(), 1, "{problems:?}");
     }
 
     #[test]

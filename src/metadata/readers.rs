@@ -17,6 +17,7 @@ use super::{Node, neuroglancer, tensorstore};
 
 /// Whether each program opens a directory and decodes its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "one answer per program")]
 pub struct Readable {
     /// Neuroglancer's `n5://`.
     pub neuroglancer: bool,

@@ -18,7 +18,7 @@ pub(super) const MAX_BLOCK_BYTES: u128 = 1 << 31;
 /// Upper bound of an index interval that TensorStore takes for infinite; none beyond is valid.
 const INFINITE: i128 = 1 << 62;
 
-/// What TensorStore reports of an open dataset. Serialised, the spec has no `kvstore`.
+/// What TensorStore reports of an open dataset. The spec has no `kvstore` before one is given.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorStore {
     spec: Map<String, Value>,
@@ -39,6 +39,13 @@ impl TensorStore {
             spec.insert("kvstore".to_owned(), kvstore);
         }
         Value::Object(spec)
+    }
+
+    /// The same with a `kvstore` in its spec, also when serialised.
+    #[must_use]
+    pub fn with_kvstore(mut self, kvstore: Value) -> Self {
+        self.spec.insert("kvstore".to_owned(), kvstore);
+        self
     }
 
     /// `ts.open(…).schema.to_json()`.
@@ -72,7 +79,7 @@ pub fn tensorstore(dataset: &DatasetAttributes) -> Result<TensorStore, String> {
     let units = per_axis(members, "units", rank, "a string", |v| v.as_str().map(str::to_owned))?;
     let resolution = per_axis(members, "resolution", rank, "a number", Value::as_f64)?;
     let labels = axes.filter(|axes| axes.iter().any(|label| !label.is_empty()));
-    if let Some(label) = labels.iter().flatten().find(|label| repeated(label, &labels)) {
+    if let Some(label) = labels.iter().flatten().find(|label| repeated(label, labels.as_deref().unwrap_or_default())) {
         return Err(format!("the axis label {label:?} is not unique"));
     }
     if block_bytes(dataset).is_none_or(|bytes| bytes > MAX_BLOCK_BYTES) {
@@ -144,8 +151,8 @@ fn integers(numbers: &[i128]) -> Value {
     numbers.iter().map(|number| integer(*number)).collect()
 }
 
-fn repeated(label: &str, labels: &Option<Vec<String>>) -> bool {
-    !label.is_empty() && labels.iter().flatten().filter(|other| *other == label).count() > 1
+fn repeated(label: &str, labels: &[String]) -> bool {
+    !label.is_empty() && labels.iter().filter(|other| *other == label).count() > 1
 }
 
 fn extents(members: &Map<String, Value>, key: &str, least: i128) -> Result<Vec<i128>, String> {
@@ -267,6 +274,8 @@ mod tests {
                 + r#""transform":{"input_exclusive_max":[[7],[5]],"input_inclusive_min":[0,0],"input_labels":["x","y"]}}"#
         );
         assert!(opened.spec(None).get("kvstore").is_none());
+        let written = serde_json::to_value(opened.with_kvstore(http_kvstore("http://h", "/"))).unwrap();
+        assert_eq!(written["spec"]["kvstore"]["path"], "/");
     }
 
     #[test]
