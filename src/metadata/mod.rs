@@ -279,7 +279,7 @@ mod tests {
             let below = [("s0", level(a.clone())), ("s1", level(b)), ("data", level(a))];
             let node = group(&[parent], &own, &below);
             serde_json::to_string(&describe(&node)).unwrap();
-            let node = group(&[own.clone()], &array(&[4, 4], &own), &[]);
+            let node = group(std::slice::from_ref(&own), &array(&[4, 4], &own), &[]);
             serde_json::to_string(&describe(&node)).unwrap();
         }
     }
