@@ -1,1 +1,111 @@
-fn main() {}
+//! The edge of the process: arguments, file and environment become a configuration; the exit status tells the end.
+//!
+//! Status 0 after a shutdown by signal, 1 when serving failed, 2 when the command line or configuration is wrong.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
+use n5_server::config::{Cli, Config, DEFAULTS, File};
+use n5_server::{app, n5, telemetry};
+
+/// Most threads that wait for the disk or decode; work beyond queues up. Decoding is bounded to the cores on its own.
+const MAX_BLOCKING_THREADS: usize = 256;
+
+/// Exit status for a wrong command line or configuration, as clap has it.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let command = Cli::command().long_version(long_version());
+    let cli = match Cli::from_arg_matches(&command.get_matches()) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    if cli.print_default_config {
+        return print(DEFAULTS);
+    }
+    let config = match configuration(&cli) {
+        Ok(config) => config,
+        Err(error) => return fail(&error, USAGE),
+    };
+    if cli.check_config {
+        return print(&format!("configuration is valid\n{}\n", config.summary()));
+    }
+    if cli.print_config {
+        return match config.to_toml() {
+            Ok(text) => print(&text),
+            Err(error) => fail(&error.into(), USAGE),
+        };
+    }
+    match run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error, 1),
+    }
+}
+
+fn configuration(cli: &Cli) -> anyhow::Result<Config> {
+    let file = cli.config.as_deref().map(read).transpose()?;
+    Ok(Config::load(&cli.sources(file, environment()?, Path::is_dir))?)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one file that is not of a container: the configuration's own")]
+fn read(path: &Path) -> anyhow::Result<File> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(|| format!("{name}: cannot be read"))?;
+    Ok(File { name, text })
+}
+
+/// The variables that can be settings.
+fn environment() -> anyhow::Result<Vec<(String, String)>> {
+    let mut variables = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        let Some(name) = name.to_str().filter(|name| name.starts_with("N5_")) else { continue };
+        match value.into_string() {
+            Ok(value) => variables.push((name.to_owned(), value)),
+            Err(value) => anyhow::bail!("environment variable {name}: {} is not UTF-8", value.display()),
+        }
+    }
+    Ok(variables)
+}
+
+fn run(config: Config) -> anyhow::Result<()> {
+    telemetry::install_log(&config.log)?;
+    let threads = match config.server.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .thread_name("n5-server")
+        .enable_all()
+        .build()
+        .context("the threads cannot be started")?
+        .block_on(app::serve(config))
+}
+
+/// What `--version` adds to `-V`.
+fn long_version() -> String {
+    let mut text = env!("CARGO_PKG_VERSION").to_owned();
+    let _ = write!(text, "\ncodecs:");
+    for (name, _) in n5::CODECS {
+        let _ = write!(text, " {name}");
+    }
+    text
+}
+
+fn print(text: &str) -> ExitCode {
+    // A reader that has seen enough (`| head`) is not a fault.
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => fail(&error.into(), 1),
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
+    eprintln!("n5-server: {error:#}");
+    ExitCode::from(status)
+}
