@@ -22,7 +22,7 @@ Settings, strongest first:
   N5_CACHE__DECODED=1GiB          in the environment: N5_, section, two underscores, key
   --config FILE                   [cache] and decoded = \"1GiB\"
   --print-default-config          prints every setting with its default and what it is for
-Unknown settings are errors. Lists are comma-separated or TOML: N5_CORS__ORIGINS=https://a.org,https://b.org
+Unknown settings are errors. Lists: N5_CORS__ORIGINS=https://a.org,https://b.org or TOML.
 Sizes:     512MiB, 1.5GiB, 64MB, 1048576   (KiB, MiB, GiB: powers of 1024; kB, MB, GB: of 1000)
 Durations: 500ms, 30s, 5m, 1h 30m, 7d
 
@@ -33,7 +33,7 @@ Examples:
   n5-server /data/volume.n5 --listen 0.0.0.0:80  for other machines too
   n5-server --config lab.toml --check-config     says what is wrong with lab.toml, all at once
   n5-server /data/volume.n5 --set cache.decoded=4GiB --set log.format=json
-  curl 'http://127.0.0.1:8080/slice/volume/s0?start=0,0,100&stop=256,256,101&format=npy' -o plane.npy
+  curl -o xy.npy 'localhost:8080/slice/s0?start=0,0,9&stop=64,64,10&format=npy'
 
 Exit status: 0 after a shutdown by signal, 1 when serving failed, 2 when the command line or configuration is wrong.";
 

@@ -95,7 +95,7 @@ mod tests {
             Some(key) if key.starts_with(|c: char| c == '[' || c.is_lowercase()) => key,
             _ => line,
         };
-        DEFAULTS.lines().map(|line| format!("{}\n", live(line))).collect()
+        DEFAULTS.lines().map(live).collect::<Vec<_>>().join("\n")
     }
 
     fn keys(table: &toml::Table) -> BTreeSet<String> {

@@ -79,7 +79,7 @@ impl Config {
         check("cache.recheck_cached_metadata", recheck(self.cache.recheck_cached_metadata));
         check("cache.recheck_cached_data", recheck(self.cache.recheck_cached_data));
         faults.extend(origins(&self.cors.origins));
-        faults.extend(containers(&self.containers));
+        faults.extend(containers(&self.containers, self.container_defaults.cache_control));
         if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
     }
 }
@@ -118,7 +118,7 @@ fn base_path(path: &str) -> Result<(), String> {
 fn level(text: &str) -> Result<(), String> {
     let directive = |part: &str| {
         let (target, level) = part.split_once('=').map_or((None, part), |(target, level)| (Some(target), level));
-        target != Some("") && level.parse::<LevelFilter>().is_ok()
+        target != Some("") && !level.is_empty() && level.parse::<LevelFilter>().is_ok()
     };
     match text.split(',').find(|part| !directive(part.trim())) {
         None => Ok(()),
@@ -186,7 +186,7 @@ fn is_origin(origin: &str) -> bool {
     word(scheme, "+-.") && host_is_good && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
-fn containers(containers: &[ContainerConfig]) -> Vec<Fault> {
+fn containers(containers: &[ContainerConfig], inherited: CachePolicy) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut names = BTreeSet::new();
     for (index, container) in containers.iter().enumerate() {
@@ -197,12 +197,15 @@ fn containers(containers: &[ContainerConfig]) -> Vec<Fault> {
         if container.root.as_os_str().is_empty() {
             fault("root", "names no directory".to_owned());
         }
-        if let Err(message) = cache_control(container.cache_control) {
+        // What is inherited is reported where it was written, once.
+        if let Err(message) = cache_control(container.cache_control)
+            && container.cache_control != inherited
+        {
             fault("cache_control", message);
         }
         if name.is_empty() {
             if containers.len() > 1 {
-                fault("name", format!("{} needs a name because there are several", container.root.display()));
+                fault("name", "is missing, which only a single container may lack".to_owned());
             }
         } else if RESERVED.contains(&name) {
             fault("name", format!("{name:?} is a word of the server itself; reserved are {}", RESERVED.join(" ")));
