@@ -4,11 +4,13 @@ use std::ops::Bound;
 use std::time::SystemTime;
 
 use axum::http::{HeaderMap, HeaderValue, Method};
-use headers::{ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince, LastModified, Range};
+use headers::{
+    ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince, LastModified, Range,
+};
 
 /// What a request wants of a representation that exists.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     /// All of it: 200.
     Whole,
     /// The bytes from the first to before the second number: 206.
@@ -25,7 +27,7 @@ pub enum Verdict {
 ///
 /// `etag` is strong and quoted; `len` is `None` for a representation that serves no ranges. Several
 /// ranges at once are answered with the whole, as §14.2 allows.
-pub fn evaluate(
+pub(super) fn evaluate(
     method: &Method,
     headers: &HeaderMap,
     etag: Option<&str>,
@@ -37,19 +39,19 @@ pub fn evaluate(
         if !etag.as_ref().is_some_and(|etag| wanted.precondition_passes(etag)) {
             return Verdict::PreconditionFailed;
         }
-    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfUnmodifiedSince>(), modified) {
-        if !since.precondition_passes(modified) {
-            return Verdict::PreconditionFailed;
-        }
+    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfUnmodifiedSince>(), modified)
+        && !since.precondition_passes(modified)
+    {
+        return Verdict::PreconditionFailed;
     }
     if let Some(known) = headers.typed_get::<IfNoneMatch>() {
         if etag.as_ref().is_some_and(|etag| !known.precondition_passes(etag)) {
             return Verdict::NotModified;
         }
-    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfModifiedSince>(), modified) {
-        if !since.is_modified(modified) {
-            return Verdict::NotModified;
-        }
+    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfModifiedSince>(), modified)
+        && !since.is_modified(modified)
+    {
+        return Verdict::NotModified;
     }
     let (Some(len), true) = (len, method == Method::GET) else { return Verdict::Whole };
     let Some(range) = headers.typed_get::<Range>() else { return Verdict::Whole };
@@ -84,7 +86,7 @@ fn part(headers: &HeaderMap, range: &Range, len: u64) -> Verdict {
 }
 
 /// `Last-Modified` as an HTTP date.
-pub fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
+pub(super) fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
     // Times before 1970 have no HTTP date here.
     modified.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     HeaderValue::from_str(&httpdate::fmt_http_date(modified)).ok()

@@ -17,7 +17,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("http", &["n5", "metadata", "store", "cpu", "metrics", "container", "output"]),
     ("config", &[]),
     ("telemetry", &["config", "metrics"]),
-    ("app", &["config", "telemetry", "container", "http", "store", "demo", "cpu", "metrics"]),
+    ("app", &["config", "telemetry", "container", "http", "store", "demo", "metrics", "n5"]),
 ];
 
 fn sources(path: &Path) -> Vec<PathBuf> {
@@ -36,7 +36,8 @@ fn source_of(module: &str) -> PathBuf {
 
 /// Names that follow `crate::`, groups in braces taken apart.
 fn imported(text: &str) -> BTreeSet<String> {
-    let word = |text: &str| text.trim_start().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
+    let word =
+        |text: &str| text.trim_start().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
     let mut found = BTreeSet::new();
     for (at, _) in text.match_indices("crate::") {
         let rest = &text[at + "crate::".len()..];

@@ -13,7 +13,7 @@ use crate::support::{Client, local, options, settings};
 
 fn probed(n5: &N5, settings: Settings) -> (Arc<Probe>, Client) {
     let probe = Probe::new(local(n5.root()));
-    let client = Client::new(probe.clone(), settings, options());
+    let client = Client::new(Arc::<Probe>::clone(&probe), settings, options());
     (probe, client)
 }
 
@@ -155,7 +155,10 @@ async fn changed_attributes_change_what_the_blocks_mean() {
     n5.dataset("a", &[4], &[4], "raw").fill(|_| true, |_| false);
     let client = Client::of(n5.root());
     assert_eq!(client.get("/slice/a").await.header("n5-data-type"), Some("uint16"));
-    n5.file("a/attributes.json", r#"{"dimensions":[4],"blockSize":[4],"dataType":"int16","compression":{"type":"raw"}}"#);
+    n5.file(
+        "a/attributes.json",
+        r#"{"dimensions":[4],"blockSize":[4],"dataType":"int16","compression":{"type":"raw"}}"#,
+    );
     let reply = client.get("/slice/a").await;
     assert_eq!((reply.header("n5-data-type"), reply.body.len()), (Some("int16"), 8));
     fs::remove_file(n5.root().join("a/attributes.json")).unwrap();
@@ -215,7 +218,8 @@ async fn one_stored_block_leaves_without_a_copy() {
     settle();
     let (_, client) = probed(&n5, settings());
     let access = client.container.resources().begin();
-    let dataset = client.container.dataset(access, &n5_server::store::Key::from_segments(["a"]).unwrap()).await.unwrap();
+    let dataset =
+        client.container.dataset(access, &n5_server::store::Key::from_segments(["a"]).unwrap()).await.unwrap();
     let region = n5_server::n5::Region::new(
         [16, 0].into_iter().collect(),
         [16, 16].into_iter().collect(),

@@ -123,11 +123,9 @@ async fn links_are_followed_as_far_as_the_policy_says() {
     link("loop".as_ref(), "loop");
     link("nowhere".as_ref(), "dangling");
     let open = |policy| LocalStore::open(dir.path(), policy, Duration::from_secs(5)).unwrap();
-    for (policy, inside, out) in [
-        (SymlinkPolicy::Inside, true, false),
-        (SymlinkPolicy::Deny, false, false),
-        (SymlinkPolicy::Follow, true, true),
-    ] {
+    for (policy, inside, out) in
+        [(SymlinkPolicy::Inside, true, false), (SymlinkPolicy::Deny, false, false), (SymlinkPolicy::Follow, true, true)]
+    {
         let store = open(policy);
         for name in ["relative", "absolute", "winding"] {
             let path = format!("{name}/0/0");

@@ -12,6 +12,7 @@
 
 mod architecture;
 mod concurrency;
+mod config;
 mod conformance;
 mod docs;
 mod golden;

@@ -6,13 +6,7 @@ use crate::support::writer::{Dataset, N5, all_indices};
 use crate::support::{Client, local, options, settings};
 
 /// The elements `start + k * step`, first axis fastest, as little-endian bytes; holes as `keep` says.
-fn reference(
-    dataset: &Dataset,
-    start: &[i64],
-    shape: &[u64],
-    step: &[u64],
-    keep: impl Fn(&[u64]) -> bool,
-) -> Vec<u8> {
+fn reference(dataset: &Dataset, start: &[i64], shape: &[u64], step: &[u64], keep: impl Fn(&[u64]) -> bool) -> Vec<u8> {
     all_indices(shape)
         .iter()
         .flat_map(|k| {
@@ -87,7 +81,8 @@ async fn a_streamed_answer_has_the_bytes_of_a_whole_one() {
         let tight = n5_server::container::Settings { slice_budget: budget, decode_factor: factor, ..settings() };
         let streaming = Client::new(local(n5.root()), tight, options());
         for query in ["", "?start=3,4,5&stop=69,48,37", "?step=2,1,3", "?endian=big", "?select=:,::2,5:33"] {
-            let (a, b) = (whole.get(&format!("/slice/a{query}")).await, streaming.get(&format!("/slice/a{query}")).await);
+            let (a, b) =
+                (whole.get(&format!("/slice/a{query}")).await, streaming.get(&format!("/slice/a{query}")).await);
             assert_eq!((a.status.as_u16(), b.status.as_u16()), (200, 200), "{query} {:?}", b.body);
             assert_eq!(a.body, b.body, "budget {budget} {query}");
             for name in ["n5-shape", "n5-data-type", "content-length", "content-type", "n5-start", "n5-step"] {
@@ -174,8 +169,14 @@ async fn a_damaged_block_is_named_and_others_are_still_read() {
 async fn empty_selections_and_rank_0_are_answered() {
     let n5 = N5::new();
     sparse(&n5, "a", "raw");
-    n5.file("zero/attributes.json", r#"{"dimensions":[0,3],"blockSize":[2,2],"dataType":"int8","compression":{"type":"raw"}}"#);
-    n5.file("rank0/attributes.json", r#"{"dimensions":[],"blockSize":[],"dataType":"uint16","compression":{"type":"raw"}}"#);
+    n5.file(
+        "zero/attributes.json",
+        r#"{"dimensions":[0,3],"blockSize":[2,2],"dataType":"int8","compression":{"type":"raw"}}"#,
+    );
+    n5.file(
+        "rank0/attributes.json",
+        r#"{"dimensions":[],"blockSize":[],"dataType":"uint16","compression":{"type":"raw"}}"#,
+    );
     n5.file("rank0/0", [0, 0, 0, 0, 0, 7]);
     let client = Client::of(n5.root());
     let empty = client.get("/slice/a?start=2,2,2&stop=2,4,4").await;

@@ -32,13 +32,19 @@ async fn objects_leave_byte_for_byte_with_their_headers() {
     for (path, media_type) in [("a/b/0/0", "application/octet-stream"), ("a/b/attributes.json", "application/json")] {
         let stored = std::fs::read(n5.root().join(path)).unwrap();
         for prefix in ["/", "/n5/"] {
-            let (get, head) = (client.get(&format!("{prefix}{path}")).await, client.send("HEAD", &format!("{prefix}{path}"), &[]).await);
+            let (get, head) = (
+                client.get(&format!("{prefix}{path}")).await,
+                client.send("HEAD", &format!("{prefix}{path}"), &[]).await,
+            );
             assert_eq!((get.status.as_u16(), &get.body[..]), (200, &stored[..]));
             assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
             for reply in [&get, &head] {
                 assert_eq!(reply.header("content-type"), Some(media_type));
                 assert_eq!(reply.header("content-length").unwrap(), stored.len().to_string());
-                assert_eq!((reply.header("accept-ranges"), reply.header("accept-range")), (Some("bytes"), Some("bytes")));
+                assert_eq!(
+                    (reply.header("accept-ranges"), reply.header("accept-range")),
+                    (Some("bytes"), Some("bytes"))
+                );
                 assert!(reply.header("content-encoding").is_none());
                 assert!(reply.header("etag").unwrap().starts_with('"'));
                 assert!(reply.header("last-modified").is_some());
@@ -57,11 +63,35 @@ async fn only_n5_keys_are_served_and_anything_else_is_missing() {
     let n5 = nested();
     let client = Client::of(n5.root());
     for path in [
-        "/a/.DS_Store", "/a/b/0/0.__lock", "/a/b/0/1.partial", "/a/b/0/.nfs0001", "/a/b/0/01", "/a/readme.txt",
-        "/.zarray", "/zarr.json", "/info", "/manifest.ocdbt", "/a/b/2/0", "/a/b/0/99", "/a/attributes.json", "/nothing/",
-        "/as/attributes.json", "/as/gzip/a", "/zarr2/.zgroup", "/zarr3/attributes.json", "/precomputed/info", "/viewer/",
-        "/stats/a/b", "/healthz/x", "/a/b/0/0/", "/a/b/attributes.json/", "/info/nothing", "/slice/nothing", "/slice",
-        "/slice/", "/attributes.json/0",
+        "/a/.DS_Store",
+        "/a/b/0/0.__lock",
+        "/a/b/0/1.partial",
+        "/a/b/0/.nfs0001",
+        "/a/b/0/01",
+        "/a/readme.txt",
+        "/.zarray",
+        "/zarr.json",
+        "/info",
+        "/manifest.ocdbt",
+        "/a/b/2/0",
+        "/a/b/0/99",
+        "/a/attributes.json",
+        "/nothing/",
+        "/as/attributes.json",
+        "/as/gzip/a",
+        "/zarr2/.zgroup",
+        "/zarr3/attributes.json",
+        "/precomputed/info",
+        "/viewer/",
+        "/stats/a/b",
+        "/healthz/x",
+        "/a/b/0/0/",
+        "/a/b/attributes.json/",
+        "/info/nothing",
+        "/slice/nothing",
+        "/slice",
+        "/slice/",
+        "/attributes.json/0",
     ] {
         let reply = client.get(path).await;
         assert_eq!(reply.status, 404, "{path}");
@@ -232,7 +262,16 @@ async fn preflight_is_answered_without_a_body() {
     assert_eq!((reply.status.as_u16(), reply.body.len()), (204, 0));
     assert_eq!(reply.header("access-control-allow-methods"), Some("GET,HEAD,OPTIONS"));
     let allowed = reply.header("access-control-allow-headers").unwrap();
-    for header in ["range", "if-none-match", "if-match", "if-modified-since", "if-range", "cache-control", "authorization", "x-request-id"] {
+    for header in [
+        "range",
+        "if-none-match",
+        "if-match",
+        "if-modified-since",
+        "if-range",
+        "cache-control",
+        "authorization",
+        "x-request-id",
+    ] {
         assert!(allowed.split(',').any(|name| name.trim() == header), "{header}");
     }
     assert_eq!(reply.header("access-control-max-age"), Some("86400"));
