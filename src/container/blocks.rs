@@ -87,11 +87,6 @@ impl Blocks {
         Self { cache, objects, cpu, budget, block_bytes: decode_bytes, wait }
     }
 
-    /// Most bytes that one block may take while it is decoded.
-    pub(super) fn block_bytes(&self) -> u64 {
-        self.block_bytes
-    }
-
     /// Cached bytes, for the metrics page.
     pub(super) fn bytes(&self) -> u64 {
         self.cache.weighted_size()

@@ -145,6 +145,17 @@ impl Container {
         Ok(grid.contains(&position) || (dataset.attributes.rank() == 0 && position.as_slice() == [0]))
     }
 
+    /// Names of the directories directly below `key`, at most `limit`, in the order of their bytes;
+    /// `None` where there is no such directory.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the store fails.
+    pub async fn directories(&self, key: &Key, limit: usize) -> Result<Option<Vec<String>>, ReadError> {
+        let Some(listing) = self.store.list(key, None, limit).await? else { return Ok(None) };
+        let directories = listing.entries.into_iter().filter(|entry| entry.is_directory);
+        Ok(Some(directories.map(|entry| entry.name).collect()))
+    }
+
     /// Whether `key` is a directory.
     ///
     /// # Errors

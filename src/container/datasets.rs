@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use moka::future::Cache;
 
 use super::{ATTRIBUTES, Access, Container, ReadError, Stored};
-use crate::n5::{DatasetAttributes, Document, GridPosition};
+use crate::n5::{DatasetAttributes, Document, DocumentError, GridPosition};
 use crate::store::Key;
 
 /// Memory for parsed attributes.
@@ -53,7 +53,7 @@ pub enum GroupState {
     /// No such file: a group without attributes, or nothing at all.
     NoAttributes,
     /// The file is no JSON object.
-    Broken(String),
+    Broken(DocumentError),
     /// Attributes of a group.
     Attributes(Document),
     /// Attributes that are meant to describe a dataset, and why they cannot be used.
@@ -121,7 +121,8 @@ impl Container {
         let not = |reason: String| Err(ReadError::NotADataset { key: key.clone(), reason });
         match &self.group(access, key).await?.state {
             GroupState::Dataset(dataset) => Ok(Arc::clone(dataset)),
-            GroupState::Broken(reason) | GroupState::Unusable(_, reason) => not(reason.clone()),
+            GroupState::Broken(error) => not(error.to_string()),
+            GroupState::Unusable(_, reason) => not(reason.clone()),
             GroupState::Attributes(_) => {
                 not("it is a group; its attributes lack dimensions, blockSize, dataType or compression".to_owned())
             }
@@ -136,7 +137,7 @@ impl Container {
 fn parse(bytes: &[u8], id: u64, key: Key, etag: Arc<str>) -> GroupState {
     let document = match Document::parse(bytes) {
         Ok(document) => document,
-        Err(error) => return GroupState::Broken(error.to_string()),
+        Err(error) => return GroupState::Broken(error),
     };
     if !document.describes_dataset() {
         return GroupState::Attributes(document);

@@ -18,11 +18,12 @@ use moka::policy::EvictionPolicy;
 
 pub use bands::{Bands, Refusal};
 pub use browse::{EntryKind, Listed, ListedEntry};
+pub(crate) use browse::grid_component;
 pub use budget::BudgetError;
 pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use objects::{LargeObject, Stored};
-pub use slice::{Memory, ReadStats, Slice};
+pub use slice::{Finish, Memory, ReadStats, Slice};
 
 use blocks::Blocks;
 use budget::Budget;
@@ -31,7 +32,7 @@ use objects::Objects;
 
 use crate::cpu::{Cpu, JobDied};
 use crate::n5::{BlockError, GridPosition};
-use crate::store::{Key, Store, StoreError};
+use crate::store::{Key, Meta, Store, StoreError};
 
 /// Name of the file that holds a group's attributes.
 pub const ATTRIBUTES: &str = "attributes.json";
@@ -156,6 +157,18 @@ impl Container {
     pub async fn object(&self, access: Access, key: &Key) -> Result<Option<Stored>, ReadError> {
         let since = if key.name() == Some(ATTRIBUTES) { access.metadata_since } else { access.data_since };
         self.resources.objects.get(self.id, &self.store, key, since).await
+    }
+
+    /// Facts about the object at `key`, from the cache where it is fresh; reads no bytes.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the store fails.
+    pub async fn meta(&self, access: Access, key: &Key) -> Result<Option<Meta>, ReadError> {
+        let since = if key.name() == Some(ATTRIBUTES) { access.metadata_since } else { access.data_since };
+        match self.resources.objects.peek(self.id, key, since).await {
+            Some(known) => Ok(known),
+            None => Ok(self.store.head(key).await?),
+        }
     }
 
     /// Whether the store can be read.

@@ -144,6 +144,12 @@ impl Objects {
         self.fetch(&**store, key).await
     }
 
+    /// Facts about a cached object that is no staler than `since`; `Some(None)` for a known hole.
+    pub(super) async fn peek(&self, container: u32, key: &Key, since: u64) -> Option<Option<Meta>> {
+        let entry = self.cache.get(&(container, key.clone())).await.filter(|entry| entry.checked.is_fresh(since))?;
+        Some(entry.object.as_ref().map(|(meta, _)| meta.clone()))
+    }
+
     /// The object at `key` for decoding, with its facts: taken from the cache when fresh, else read and
     /// not cached, since the decoded block will be.
     pub(super) async fn read(

@@ -102,6 +102,9 @@ impl Memory {
     }
 }
 
+/// Turns a piece of a streamed slice into what is sent: as many bytes.
+pub type Finish = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
+
 /// A part of the result, whole along all axes but one.
 struct Slab {
     region: Region,
@@ -154,6 +157,8 @@ impl Container {
     /// Reads the next band of a streamed slice: pieces to be sent in this order, each giving its memory
     /// back as soon as it is sent. `None` after the last.
     ///
+    /// `finish`, where given, turns each piece into what is sent, in place, on the CPU lane.
+    ///
     /// # Errors
     /// As [`Self::read_slice`].
     pub async fn next_band(
@@ -161,6 +166,7 @@ impl Container {
         access: Access,
         slice: &mut Slice,
         is_first: bool,
+        finish: Option<Finish>,
     ) -> Result<Option<(Vec<Bytes>, ReadStats)>, ReadError> {
         let Some((axis, band)) = slice.bands.as_mut().and_then(|bands| Some((bands.axis(), bands.next()?))) else {
             return Ok(None);
@@ -178,11 +184,15 @@ impl Container {
         }
         let mut stats = ReadStats::default();
         let slabs = self.gather(access, slice, &band, slabs, axis, &mut stats).await?;
-        let pieces = slabs.into_iter().map(|slab| match permit.split(slab.data.len() as u64) {
-            Some(share) => share.own(slab.data),
-            None => Bytes::from(slab.data),
+        let mut pieces: Vec<Bytes> = slabs.into_iter().map(|slab| Bytes::from(slab.data)).collect();
+        if let Some(finish) = finish {
+            pieces = self.resources.cpu.run(move || pieces.into_iter().map(|piece| finish(piece)).collect()).await?;
+        }
+        let owned = pieces.into_iter().map(|piece| match permit.split(piece.len() as u64) {
+            Some(share) => share.own(piece),
+            None => piece,
         });
-        Ok(Some((pieces.collect(), stats)))
+        Ok(Some((owned.collect(), stats)))
     }
 
     /// A number that depends on the position and entity tag of every block that `slice` touches, as

@@ -124,6 +124,11 @@ impl DatasetAttributes {
         Ok(Self { document, grid, data_type, compression, legacy_compression })
     }
 
+    /// The document they were read from.
+    pub fn document(&self) -> &Document {
+        &self.document
+    }
+
     /// All attributes as stored, also those without meaning here.
     pub fn members(&self) -> &Map<String, Value> {
         self.document.members()

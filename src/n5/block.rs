@@ -304,3 +304,241 @@ fn swap<const WIDTH: usize>(data: &mut [u8]) {
         element.reverse();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::n5::Document;
+
+    fn attributes(dimensions: &[u64], block_size: &[u64], data_type: &str, compression: &str) -> DatasetAttributes {
+        let text = format!(
+            r#"{{"dimensions":{dimensions:?},"blockSize":{block_size:?},"dataType":"{data_type}","compression":{{"type":"{compression}"}}}}"#
+        );
+        DatasetAttributes::parse(Document::parse(text.as_bytes()).unwrap()).unwrap()
+    }
+
+    /// Bytes from hexadecimal digits; spaces are skipped.
+    fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|d| d as u8).collect();
+        digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+    }
+
+    fn decode(
+        stored: &str,
+        attributes: &DatasetAttributes,
+        position: &[u64],
+    ) -> Result<(Vec<u64>, Vec<u8>), BlockError> {
+        decode_bytes(hex(stored), attributes, position)
+    }
+
+    fn decode_bytes(
+        stored: Vec<u8>,
+        attributes: &DatasetAttributes,
+        position: &[u64],
+    ) -> Result<(Vec<u64>, Vec<u8>), BlockError> {
+        let block = Block::decode(stored.into(), attributes, &position.into(), 1 << 24)?;
+        Ok((block.size.to_vec(), block.data.to_vec()))
+    }
+
+    const LITTLE_1_TO_6: [u8; 12] = [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0];
+
+    #[test]
+    fn the_same_block_decodes_from_every_encoding_of_every_program() {
+        for (compression, payload) in [
+            ("raw", "000100020003000400050006"),
+            ("gzip", "1f8b08000000000000ff 6360646062606660616065600300 aaea6dbf 0c000000"),
+            ("gzip", "1f8b0800000000000000 6360646062606660616065600300 aaea6dbf 0c000000"),
+            ("gzip", "789c 636064606260666061606560030000670016"),
+            ("zlib", "789c 636064606260666061606560030000670016"),
+            ("bzip2", "425a6839314159265359023e0dd200000040007f002000310c010d31a87394337c5dc914e1424008f83748"),
+            ("bzip2", "425a6839314159265359023e0dd200000040007f002000221a63508600e72866f8bb9229c2848011f06e90"),
+            (
+                "xz",
+                "fd377a585a000004e6d6b4460200210116000000742fe5a301000b000100020003000400050006000d0309ca34ec15a7\
+                 0001240ca618d8d81fb6f37d010000000004595a",
+            ),
+            (
+                "lz4",
+                "4c5a34426c6f636b 16 0c000000 0c000000 90258b06 000100020003000400050006 \
+                 4c5a34426c6f636b 16 00000000 00000000 00000000",
+            ),
+            ("lz4", "04224d186440a70c0000800001000200030004000500060000000041373308"),
+            ("lz4", "c0000100020003000400050006"),
+            ("lz4", "0c000000 c0000100020003000400050006"),
+            ("zstd", "28b52ffd200c610000000100020003000400050006"),
+            ("zstd", "28b52ffd0000610000000100020003000400050006"),
+            ("blosc", "020133010c0000000c0000001c000000 000100020003000400050006"),
+            ("blosc", "020133020c0000000c0000001c000000 000100020003000400050006"),
+        ] {
+            let attributes = attributes(&[1, 2, 3], &[1, 2, 3], "uint16", compression);
+            let stored = format!("00000003 00000001 00000002 00000003 {payload}");
+            let expected = Ok((vec![1, 2, 3], LITTLE_1_TO_6.to_vec()));
+            assert_eq!(decode(&stored, &attributes, &[0, 0, 0]), expected, "{compression} {payload}");
+        }
+    }
+
+    #[test]
+    fn several_frames_of_java_lz4_are_one_block() {
+        let stored = "00000001 00000096 4c5a34426c6f636b 20 0b000000 40000000 3136410d 1f070100275007070707 07 \
+             4c5a34426c6f636b 20 0b000000 40000000 3136410d 1f070100275007070707 07 \
+             4c5a34426c6f636b 10 16000000 16000000 9981810a 808182838485868788898a8b8c8d8e8f909192939495 \
+             4c5a34426c6f636b 10 00000000 00000000 00000000";
+        let (size, data) = decode(stored, &attributes(&[150], &[150], "uint8", "lz4"), &[0]).unwrap();
+        assert_eq!((size, &data[..128]), (vec![150], &[7; 128][..]));
+        assert!(data[128..].iter().copied().eq(0x80..=0x95));
+    }
+
+    #[test]
+    fn rank_0_is_one_element() {
+        let scalar = attributes(&[], &[], "uint16", "raw");
+        assert_eq!(decode("0000 0000 0007", &scalar, &[]), Ok((vec![], vec![7, 0])));
+    }
+
+    #[test]
+    fn elements_of_every_width_are_turned_round() {
+        for (data_type, width) in [("int8", 1), ("int16", 2), ("float32", 4), ("uint64", 8)] {
+            let big: Vec<u8> = (0..2 * width).collect();
+            let mut little = big.clone();
+            little.chunks_mut(usize::from(width)).for_each(<[u8]>::reverse);
+            let stored = [hex("00000001 00000002"), big].concat();
+            let attributes = attributes(&[2], &[2], data_type, "raw");
+            assert_eq!(decode_bytes(stored, &attributes, &[0]), Ok((vec![2], little)), "{data_type}");
+        }
+    }
+
+    #[test]
+    fn a_block_that_needs_no_change_shares_the_stored_bytes() {
+        let stored = Bytes::from(hex("00000001 00000002 0102"));
+        let attributes = attributes(&[2], &[2], "uint8", "raw");
+        let block = Block::decode(stored.clone(), &attributes, &smallvec![0], 2).unwrap();
+        assert_eq!(block.data.as_ptr(), stored[8..].as_ptr());
+        // Stored bytes that somebody else still holds are not turned round under their hands.
+        let wide = super::tests::attributes(&[1], &[1], "uint16", "raw");
+        let stored = Bytes::from(hex("00000001 00000001 0102"));
+        let block = Block::decode(stored.clone(), &wide, &smallvec![0], 2).unwrap();
+        assert_eq!((&block.data[..], &stored[8..]), (&[2, 1][..], &[1, 2][..]));
+    }
+
+    #[test]
+    fn mode_1_is_decoded_when_its_count_is_the_product() {
+        let attributes = attributes(&[5, 1], &[5, 1], "uint16", "raw");
+        let counted = "0001 0002 00000002 00000001 00000002 0009 0008";
+        assert_eq!(decode(counted, &attributes, &[0, 0]), Ok((vec![2, 1], vec![9, 0, 8, 0])));
+        let fewer = decode("0001 0002 00000005 00000001 00000003 0009 0008 0007", &attributes, &[0, 0]);
+        assert!(matches!(fewer, Err(BlockError::Unsupported(text)) if text.contains("3 elements")));
+    }
+
+    #[test]
+    fn what_is_no_numeric_array_is_unsupported_not_damaged() {
+        let text = "0001 0001 00000003 00000007 61 00 00 c3a963 00";
+        let object = "0002 00000009 aced0005 74 0002 6869";
+        for (stored, data_type, compression) in [
+            (text, "string", "raw"),
+            (object, "object", "raw"),
+            (object, "uint8", "raw"),
+            ("00000001 00000003 010203", "uint8", "jpeg"),
+            ("00000001 00000003 010203", "bool", "raw"),
+        ] {
+            let result = decode(stored, &attributes(&[3], &[3], data_type, compression), &[0]);
+            assert!(matches!(result, Err(BlockError::Unsupported(_))), "{data_type} {compression}: {result:?}");
+        }
+    }
+
+    #[test]
+    fn headers_that_do_not_fit_are_named() {
+        let attributes = attributes(&[7, 5], &[5, 4], "uint16", "raw");
+        let error = |stored: &str| decode(stored, &attributes, &[0, 0]).unwrap_err();
+        assert_eq!(error(""), BlockError::ShortHeader { bytes: 0, needed: 4 });
+        assert_eq!(error("0000 0002 00000005 0000"), BlockError::ShortHeader { bytes: 10, needed: 12 });
+        assert_eq!(error("0001 0002 00000005 00000004 00"), BlockError::ShortHeader { bytes: 13, needed: 16 });
+        assert_eq!(error("0002 0000"), BlockError::ShortHeader { bytes: 4, needed: 6 });
+        assert_eq!(error("0007 0002 00000005 00000004"), BlockError::UnknownMode(7));
+        assert_eq!(error("0000 0001 00000005 00"), BlockError::Rank { found: 1, expected: 2 });
+        let larger = BlockError::TooLargeForGrid { size: vec![5, 5], block_size: vec![5, 4] };
+        assert_eq!(error("0000 0002 00000005 00000005"), larger);
+    }
+
+    #[test]
+    fn headers_from_before_the_format_are_read() {
+        let attributes = attributes(&[7, 5], &[5, 4], "uint8", "raw");
+        let payload = "01020304 05060708 090a0b0c 0d0e0f10 11121314";
+        // u32 number of axes and u32 sizes: the same bytes as today's.
+        let expected = decode(&format!("00000002 00000005 00000004 {payload}"), &attributes, &[0, 0]).unwrap();
+        assert_eq!(expected.0, [5, 4]);
+        let wide = format!("00000002 0000000000000005 0000000000000004 {payload}");
+        assert_eq!(decode(&wide, &attributes, &[0, 0]).as_ref(), Ok(&expected));
+        let bare = format!("00000005 00000004 {payload}");
+        assert_eq!(decode(&bare, &attributes, &[0, 0]).as_ref(), Ok(&expected));
+        let corner = Ok((vec![2, 1], vec![8, 9]));
+        assert_eq!(decode("00000002 0000000000000002 0000000000000001 0809", &attributes, &[1, 1]), corner);
+        assert_eq!(decode("00000002 00000001 0809", &attributes, &[1, 1]), corner);
+        // The same bytes elsewhere spell no expected size.
+        assert!(decode("00000002 00000001 0809", &attributes, &[0, 0]).is_err());
+    }
+
+    #[test]
+    fn cropped_padded_and_small_blocks_keep_their_own_size() {
+        let attributes = attributes(&[7, 5], &[5, 4], "uint8", "raw");
+        let cropped = decode("00000002 00000002 00000001 0102", &attributes, &[1, 1]);
+        assert_eq!(cropped, Ok((vec![2, 1], vec![1, 2])));
+        let padded = decode_bytes([hex("00000002 00000005 00000004"), vec![3; 20]].concat(), &attributes, &[1, 1]);
+        assert_eq!(padded, Ok((vec![5, 4], vec![3; 20])));
+        let interior = decode("00000002 00000003 00000002 010203040506", &attributes, &[0, 0]);
+        assert_eq!(interior, Ok((vec![3, 2], vec![1, 2, 3, 4, 5, 6])));
+    }
+
+    #[test]
+    fn a_size_of_zero_is_a_block_without_elements() {
+        for compression in ["raw", "gzip", "bzip2", "xz", "lz4", "blosc", "zstd"] {
+            let attributes = attributes(&[7, 5], &[5, 4], "uint16", compression);
+            for size in ["00000000 00000004", "00000005 00000000", "00000000 00000000"] {
+                let empty = decode(&format!("00000002 {size}"), &attributes, &[0, 0]).unwrap();
+                assert!(empty.1.is_empty(), "{compression} {size}");
+            }
+            let junk = decode("00000002 00000000 00000004 ffff", &attributes, &[0, 0]);
+            assert!(matches!(junk, Err(BlockError::Payload(_))), "{compression}: {junk:?}");
+        }
+    }
+
+    #[test]
+    fn a_header_that_claims_more_than_the_payload_can_hold_is_refused_before_decoding() {
+        let side = 1 << 31;
+        for compression in ["raw", "gzip", "xz", "lz4", "blosc", "zstd"] {
+            let attributes = attributes(&[side], &[side], "uint8", compression);
+            let stored = [hex("00000001 80000000"), vec![0x42; 100]].concat();
+            let result = decode_bytes(stored, &attributes, &[0]);
+            assert!(matches!(result, Err(BlockError::Implausible { .. })), "{compression}: {result:?}");
+        }
+        let most = u64::from(u32::MAX);
+        let attributes = attributes(&[most; 4], &[most; 4], "float64", "bzip2");
+        let stored = [hex("00000004"), vec![0xff; 16], vec![0x42; 100]].concat();
+        assert!(matches!(decode_bytes(stored, &attributes, &[0; 4]), Err(BlockError::Implausible { .. })));
+    }
+
+    #[test]
+    fn the_limit_counts_the_result_and_the_scratch_memory() {
+        let attributes = attributes(&[1000], &[1000], "uint8", "bzip2");
+        let stored = Bytes::from([hex("00000001 000003e8"), vec![0; 50]].concat());
+        let needed = Block::decoding_bytes(&stored, &attributes, &[0]).unwrap();
+        assert!(needed > 1000 + (3 << 20), "{needed}");
+        let at = |limit| Block::decode(stored.clone(), &attributes, &smallvec![0], limit).unwrap_err();
+        assert_eq!(at(needed - 1), BlockError::OverLimit { needed_bytes: needed, limit_bytes: needed - 1 });
+        assert!(matches!(at(needed), BlockError::Payload(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_stored_bytes_are_a_block_or_an_error(
+            bytes in prop::collection::vec(prop_oneof![Just(0u8), 0u8..8, any::<u8>()], 0..80),
+            compression in prop::sample::select(vec!["raw", "gzip", "bzip2", "xz", "lz4", "blosc", "zstd"]),
+        ) {
+            let attributes = attributes(&[7, 5], &[5, 4], "uint32", compression);
+            if let Ok((size, data)) = decode_bytes(bytes, &attributes, &[1, 1]) {
+                prop_assert_eq!(product(&size).unwrap() * 4, data.len() as u64);
+            }
+        }
+    }
+}

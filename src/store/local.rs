@@ -123,8 +123,9 @@ impl LocalStore {
         self.root.join(key.as_str())
     }
 
-    fn meta_now(&self, key: &Key) -> io::Result<Option<Meta>> {
-        // No containment: what lies outside never matches the version of anything that was opened.
+    /// Facts for comparing with cached ones. A link out of the container is followed here: what lies
+    /// there never has the version of anything that was opened.
+    fn compared_meta(&self, key: &Key) -> io::Result<Option<Meta>> {
         #[expect(clippy::disallowed_methods, reason = "disk is touched here")]
         let metadata = std::fs::metadata(self.path(key));
         match metadata {
@@ -220,12 +221,19 @@ impl Store for LocalStore {
 
     async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
         let wanted = key.clone();
-        self.hop("stat", key, move |store| store.meta_now(&wanted)).await
+        self.hop("stat", key, move |store| match store.open_key(&wanted, OFlags::PATH) {
+            Ok(file) => {
+                let metadata = file.metadata()?;
+                Ok(metadata.is_file().then(|| meta_of(&metadata)))
+            }
+            Err(error) => missing(error, &wanted),
+        })
+        .await
     }
 
     async fn head_many(&self, keys: Vec<Key>) -> Result<Vec<Option<Meta>>, StoreError> {
         let Some(first) = keys.first().cloned() else { return Ok(Vec::new()) };
-        self.hop("stat", &first, move |store| keys.iter().map(|key| store.meta_now(key)).collect()).await
+        self.hop("stat", &first, move |store| keys.iter().map(|key| store.compared_meta(key)).collect()).await
     }
 
     async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {

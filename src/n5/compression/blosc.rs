@@ -1,11 +1,157 @@
-//! `blosc`.
+//! `blosc`: buffers of c-blosc 1. Their own header says how to decode them; `cname`, `shuffle` and the
+//! like in the attributes do not always agree with it and are not looked at.
+//!
+//! c-blosc checks little of what it reads, so the whole structure of a buffer is checked here first.
 
 use std::sync::Arc;
 
+use bytes::{Buf, Bytes};
 use serde_json::{Map, Value};
 
-use super::Codec;
+use super::stream::{self, damaged, only_padding, wrong_length};
+use super::{Codec, CodecError, blosc_sys};
 
-pub(super) fn open(parameters: &Map<String, Value>) -> Arc<dyn Codec> {
-    super::raw::open(parameters)
+const NAME: &str = "blosc";
+const HEADER_BYTES: usize = 16;
+const FORMAT_VERSION: u8 = 2;
+const MEMCPYED: u8 = 0x02;
+const RESERVED: u8 = 0x08;
+const NOT_SPLIT: u8 = 0x10;
+const BLOSCLZ: u8 = 0;
+const ZSTD: u8 = 4;
+/// More bytes 255 in a row overflow the 32-bit length that blosclz adds them to.
+const LONGEST_RUN_OF_255: usize = 8_421_500;
+
+#[derive(Debug)]
+struct Blosc;
+
+pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
+    Arc::new(Blosc)
+}
+
+impl Codec for Blosc {
+    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
+        let header = Header::parse(&payload)?;
+        if header.decoded != len {
+            return Err(wrong_length(len, header.decoded));
+        }
+        let (buffer, rest) = payload
+            .split_at_checked(header.stored)
+            .ok_or_else(|| damaged(NAME, format_args!("it has {} of {} bytes", payload.len(), header.stored)))?;
+        only_padding(NAME, rest)?;
+        if len == 0 {
+            return Ok(Bytes::new());
+        }
+        header.check(buffer)?;
+        let mut output = Vec::with_capacity(len);
+        match blosc_sys::decompress(buffer, &mut output, len) {
+            Ok(()) => stream::exactly(len, output),
+            Err(code) => Err(damaged(NAME, format_args!("c-blosc returns {code}"))),
+        }
+    }
+
+    /// The most that the best of the inner compressions reaches, zstd.
+    fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
+        stream::at_most(payload_len, 32_768)
+    }
+
+    /// Two blosc blocks, each at most as large as the result, and the inner decoder's state.
+    fn scratch_bytes(&self, len: usize) -> usize {
+        len.saturating_mul(2).saturating_add(256 << 10)
+    }
+}
+
+/// The first 16 bytes: format version, inner version, flags, item size, then little-endian the decoded
+/// size, the size of a blosc block and the size of the buffer.
+///
+/// Source: `README_CHUNK_FORMAT.rst` of c-blosc.
+struct Header {
+    flags: u8,
+    item_size: usize,
+    decoded: usize,
+    block_size: usize,
+    stored: usize,
+}
+
+impl Header {
+    fn parse(buffer: &[u8]) -> Result<Self, CodecError> {
+        let mut bytes = buffer.get(..HEADER_BYTES).ok_or_else(|| damaged(NAME, "its header ends early"))?;
+        let version = bytes.get_u8();
+        if version != FORMAT_VERSION {
+            return Err(damaged(NAME, format_args!("its format version is {version}, not {FORMAT_VERSION}")));
+        }
+        let _inner_version = bytes.get_u8();
+        let (flags, item_size) = (bytes.get_u8(), usize::from(bytes.get_u8()));
+        let mut size = |limit: u32| {
+            let size = bytes.get_u32_le();
+            let size = usize::try_from(size).ok().filter(|_| size <= limit);
+            size.ok_or_else(|| damaged(NAME, "a size in its header is out of range"))
+        };
+        Ok(Self {
+            flags,
+            item_size,
+            decoded: size(blosc_sys::MAX_DECODED_BYTES)?,
+            block_size: size(blosc_sys::MAX_BLOCK_BYTES)?,
+            stored: size(i32::MAX.unsigned_abs())?,
+        })
+    }
+
+    /// Walks all parts of `buffer`, which has the header's length and is not empty when decoded.
+    fn check(&self, buffer: &[u8]) -> Result<(), CodecError> {
+        let sound = (1..=self.decoded).contains(&self.block_size)
+            && self.item_size > 0
+            && self.stored >= HEADER_BYTES
+            && self.flags & RESERVED == 0;
+        if !sound {
+            return Err(damaged(NAME, "its header contradicts itself"));
+        }
+        if self.flags & MEMCPYED != 0 {
+            let plain = self.stored.saturating_sub(HEADER_BYTES);
+            return if plain == self.decoded { Ok(()) } else { Err(wrong_length(self.decoded, plain)) };
+        }
+        let inner = self.flags >> 5;
+        if inner == BLOSCLZ && has_run_of_255(buffer) {
+            return Err(damaged(NAME, "a run is longer than any block"));
+        }
+        let starts = buffer.get(HEADER_BYTES..).unwrap_or_default();
+        let out_of_range = || damaged(NAME, "a part lies outside of it");
+        let blocks = self.decoded.div_ceil(self.block_size);
+        if starts.len() / 4 < blocks {
+            return Err(out_of_range());
+        }
+        let leftover = self.decoded % self.block_size;
+        for (number, start) in starts.as_chunks::<4>().0.iter().take(blocks).enumerate() {
+            let last = number + 1 == blocks && leftover > 0;
+            let mut rest = usize::try_from(i32::from_le_bytes(*start))
+                .ok()
+                .and_then(|start| buffer.get(start..))
+                .ok_or_else(out_of_range)?;
+            for _ in 0..self.splits(last) {
+                let size = rest.try_get_i32_le().map_err(|_| out_of_range())?;
+                let (part, after) =
+                    usize::try_from(size).ok().and_then(|size| rest.split_at_checked(size)).ok_or_else(out_of_range)?;
+                let block_size = if last { leftover } else { self.block_size };
+                let stored = part.len() == block_size / self.splits(last);
+                // c-blosc would pass frames of the releases before 0.8 to decoders of that time.
+                if inner == ZSTD && !stored && !part.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+                    return Err(damaged(NAME, "a part is no zstd frame"));
+                }
+                rest = after;
+            }
+        }
+        Ok(())
+    }
+
+    /// Into how many parts a blosc block is split, one per byte of an item.
+    fn splits(&self, leftover_block: bool) -> usize {
+        let split = self.flags & NOT_SPLIT == 0
+            && self.item_size <= 16
+            && self.block_size / self.item_size >= 128
+            && !leftover_block;
+        if split { self.item_size } else { 1 }
+    }
+}
+
+fn has_run_of_255(buffer: &[u8]) -> bool {
+    buffer.len() > LONGEST_RUN_OF_255 && buffer.split(|byte| *byte != 255).any(|run| run.len() > LONGEST_RUN_OF_255)
 }

@@ -1,11 +1,48 @@
-//! `bzip2`.
+//! `bzip2`: one or more streams.
 
 use std::sync::Arc;
 
+use ::bzip2::{Decompress, Status};
+use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::Codec;
+use super::stream::{self, Decoder, Step, damaged};
+use super::{Codec, CodecError};
 
-pub(super) fn open(parameters: &Map<String, Value>) -> Arc<dyn Codec> {
-    super::raw::open(parameters)
+const NAME: &str = "bzip2";
+
+#[derive(Debug)]
+struct Bzip2;
+
+pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
+    Arc::new(Bzip2)
+}
+
+impl Codec for Bzip2 {
+    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
+        let begins = |rest: &[u8]| rest.starts_with(b"BZh");
+        stream::decode_all(NAME, &payload, len, begins, |input, output| {
+            stream::run(NAME, &mut Decompress::new(false), input, output, len)
+        })
+    }
+
+    /// A block of about 30 bytes can hold 900 000 run-length coded ones, 5 for every 259 bytes.
+    /// (64 MiB of zeros come to 849 479:1.)
+    fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
+        stream::at_most(payload_len, 2_000_000)
+    }
+
+    /// Four bytes for each of a block's 900 000, and the tables.
+    fn scratch_bytes(&self, _: usize) -> usize {
+        4 << 20
+    }
+}
+
+impl Decoder for Decompress {
+    fn step(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Step, CodecError> {
+        let before = self.total_in();
+        let status = self.decompress_vec(input, output).map_err(|error| damaged(NAME, error))?;
+        let consumed = stream::advance(before, self.total_in());
+        Ok(Step { consumed, ended: status == Status::StreamEnd })
+    }
 }

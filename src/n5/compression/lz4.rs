@@ -1,11 +1,219 @@
-//! `lz4`.
+//! `lz4`: four encodings that share the name, told apart by their first bytes.
+//!
+//! - Java N5: frames of lz4-java's `LZ4BlockOutputStream`, which begin with `LZ4Block`;
+//! - rust-n5: LZ4 frames;
+//! - zarr (numcodecs): the decoded size as u32, little-endian, then one block;
+//! - z5: one bare block.
 
+use std::io::Read;
 use std::sync::Arc;
 
+use bytes::{Buf, Bytes};
+use lz4::block::{DecompressError, decompress_into};
+use lz4::frame::FrameDecoder;
 use serde_json::{Map, Value};
+use xxhash_rust::xxh32::xxh32;
 
-use super::Codec;
+use super::stream::{self, after_padding, damaged, more, only_padding, wrong_length};
+use super::{Codec, CodecError};
 
-pub(super) fn open(parameters: &Map<String, Value>) -> Arc<dyn Codec> {
-    super::raw::open(parameters)
+const NAME: &str = "lz4";
+const JAVA_MAGIC: &[u8] = b"LZ4Block";
+const JAVA_HEADER_BYTES: usize = 21;
+const JAVA_SEED: u32 = 0x9747_b28c;
+const FRAME_MAGIC: &[u8] = &[0x04, 0x22, 0x4d, 0x18];
+
+#[derive(Debug)]
+struct Lz4;
+
+pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
+    Arc::new(Lz4)
+}
+
+impl Codec for Lz4 {
+    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
+        if payload.starts_with(JAVA_MAGIC) {
+            return java(&payload, len);
+        }
+        if payload.starts_with(FRAME_MAGIC) {
+            let begins = |rest: &[u8]| rest.starts_with(FRAME_MAGIC);
+            return stream::decode_all(NAME, &payload, len, begins, |input, output| frame(input, output, len));
+        }
+        match payload.split_first_chunk() {
+            Some((size, block)) if u64::from(u32::from_le_bytes(*size)) == len as u64 => {
+                // A bare block may begin like this by chance.
+                bare(block, len).or_else(|error| bare(&payload, len).map_err(|_| error))
+            }
+            _ => bare(&payload, len),
+        }
+    }
+
+    /// One byte more of a match's length is at most 255 bytes more of output.
+    fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
+        stream::at_most(payload_len, 255)
+    }
+
+    /// LZ4 frames: three of their largest blocks, 4 MiB each, and a window.
+    fn scratch_bytes(&self, _: usize) -> usize {
+        13 << 20
+    }
+}
+
+/// Frames of lz4-java. The mark that ends them may be missing: every frame has its own checksum.
+///
+/// Source: lz4-java's `LZ4BlockInputStream.java`.
+fn java(payload: &[u8], len: usize) -> Result<Bytes, CodecError> {
+    let mut output = vec![0; len];
+    let mut room = output.as_mut_slice();
+    let mut rest = payload;
+    while let Some(next) = after_padding(rest) {
+        if !next.starts_with(JAVA_MAGIC) {
+            return Err(CodecError::Trailing { codec: NAME, bytes: rest.len() });
+        }
+        let (header, body) =
+            next.split_at_checked(JAVA_HEADER_BYTES).ok_or_else(|| damaged(NAME, "a frame's header ends early"))?;
+        let header = JavaHeader::parse(header.get(JAVA_MAGIC.len()..).unwrap_or_default())?;
+        let (data, after) = body.split_at_checked(header.stored).ok_or_else(|| damaged(NAME, "a frame ends early"))?;
+        let (target, behind) = room.split_at_mut_checked(header.decoded).ok_or_else(|| more(len))?;
+        header.decode(data, target)?;
+        (room, rest) = (behind, after);
+    }
+    let missing = room.len();
+    if missing > 0 { Err(wrong_length(len, len - missing)) } else { Ok(output.into()) }
+}
+
+/// A frame's header after its magic: token, two lengths and a checksum, all little-endian.
+struct JavaHeader {
+    compressed: bool,
+    stored: usize,
+    decoded: usize,
+    checksum: u32,
+}
+
+impl JavaHeader {
+    fn parse(mut bytes: &[u8]) -> Result<Self, CodecError> {
+        let short = |_| damaged(NAME, "a frame's header ends early");
+        let token = bytes.try_get_u8().map_err(short)?;
+        let [stored, decoded, checksum] = [
+            bytes.try_get_u32_le().map_err(short)?,
+            bytes.try_get_u32_le().map_err(short)?,
+            bytes.try_get_u32_le().map_err(short)?,
+        ];
+        let compressed = match token & 0xf0 {
+            0x10 => false,
+            0x20 => true,
+            _ => return Err(damaged(NAME, format_args!("a frame's token is {token:#04x}"))),
+        };
+        let sound = decoded <= 1 << (10 + (token & 0x0f))
+            && (decoded == 0) == (stored == 0)
+            && (compressed || stored == decoded)
+            && (decoded > 0 || checksum == 0);
+        if !sound {
+            return Err(damaged(NAME, format_args!("a frame of {stored} bytes claims to hold {decoded}")));
+        }
+        let length = |n: u32| usize::try_from(n).map_err(|_| damaged(NAME, "a frame's length is out of range"));
+        Ok(Self { compressed, stored: length(stored)?, decoded: length(decoded)?, checksum })
+    }
+
+    fn decode(&self, data: &[u8], target: &mut [u8]) -> Result<(), CodecError> {
+        if target.is_empty() {
+            return Ok(());
+        }
+        if self.compressed {
+            let found = decompress_into(data, target).map_err(|error| damaged(NAME, error))?;
+            if found != target.len() {
+                return Err(damaged(NAME, format_args!("a frame holds {found} bytes, not {}", target.len())));
+            }
+        } else {
+            target.copy_from_slice(data);
+        }
+        // lz4-java hands the checksum through its `Checksum` interface, which keeps 28 bits.
+        if xxh32(target, JAVA_SEED) & 0x0fff_ffff == self.checksum {
+            Ok(())
+        } else {
+            Err(damaged(NAME, "a frame's checksum is wrong"))
+        }
+    }
+}
+
+/// Appends the LZ4 frame that `input` begins with, and returns what follows it.
+fn frame<'a>(input: &'a [u8], output: &mut Vec<u8>, len: usize) -> Result<&'a [u8], CodecError> {
+    let failed = |error| damaged(NAME, error);
+    let mut decoder = FrameDecoder::new(Source { rest: input, starved: false });
+    let room = len.saturating_sub(output.len());
+    let read = decoder.by_ref().take(room as u64).read_to_end(output).map_err(failed)?;
+    if read == room && decoder.read(&mut [0]).map_err(failed)? > 0 {
+        return Err(more(len));
+    }
+    let source = decoder.into_inner();
+    // The decoder takes the end of its input between two blocks for the end of the frame.
+    if source.starved { Err(damaged(NAME, "the frame ends early")) } else { Ok(source.rest) }
+}
+
+/// The bytes of a frame, and whether more of them were asked for than there are.
+struct Source<'a> {
+    rest: &'a [u8],
+    starved: bool,
+}
+
+impl Read for Source<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.rest.read(buffer)?;
+        self.starved |= read < buffer.len();
+        Ok(read)
+    }
+}
+
+/// One block without any header.
+fn bare(block: &[u8], len: usize) -> Result<Bytes, CodecError> {
+    let mut output = vec![0; len];
+    let whole = decompress_into(block, &mut output);
+    if whole.as_ref().is_ok_and(|found| *found == len) {
+        return Ok(output.into());
+    }
+    // A block does not say where it ends, so padding was read as part of it.
+    if let Some((block, rest)) = end_of_block(block, len).and_then(|end| block.split_at_checked(end)) {
+        only_padding(NAME, rest)?;
+        if decompress_into(block, &mut output).is_ok_and(|found| found == len) {
+            return Ok(output.into());
+        }
+    }
+    match whole {
+        Ok(found) => Err(wrong_length(len, found)),
+        Err(DecompressError::OutputTooSmall { .. }) => Err(more(len)),
+        Err(error) => Err(damaged(NAME, error)),
+    }
+}
+
+/// Bytes of the shortest prefix of `block` that is a block decoding to `len` bytes.
+///
+/// A sequence is a token, literals, an offset and a match; the last one ends after its literals.
+/// Source: `lz4_Block_format.md` of the LZ4 project.
+fn end_of_block(block: &[u8], len: usize) -> Option<usize> {
+    let mut rest = block;
+    let mut decoded = 0usize;
+    loop {
+        let token = rest.try_get_u8().ok()?;
+        let literals = length(token >> 4, &mut rest)?;
+        rest = rest.get(literals..)?;
+        decoded = decoded.checked_add(literals)?;
+        if decoded >= len {
+            return (decoded == len).then_some(block.len() - rest.len());
+        }
+        rest = rest.get(2..)?;
+        decoded = decoded.checked_add(length(token & 0x0f, &mut rest)?)?.checked_add(4)?;
+    }
+}
+
+/// A length of which the token holds `nibble`; 15 is continued by bytes up to one below 255.
+fn length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
+    let mut total = usize::from(nibble);
+    while nibble == 15 {
+        let byte = rest.try_get_u8().ok()?;
+        total = total.checked_add(usize::from(byte))?;
+        if byte < 255 {
+            break;
+        }
+    }
+    Some(total)
 }

@@ -1,10 +1,15 @@
 //! Compression schemes: one file and one row of [`CODECS`] each.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod blosc;
+mod blosc_sys;
 mod bzip2;
 mod gzip;
 mod lz4;
 mod raw;
+mod stream;
+#[cfg(test)]
+mod tests;
 mod xz;
 mod zstd;
 

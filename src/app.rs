@@ -1,0 +1,351 @@
+//! Puts the parts together: configuration to containers to router; binds, serves, shuts down.
+
+use std::future::Future;
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::{HeaderValue, Request};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
+use tower::ServiceExt;
+
+use crate::config::{CachePolicy, Config, ContainerConfig, EvictionPolicy, Listen, Recheck, Symlinks};
+use crate::container::{self, Container, Resources, Settings};
+use crate::http::{self, App, Mount};
+use crate::store::{LocalStore, Store, SymlinkPolicy};
+use crate::{demo, telemetry};
+
+/// Time after a signal in which connections are still accepted, so that whoever asks `/readyz` learns
+/// that the server goes before it is gone.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// HTTP/2 streams of one connection; viewers ask for 100 blocks at once.
+const STREAMS: u32 = 256;
+
+/// A server that has its address and serves when run.
+#[derive(Debug)]
+pub struct Server {
+    app: Arc<App>,
+    listener: Listener,
+    config: Config,
+}
+
+#[derive(Debug)]
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When a container cannot be opened or the address cannot be bound.
+pub async fn serve(config: Config, metrics: telemetry::Metrics) -> anyhow::Result<()> {
+    let server = Server::bind(config, move || metrics.render()).await?;
+    server.announce();
+    server.run(signal()).await;
+    Ok(())
+}
+
+impl Server {
+    /// Opens the containers and takes the address; `render_metrics` makes the text of `/metrics`.
+    ///
+    /// # Errors
+    /// When a container cannot be opened or the address cannot be bound.
+    pub async fn bind(
+        config: Config,
+        render_metrics: impl Fn() -> String + Send + Sync + 'static,
+    ) -> anyhow::Result<Self> {
+        let resources = Resources::new(settings(&config));
+        let mounts = mounts(&config, &resources)?;
+        let app = App::new(mounts, resources, options(&config), render_metrics);
+        let listener = match &config.server.listen {
+            Listen::Tcp(address) => {
+                Listener::Tcp(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?)
+            }
+            Listen::Unix(path) => {
+                remove_stale_socket(path).await;
+                let shown = path.display();
+                let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on unix:{shown}"))?;
+                Listener::Unix(listener, path.clone())
+            }
+        };
+        Ok(Self { app, listener, config })
+    }
+
+    /// The address in use, with the port that was picked.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match &self.listener {
+            Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Unix(..) => None,
+        }
+    }
+
+    /// Where clients find it.
+    fn url(&self) -> String {
+        let base = &self.config.server.base_path;
+        match (&self.listener, self.address()) {
+            (Listener::Unix(_, path), _) => format!("unix:{}", path.display()),
+            (Listener::Tcp(_), Some(address)) => format!("http://{address}{base}/"),
+            (Listener::Tcp(_), None) => "an unknown address".to_owned(),
+        }
+    }
+
+    /// Says where the server is, what it serves and how much memory it may take.
+    fn announce(&self) {
+        let bound = settings(&self.config).memory_bound();
+        let url = self.url();
+        let served: Vec<String> = self
+            .config
+            .containers
+            .iter()
+            .map(|container| {
+                let name = if container.name.is_empty() { "/" } else { &container.name };
+                format!("{name} = {}", container.root.display())
+            })
+            .collect();
+        let served = if served.is_empty() { "the embedded demo container".to_owned() } else { served.join(", ") };
+        let mebibytes = bound >> 20;
+        tracing::info!(%url, containers = served, memory_bound_bytes = bound, "listening");
+        let mut out = std::io::stdout().lock();
+        // Nobody may be reading; the log has it, too.
+        let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
+        let _ = writeln!(out, "serving {served}; caches and budgets take at most {mebibytes} MiB");
+        if self.config.containers.is_empty() {
+            let _ = writeln!(out, "{}", demo::tour(&url));
+        }
+        let _ = out.flush();
+    }
+
+    /// Serves until `stop` is ready, then finishes the answers that have begun.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let Self { app, listener, config } = self;
+        let router = http::router(Arc::clone(&app));
+        let connections = Arc::new(Connections {
+            http: builder(&config),
+            send_timeout: config.server.send_timeout,
+            graceful: GracefulShutdown::new(),
+            slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
+            router,
+        });
+        let accepting = async {
+            match &listener {
+                Listener::Tcp(listener) => loop {
+                    let slot = connections.slot().await;
+                    match listener.accept().await {
+                        Ok((stream, peer)) => {
+                            // Small answers must not wait for an acknowledgement of the one before.
+                            let _ = stream.set_nodelay(true);
+                            connections.serve(stream, Some(peer.ip()), slot);
+                        }
+                        Err(error) => refused(&error).await,
+                    }
+                },
+                Listener::Unix(listener, _) => loop {
+                    let slot = connections.slot().await;
+                    match listener.accept().await {
+                        Ok((stream, _)) => connections.serve(stream, None, slot),
+                        Err(error) => refused(&error).await,
+                    }
+                },
+            }
+        };
+        let stopping = async {
+            stop.await;
+            tracing::info!("shutting down: not ready any more");
+            app.drain();
+            tokio::time::sleep(DRAIN).await;
+        };
+        tokio::select! {
+            () = accepting => {}
+            () = stopping => {}
+        }
+        if let Listener::Unix(_, path) = &listener {
+            let _ = tokio::fs::remove_file(path).await;
+        }
+        drop(listener);
+        // A task still holds `connections` only while it starts to serve.
+        while Arc::strong_count(&connections) > 1 {
+            tokio::task::yield_now().await;
+        }
+        let Some(connections) = Arc::into_inner(connections) else { return };
+        let deadline = config.server.shutdown_timeout;
+        match tokio::time::timeout(deadline, connections.graceful.shutdown()).await {
+            Ok(()) => tracing::info!("all answers finished"),
+            Err(_elapsed) => tracing::warn!(?deadline, "answers cut off at the deadline"),
+        }
+    }
+}
+
+/// What every connection is served with.
+struct Connections {
+    http: Builder<TokioExecutor>,
+    send_timeout: Duration,
+    graceful: GracefulShutdown,
+    slots: Arc<Semaphore>,
+    router: Router,
+}
+
+impl Connections {
+    async fn slot(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        // The semaphore is never closed.
+        Arc::clone(&self.slots).acquire_owned().await.ok()
+    }
+
+    fn serve<S>(&self, stream: S, peer: Option<IpAddr>, slot: Option<tokio::sync::OwnedSemaphorePermit>)
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(self.send_timeout));
+        let router = self.router.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let mut request = request.map(Body::new);
+            request.extensions_mut().insert(ConnectInfo(peer));
+            router.clone().oneshot(request)
+        });
+        let connection = self.http.serve_connection(TokioIo::new(Box::pin(stream)), service).into_owned();
+        let connection = self.graceful.watch(connection);
+        tokio::spawn(async move {
+            let _slot = slot;
+            if let Err(error) = connection.await {
+                tracing::debug!(error, "connection ended");
+            }
+        });
+    }
+}
+
+fn builder(config: &Config) -> Builder<TokioExecutor> {
+    let mut http = Builder::new(TokioExecutor::new());
+    http.http1().timer(TokioTimer::new()).header_read_timeout(config.server.header_timeout);
+    http.http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .keep_alive_interval(Some(config.server.header_timeout))
+        .keep_alive_timeout(config.server.header_timeout);
+    http
+}
+
+/// A connection that could not be accepted: out of descriptors, or gone already. Never the end.
+async fn refused(error: &std::io::Error) {
+    tracing::warn!(%error, "connection not accepted");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+}
+
+/// A socket that nobody listens on any more is left by a process that was killed.
+async fn remove_stale_socket(path: &PathBuf) {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = tokio::fs::symlink_metadata(path).await.is_ok_and(|meta| meta.file_type().is_socket());
+    if is_socket && tokio::net::UnixStream::connect(path).await.is_err() {
+        let _ = tokio::fs::remove_file(path).await;
+    }
+}
+
+/// Ready when the process is told to stop.
+async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).ok();
+    let terminated = async {
+        match &mut terminate {
+            Some(signal) => signal.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = terminated => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+fn mounts(config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Vec<Mount>> {
+    if config.containers.is_empty() {
+        let store: Arc<dyn Store> = Arc::new(demo::store());
+        return Ok(vec![mount("", store, CachePolicy::Revalidate, resources)]);
+    }
+    config.containers.iter().map(|container| open(container, config, resources)).collect()
+}
+
+fn open(container: &ContainerConfig, config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Mount> {
+    let symlinks = match container.symlinks {
+        Symlinks::Inside => SymlinkPolicy::Inside,
+        Symlinks::Deny => SymlinkPolicy::Deny,
+        Symlinks::Follow => SymlinkPolicy::Follow,
+    };
+    let shown = container.root.display();
+    let store = LocalStore::open(&container.root, symlinks, config.server.request_timeout)
+        .with_context(|| format!("cannot serve {shown}: it must be a directory that this user can read"))?;
+    Ok(mount(&container.name, Arc::new(store), container.cache_control, resources))
+}
+
+fn mount(name: &str, store: Arc<dyn Store>, policy: CachePolicy, resources: &Arc<Resources>) -> Mount {
+    let (found, missing) = match policy {
+        CachePolicy::Revalidate => ("no-cache".to_owned(), "no-cache".to_owned()),
+        // What is missing may be written yet.
+        CachePolicy::Immutable => {
+            ("public, max-age=31536000, immutable".to_owned(), "public, max-age=60".to_owned())
+        }
+        CachePolicy::MaxAge(age) => {
+            let text = format!("public, max-age={}", age.as_secs());
+            (text.clone(), text)
+        }
+    };
+    let header = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("no-cache"));
+    Mount {
+        name: name.to_owned(),
+        container: Container::new(store, Arc::clone(resources)),
+        cache_found: header(&found),
+        cache_missing: header(&missing),
+    }
+}
+
+fn settings(config: &Config) -> Settings {
+    let recheck = |recheck| match recheck {
+        Recheck::Always => container::Recheck::Always,
+        Recheck::Never => container::Recheck::Never,
+        Recheck::After(age) => container::Recheck::After(age),
+    };
+    let cores = match config.server.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    Settings {
+        decoded_cache: config.cache.decoded,
+        stored_cache: config.cache.stored,
+        weigh_frequency: config.cache.policy == EvictionPolicy::TinyLfu,
+        recheck_metadata: recheck(config.cache.recheck_cached_metadata),
+        recheck_data: recheck(config.cache.recheck_cached_data),
+        slice: config.limits.slice,
+        slice_budget: config.limits.slice_budget,
+        decode_budget: config.limits.decode_budget,
+        transfer_budget: config.limits.transfer_budget,
+        decode_factor: config.limits.decode_factor,
+        attributes: config.limits.attributes,
+        budget_wait: config.limits.budget_wait,
+        cores,
+    }
+}
+
+fn options(config: &Config) -> http::Options {
+    http::Options {
+        base_path: config.server.base_path.clone(),
+        trusted_proxies: config.server.trusted_proxies.clone(),
+        request_timeout: config.server.request_timeout,
+        concurrent_requests: config.limits.concurrent_requests,
+        origins: config.cors.origins.clone(),
+        compress_slices: config.compression.slices,
+    }
+}

@@ -1,0 +1,158 @@
+//! Preconditions and ranges of RFC 9110 for one representation.
+
+use std::ops::Bound;
+use std::time::SystemTime;
+
+use axum::http::{HeaderMap, HeaderValue, Method};
+use headers::{ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince, LastModified, Range};
+
+/// What a request wants of a representation that exists.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All of it: 200.
+    Whole,
+    /// The bytes from the first to before the second number: 206.
+    Part(u64, u64),
+    /// Nothing, the client has it: 304.
+    NotModified,
+    /// Nothing, it is another one than the client means: 412.
+    PreconditionFailed,
+    /// Nothing, the range lies beyond it: 416.
+    Unsatisfiable,
+}
+
+/// Evaluates preconditions and range in the order of RFC 9110 §13.2.2.
+///
+/// `etag` is strong and quoted; `len` is `None` for a representation that serves no ranges. Several
+/// ranges at once are answered with the whole, as §14.2 allows.
+pub fn evaluate(
+    method: &Method,
+    headers: &HeaderMap,
+    etag: Option<&str>,
+    modified: Option<SystemTime>,
+    len: Option<u64>,
+) -> Verdict {
+    let etag: Option<ETag> = etag.and_then(|etag| etag.parse().ok());
+    if let Some(wanted) = headers.typed_get::<IfMatch>() {
+        if !etag.as_ref().is_some_and(|etag| wanted.precondition_passes(etag)) {
+            return Verdict::PreconditionFailed;
+        }
+    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfUnmodifiedSince>(), modified) {
+        if !since.precondition_passes(modified) {
+            return Verdict::PreconditionFailed;
+        }
+    }
+    if let Some(known) = headers.typed_get::<IfNoneMatch>() {
+        if etag.as_ref().is_some_and(|etag| !known.precondition_passes(etag)) {
+            return Verdict::NotModified;
+        }
+    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfModifiedSince>(), modified) {
+        if !since.is_modified(modified) {
+            return Verdict::NotModified;
+        }
+    }
+    let (Some(len), true) = (len, method == Method::GET) else { return Verdict::Whole };
+    let Some(range) = headers.typed_get::<Range>() else { return Verdict::Whole };
+    if let Some(condition) = headers.typed_get::<IfRange>() {
+        let last_modified = modified.map(LastModified::from);
+        if condition.is_modified(etag.as_ref(), last_modified.as_ref()) {
+            return Verdict::Whole;
+        }
+    }
+    part(headers, &range, len)
+}
+
+/// The one range that is asked for, cut off at the end of the representation.
+fn part(headers: &HeaderMap, range: &Range, len: u64) -> Verdict {
+    let several = headers.get(axum::http::header::RANGE).is_some_and(|text| text.as_bytes().contains(&b','));
+    if several {
+        return Verdict::Whole;
+    }
+    let Some((from, to)) = range.satisfiable_ranges(len).next() else { return Verdict::Unsatisfiable };
+    let from = match from {
+        Bound::Included(from) => from,
+        Bound::Excluded(from) => from.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let to = match to {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(to) => to,
+        Bound::Unbounded => len,
+    };
+    let to = to.min(len);
+    if from < to { Verdict::Part(from, to) } else { Verdict::Unsatisfiable }
+}
+
+/// `Last-Modified` as an HTTP date.
+pub fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
+    // Times before 1970 have no HTTP date here.
+    modified.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    HeaderValue::from_str(&httpdate::fmt_http_date(modified)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn ask(headers: &[(&'static str, &str)]) -> Verdict {
+        let map: HeaderMap = headers.iter().map(|(k, v)| (k.parse().unwrap(), v.parse().unwrap())).collect();
+        let modified = SystemTime::UNIX_EPOCH + Duration::from_millis(1_000_000_000_500);
+        evaluate(&Method::GET, &map, Some("\"a-1\""), Some(modified), Some(10))
+    }
+
+    #[test]
+    fn ranges_of_every_form() {
+        assert_eq!(ask(&[]), Verdict::Whole);
+        assert_eq!(ask(&[("range", "bytes=0-0")]), Verdict::Part(0, 1));
+        assert_eq!(ask(&[("range", "bytes=3-")]), Verdict::Part(3, 10));
+        assert_eq!(ask(&[("range", "bytes=3-99")]), Verdict::Part(3, 10));
+        assert_eq!(ask(&[("range", "bytes=-4")]), Verdict::Part(6, 10));
+        assert_eq!(ask(&[("range", "bytes=-99")]), Verdict::Part(0, 10));
+        assert_eq!(ask(&[("range", "bytes=10-")]), Verdict::Unsatisfiable);
+        assert_eq!(ask(&[("range", "bytes=-0")]), Verdict::Unsatisfiable);
+        assert_eq!(ask(&[("range", "bytes=0-1,3-4")]), Verdict::Whole);
+        assert_eq!(ask(&[("range", "lines=0-1")]), Verdict::Whole);
+        assert_eq!(ask(&[("range", "bytes=5-2")]), Verdict::Whole);
+        assert_eq!(ask(&[("range", "bytes=x")]), Verdict::Whole);
+    }
+
+    #[test]
+    fn an_empty_object_satisfies_no_range() {
+        let map: HeaderMap = [("range".parse().unwrap(), "bytes=0-".parse().unwrap())].into_iter().collect();
+        assert_eq!(evaluate(&Method::GET, &map, None, None, Some(0)), Verdict::Unsatisfiable);
+    }
+
+    #[test]
+    fn preconditions_come_before_ranges() {
+        assert_eq!(ask(&[("if-none-match", "\"a-1\""), ("range", "bytes=0-1")]), Verdict::NotModified);
+        assert_eq!(ask(&[("if-none-match", "W/\"a-1\"")]), Verdict::NotModified);
+        assert_eq!(ask(&[("if-none-match", "*")]), Verdict::NotModified);
+        assert_eq!(ask(&[("if-none-match", "\"b\", \"a-1\"")]), Verdict::NotModified);
+        assert_eq!(ask(&[("if-none-match", "\"b\"")]), Verdict::Whole);
+        assert_eq!(ask(&[("if-match", "\"b\"")]), Verdict::PreconditionFailed);
+        assert_eq!(ask(&[("if-match", "\"a-1\""), ("range", "bytes=1-1")]), Verdict::Part(1, 2));
+        assert_eq!(ask(&[("if-match", "*")]), Verdict::Whole);
+    }
+
+    #[test]
+    fn dates_have_a_resolution_of_seconds() {
+        let same = "Sun, 09 Sep 2001 01:46:40 GMT";
+        let before = "Sun, 09 Sep 2001 01:46:39 GMT";
+        assert_eq!(ask(&[("if-modified-since", same)]), Verdict::NotModified);
+        assert_eq!(ask(&[("if-modified-since", before)]), Verdict::Whole);
+        assert_eq!(ask(&[("if-unmodified-since", same)]), Verdict::Whole);
+        assert_eq!(ask(&[("if-unmodified-since", before)]), Verdict::PreconditionFailed);
+        // An entity tag outweighs a date.
+        assert_eq!(ask(&[("if-none-match", "\"b\""), ("if-modified-since", same)]), Verdict::Whole);
+    }
+
+    #[test]
+    fn if_range_chooses_between_part_and_whole() {
+        assert_eq!(ask(&[("if-range", "\"a-1\""), ("range", "bytes=0-1")]), Verdict::Part(0, 2));
+        assert_eq!(ask(&[("if-range", "\"b\""), ("range", "bytes=0-1")]), Verdict::Whole);
+        assert_eq!(ask(&[("if-range", "W/\"a-1\""), ("range", "bytes=0-1")]), Verdict::Whole);
+        assert_eq!(ask(&[("if-range", "\"b\""), ("range", "bytes=99-")]), Verdict::Whole);
+    }
+}

@@ -1,0 +1,149 @@
+//! Listings of directories: one page for people and three parsers, or JSON.
+
+use std::fmt::Write;
+
+use axum::body::Body;
+use axum::http::header::{CACHE_CONTROL, LINK};
+use axum::http::{HeaderValue, Response, StatusCode};
+use serde_json::json;
+
+use super::compress::Compressible;
+use super::problem::{self, Problem};
+use super::{Answer, Ask, Mount, query, respond, target, vary};
+use crate::container::{EntryKind, Listed, ListedEntry};
+use crate::output;
+use crate::store::Key;
+
+/// Most entries of one page.
+const PAGE: usize = 10_000;
+
+/// The listing of the containers, where there are several.
+pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
+    let mut entries: Vec<ListedEntry> = ask
+        .app
+        .mounts
+        .iter()
+        .map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group })
+        .collect();
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    let is_html = wants_html(ask)?;
+    let mut response = page(ask, "", &Listed { entries, more: false }, is_html, false);
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    Ok(response)
+}
+
+/// The listing of a group or dataset.
+pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Answer {
+    let is_html = wants_html(ask)?;
+    let after = query::parameter(ask.query, "after");
+    let blocks = query::parameter(ask.query, "blocks").is_some_and(|value| value == "1");
+    let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, blocks).await?;
+    let listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
+    let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
+    let mut response = page(ask, path.trim_end_matches('/'), &listed, is_html, blocks);
+    response.headers_mut().insert(CACHE_CONTROL, mount.cache_found.clone());
+    Ok(response)
+}
+
+/// HTML unless JSON is asked for, by `format=json` or by an `Accept` that names it and not HTML.
+fn wants_html(ask: &Ask<'_>) -> Result<bool, Problem> {
+    match query::parameter(ask.query, "format").as_deref() {
+        Some("json") => return Ok(false),
+        Some("html") => return Ok(true),
+        _ => {}
+    }
+    let accept = ask.headers.get(axum::http::header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    match output::best_of(&["text/html", "application/json"], accept) {
+        Some("application/json") => Ok(false),
+        Some(_) => Ok(true),
+        None => Err(Problem::new(
+            problem::NOT_ACCEPTABLE,
+            "a listing is text/html or application/json; Accept allows neither",
+        )
+        .with("known", json!(["text/html", "application/json"]))),
+    }
+}
+
+fn page(ask: &Ask<'_>, path: &str, listed: &Listed, is_html: bool, blocks: bool) -> Response<Body> {
+    let next = listed.more.then(|| listed.entries.last().map(|entry| entry.name.clone())).flatten();
+    let mut response = if is_html {
+        let page = html(path, listed, next.as_deref(), blocks);
+        respond(ask.method, StatusCode::OK, "text/html; charset=utf-8", page)
+    } else {
+        let entries: Vec<_> = listed
+            .entries
+            .iter()
+            .map(|entry| {
+                let kind = match entry.kind {
+                    EntryKind::Group => "group",
+                    EntryKind::Dataset => "dataset",
+                    EntryKind::File => "file",
+                };
+                json!({ "name": entry.name, "kind": kind })
+            })
+            .collect();
+        let document = json!({ "path": path, "entries": entries, "next": next });
+        respond(ask.method, StatusCode::OK, "application/json", document.to_string())
+    };
+    vary(response.headers_mut(), "accept");
+    response.extensions_mut().insert(Compressible);
+    if let Some(next) = next {
+        let format = if is_html { "" } else { "&format=json" };
+        let link = format!("<?{}{format}>; rel=\"next\"", next_query(&next, blocks));
+        if let Ok(link) = HeaderValue::from_str(&link) {
+            response.headers_mut().insert(LINK, link);
+        }
+    }
+    response
+}
+
+fn next_query(next: &str, blocks: bool) -> String {
+    format!("after={}{}", target::encode(next), if blocks { "&blocks=1" } else { "" })
+}
+
+/// The page. Its only `href="…">text` are the entries, a line each, so that Java N5, Neuroglancer and
+/// fsspec read the same list; what else a person needs has attributes between `href` and `>`, or none.
+/// Source: the parsers in `n5:http/*.java`, `ng:html_directory_listing.ts`, `fsspec:http.py`.
+fn html(path: &str, listed: &Listed, next: Option<&str>, blocks: bool) -> String {
+    let title = escape(if path.is_empty() { "N5 container" } else { path });
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
+         <style>body{{font:1rem/1.6 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;\
+         color-scheme:light dark}}ul{{list-style:none;padding:0}}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<ul>\n"
+    );
+    for entry in &listed.entries {
+        let slash = if entry.kind == EntryKind::File { "" } else { "/" };
+        let (href, name) = (target::encode(&entry.name), escape(&entry.name));
+        // Writing to a String cannot fail.
+        let _ = writeln!(page, "<li><a href=\"{href}{slash}\">{name}{slash}</a></li>");
+    }
+    page.push_str("</ul>\n");
+    if listed.entries.is_empty() {
+        page.push_str("<p>There is nothing in this group.</p>\n");
+    }
+    if let Some(next) = next {
+        let blocks = if blocks { "<input type=\"hidden\" name=\"blocks\" value=\"1\">" } else { "" };
+        let after = escape(next);
+        let _ = writeln!(
+            page,
+            "<form><input type=\"hidden\" name=\"after\" value=\"{after}\">{blocks}<button>More</button></form>"
+        );
+    }
+    page.push_str("</body>\n</html>\n");
+    page
+}
+
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}

@@ -1,0 +1,272 @@
+//! Every error answer: RFC 9457 problem documents, and the one place that gives errors their status.
+
+use axum::body::Body;
+use axum::http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
+use serde_json::{Map, Value, json};
+
+use crate::container::{BudgetError, ReadError, Refusal};
+use crate::n5::BlockError;
+use crate::store::StoreError;
+
+/// Where the problem types are described.
+const TYPES: &str = "https://github.com/n5-server/n5-server/blob/main/docs/PROBLEMS.md#";
+
+/// A kind of problem: the end of its `type`, its title and its status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// What `type` ends in.
+    pub name: &'static str,
+    /// The title.
+    pub title: &'static str,
+    /// The status.
+    pub status: StatusCode,
+}
+
+macro_rules! kinds {
+    ($($ident:ident = $name:literal, $title:literal, $status:ident;)*) => {
+        $(
+            #[doc = $title]
+            pub const $ident: Kind = Kind { name: $name, title: $title, status: StatusCode::$status };
+        )*
+        /// Every kind of problem.
+        pub const KINDS: &[Kind] = &[$($ident),*];
+    };
+}
+
+kinds! {
+    INVALID_PARAMETER = "invalid-parameter", "The path or a parameter cannot be used", BAD_REQUEST;
+    OUT_OF_BOUNDS = "out-of-bounds", "The region does not lie within the dataset", BAD_REQUEST;
+    UNAUTHORIZED = "unauthorized", "A valid token is needed", UNAUTHORIZED;
+    NOT_FOUND = "not-found", "There is nothing of that name", NOT_FOUND;
+    NOT_A_DATASET = "not-a-dataset", "This is not a dataset", NOT_FOUND;
+    METHOD_NOT_ALLOWED = "method-not-allowed", "Only GET, HEAD and OPTIONS are served", METHOD_NOT_ALLOWED;
+    NOT_ACCEPTABLE = "not-acceptable", "No format matches Accept", NOT_ACCEPTABLE;
+    PRECONDITION_FAILED = "precondition-failed", "The object is another one than the request names", PRECONDITION_FAILED;
+    TOO_LARGE = "too-large", "The request exceeds a limit", PAYLOAD_TOO_LARGE;
+    RANGE_NOT_SATISFIABLE = "range-not-satisfiable", "The range lies beyond the object", RANGE_NOT_SATISFIABLE;
+    CORRUPT_BLOCK = "corrupt-block", "A stored block is damaged", UNPROCESSABLE_ENTITY;
+    INTERNAL = "internal", "The server has a fault", INTERNAL_SERVER_ERROR;
+    UNSUPPORTED = "unsupported", "This is not decoded by this server", NOT_IMPLEMENTED;
+    STORAGE_UNAVAILABLE = "storage-unavailable", "The storage does not answer", SERVICE_UNAVAILABLE;
+    OVERLOADED = "overloaded", "The server has too much to do", SERVICE_UNAVAILABLE;
+    TIMEOUT = "timeout", "It took too long", GATEWAY_TIMEOUT;
+}
+
+/// Seconds after which a client may try again.
+const RETRY_SECONDS: HeaderValue = HeaderValue::from_static("1");
+
+/// An error answer in the making.
+#[derive(Debug)]
+pub struct Problem {
+    kind: Kind,
+    detail: String,
+    members: Map<String, Value>,
+    headers: HeaderMap,
+    /// What the log says instead of the detail, which never carries what happened inside.
+    cause: Option<String>,
+}
+
+impl Problem {
+    /// A problem of that kind; `detail` says what was asked, what is allowed and what to do.
+    pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
+        Self { kind, detail: detail.into(), members: Map::new(), headers: HeaderMap::new(), cause: None }
+    }
+
+    /// With a further member.
+    #[must_use]
+    pub fn with(mut self, member: &str, value: impl Into<Value>) -> Self {
+        self.members.insert(member.to_owned(), value.into());
+        self
+    }
+
+    /// A problem of the server's own; `cause` goes to the log only.
+    pub fn own(kind: Kind, detail: &str, cause: impl Into<String>) -> Self {
+        let mut problem = Self::new(kind, detail);
+        problem.cause = Some(cause.into());
+        if kind.status == StatusCode::SERVICE_UNAVAILABLE {
+            problem.headers.insert(RETRY_AFTER, RETRY_SECONDS);
+        }
+        problem
+    }
+
+    /// 404 for a key that is not there: the body stays tiny, clients ask for thousands of these.
+    pub fn missing() -> Self {
+        Self::new(NOT_FOUND, "no such key")
+    }
+
+    /// 405.
+    pub fn method() -> Self {
+        let mut problem = Self::new(METHOD_NOT_ALLOWED, "this server only reads; use GET, HEAD or OPTIONS");
+        problem.headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
+        problem
+    }
+
+    /// 416 for an object of `len` bytes.
+    pub fn range(len: u64) -> Self {
+        let mut problem =
+            Self::new(RANGE_NOT_SATISFIABLE, format!("the object has {len} bytes; ask for a range within them"));
+        if let Ok(range) = HeaderValue::from_str(&format!("bytes */{len}")) {
+            problem.headers.insert(CONTENT_RANGE, range);
+        }
+        problem
+    }
+
+    /// With `Cache-Control`.
+    #[must_use]
+    pub fn cached(mut self, policy: HeaderValue) -> Self {
+        self.headers.insert(CACHE_CONTROL, policy);
+        self
+    }
+
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.kind.status
+    }
+
+    /// What the log says: the cause of a problem of the server's own, the detail of a damaged block.
+    pub fn logged(&self) -> Option<&str> {
+        match &self.cause {
+            Some(cause) => Some(cause),
+            None => (self.kind == CORRUPT_BLOCK).then_some(&self.detail),
+        }
+    }
+
+    /// The answer. `instance` is the request's path; a problem of the server's own names the request.
+    pub fn into_response(self, instance: &str, request_id: &str) -> Response<Body> {
+        let own = self.cause.is_some();
+        let detail = if own { format!("{}; request {request_id}", self.detail) } else { self.detail };
+        let mut document = Map::new();
+        document.insert("type".into(), format!("{TYPES}{}", self.kind.name).into());
+        document.insert("title".into(), self.kind.title.into());
+        document.insert("status".into(), self.kind.status.as_u16().into());
+        document.insert("detail".into(), detail.into());
+        document.insert("instance".into(), instance.into());
+        if own {
+            document.insert("request_id".into(), request_id.into());
+        }
+        document.extend(self.members);
+        let body = Value::Object(document).to_string();
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = self.kind.status;
+        *response.headers_mut() = self.headers;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+        *response.body_mut() = Body::from(body);
+        response
+    }
+}
+
+impl From<ReadError> for Problem {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::NotFound(key) => {
+                Self::new(NOT_FOUND, format!("there is no group or dataset /{key} in this container"))
+            }
+            ReadError::NotADataset { key, reason } => {
+                Self::new(NOT_A_DATASET, format!("/{key} is not a dataset: {reason}")).with("reason", reason)
+            }
+            ReadError::AttributesTooLarge { key, bytes, limit_bytes } => Self::new(
+                TOO_LARGE,
+                format!("the attributes of /{key} have {bytes} bytes; limits.attributes allows {limit_bytes}"),
+            )
+            .with("limit", limit_bytes),
+            ReadError::StoredTooLarge { key, bytes, limit_bytes } => Self::new(
+                TOO_LARGE,
+                format!(
+                    "the stored block /{key} has {bytes} bytes; limits.decode_budget allows blocks of \
+                     {limit_bytes} bytes to be decoded; the block itself can be fetched as stored"
+                ),
+            )
+            .with("limit", limit_bytes),
+            ReadError::Block { key, position, error } => block_problem(&key, &position, error),
+            ReadError::Store(error) => {
+                let (kind, detail) = match &error {
+                    StoreError::Timeout(..) => (TIMEOUT, "the storage did not answer in time"),
+                    StoreError::Io { .. } | StoreError::Short(_) => {
+                        (STORAGE_UNAVAILABLE, "the storage failed in a way that may pass; try again")
+                    }
+                };
+                Self::own(kind, detail, error.to_string())
+            }
+            ReadError::Budget(BudgetError::TooLarge { budget, asked_bytes, capacity_bytes }) => Self::new(
+                TOO_LARGE,
+                format!("this takes {asked_bytes} bytes of the {budget} budget, which has {capacity_bytes}"),
+            )
+            .with("limit", capacity_bytes),
+            ReadError::Budget(waited @ BudgetError::Waited { .. }) => {
+                Self::own(OVERLOADED, "no memory was free in time; try again", waited.to_string())
+            }
+            ReadError::Died(cause) => Self::own(INTERNAL, "the server has a fault", cause),
+        }
+    }
+}
+
+fn block_problem(key: &crate::store::Key, position: &[u64], error: BlockError) -> Problem {
+    match error {
+        BlockError::Unsupported(what) => {
+            Problem::new(UNSUPPORTED, format!("block /{key}: {what}; it can be fetched as stored"))
+        }
+        BlockError::OverLimit { needed_bytes, limit_bytes } => Problem::new(
+            TOO_LARGE,
+            format!(
+                "decoding block /{key} takes {needed_bytes} bytes; limits.decode_budget allows {limit_bytes}; \
+                 the block itself can be fetched as stored"
+            ),
+        )
+        .with("limit", limit_bytes),
+        error @ (BlockError::ShortHeader { .. }
+        | BlockError::UnknownMode(_)
+        | BlockError::Rank { .. }
+        | BlockError::TooLargeForGrid { .. }
+        | BlockError::Implausible { .. }
+        | BlockError::Payload(_)) => {
+            Problem::new(CORRUPT_BLOCK, format!("block /{key}: {error}")).with("block", json!(position))
+        }
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let (problem, piece) = match refusal {
+            Refusal::TooLarge { bytes, limit_bytes, piece } => {
+                let bytes = bytes.map_or_else(|| "more than 2^64".to_owned(), |bytes| bytes.to_string());
+                let detail = format!("the answer has {bytes} bytes; limits.slice allows {limit_bytes}");
+                (Self::new(TOO_LARGE, detail).with("limit", limit_bytes), piece)
+            }
+            Refusal::TooCostly { decoded_bytes, bytes, limit_bytes, piece } => {
+                let detail = format!(
+                    "{decoded_bytes} bytes would be decoded for an answer of {bytes}; \
+                     limits.decode_factor allows {limit_bytes}"
+                );
+                let limit = u64::try_from(limit_bytes).unwrap_or(u64::MAX);
+                (Self::new(TOO_LARGE, detail).with("limit", limit), piece)
+            }
+        };
+        let shape = piece.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+        let detail = format!("{}; split it into pieces of at most {shape} elements along the axes", problem.detail);
+        Self { detail, ..problem }.with("piece", json!(piece.as_slice()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_permanent_fault_has_a_status_that_clients_retry() {
+        let passing = [STORAGE_UNAVAILABLE, OVERLOADED, TIMEOUT, INTERNAL];
+        for kind in KINDS.iter().filter(|kind| !passing.contains(kind)) {
+            assert!(![308, 408, 429, 500, 502, 503, 504].contains(&kind.status.as_u16()), "{}", kind.name);
+        }
+    }
+
+    #[test]
+    fn what_happened_inside_goes_to_the_log_only() {
+        let problem = Problem::own(STORAGE_UNAVAILABLE, "the storage failed", "read /secret: EIO");
+        assert_eq!(problem.logged(), Some("read /secret: EIO"));
+        let response = problem.into_response("/a", "id7");
+        assert_eq!(response.headers()[RETRY_AFTER], "1");
+        assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+    }
+}

@@ -1,0 +1,358 @@
+//! `GET /slice/{dataset}`: the walk from a query to an array in some format, in order.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::header::{
+    ACCEPT, ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderMap, HeaderName,
+};
+use axum::http::{HeaderValue, Method, Response, StatusCode};
+use bytes::Bytes;
+use futures_util::stream;
+use serde_json::json;
+use tokio::sync::mpsc;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::compress::Encoding;
+use super::conditional::{self, Verdict};
+use super::problem::{self, Problem};
+use super::slice_query::{QueryError, Selection, SliceQuery};
+use super::{Answer, Ask, Mount, compress, vary};
+use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Slice};
+use crate::metadata;
+use crate::metrics;
+use crate::n5::Array;
+use crate::output::{self, Format, NegotiationError, Options};
+
+/// Bands that wait to be sent while the next one is assembled.
+const BANDS_AHEAD: usize = 1;
+
+/// Everything about an answer that is known before a block is read.
+struct Plan {
+    dataset: Arc<Dataset>,
+    selection: Selection,
+    format: &'static dyn Format,
+    options: Options,
+    slice: Slice,
+    /// Memory that encoding takes.
+    extra_bytes: u64,
+    encoding: Option<Encoding>,
+}
+
+pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
+    let query = SliceQuery::parse(ask.query)?;
+    let accept = ask.headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let format = output::negotiate(query.format.as_deref(), accept)?;
+    let (mount, key) = ask.app.locate(&ask.target.segments)?.ok_or_else(Problem::missing)?;
+    let dataset = mount
+        .container
+        .dataset(ask.access, &key)
+        .await
+        .map_err(|error| Problem::from(error).cached(mount.cache_missing.clone()))?;
+    let plan = plan(ask, mount, dataset, &query, format)?;
+    let mut headers = headers(&plan, mount);
+    if query.format.is_none() {
+        vary(&mut headers, "accept");
+    }
+    if ask.app.options.compress_slices && compress::is_worthwhile(format) {
+        vary(&mut headers, "accept-encoding");
+    }
+    if ask.method == Method::HEAD {
+        return Ok(head(&plan, headers));
+    }
+    if plan.slice.is_streamed() {
+        return streamed(ask, mount, plan, headers).await;
+    }
+    whole(ask, mount, plan, headers).await
+}
+
+/// Checks everything that can be checked before a block is read.
+fn plan(
+    ask: &Ask<'_>,
+    mount: &Mount,
+    dataset: Arc<Dataset>,
+    query: &SliceQuery,
+    format: &'static dyn Format,
+) -> Result<Plan, Problem> {
+    let attributes = &dataset.attributes;
+    let selection = query.select(attributes.dimensions())?;
+    let compression = attributes.compression().name();
+    if attributes.compression().codec().is_none() || attributes.data_type().size_bytes().is_none() {
+        let detail = format!(
+            "compression {compression:?} with data type {:?} is not decoded here; the blocks can be fetched as stored",
+            attributes.data_type().name()
+        );
+        return Err(Problem::new(problem::UNSUPPORTED, detail).with("compression", compression));
+    }
+    let (shape, data_type, options) = (selection.shape(), attributes.data_type(), query.options(&selection));
+    format
+        .accepts(&shape, data_type, &options)
+        .map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with("parameter", "format"))?;
+    let slice = mount.container.plan_slice(&dataset, selection.region.clone())?;
+    let encoding = if ask.app.options.compress_slices && compress::is_worthwhile(format) && !slice.is_streamed() {
+        compress::negotiate(ask.headers)
+    } else {
+        None
+    };
+    let streamable = format.header(&shape, data_type, &options).is_some();
+    let mut extra_bytes = format.extra_bytes(&shape, data_type, &options);
+    if encoding.is_some() {
+        extra_bytes = extra_bytes.saturating_add(compress::extra_bytes(slice.bytes().saturating_add(extra_bytes)));
+    }
+    let limit = mount.container.resources().settings().slice_budget;
+    if slice.bytes().saturating_add(extra_bytes) > limit && !(streamable && slice.is_streamed()) {
+        let detail = format!(
+            "as {} this takes up to {} bytes of memory; limits.slice_budget allows {limit}; ask for less at once, \
+             or for raw or npy, which are streamed",
+            format.name(),
+            slice.bytes().saturating_add(extra_bytes)
+        );
+        return Err(Problem::new(problem::TOO_LARGE, detail).with("limit", limit));
+    }
+    Ok(Plan { dataset, selection, format, options, slice, extra_bytes, encoding })
+}
+
+/// Headers that are known before a block is read.
+fn headers(plan: &Plan, mount: &Mount) -> HeaderMap {
+    let attributes = &plan.dataset.attributes;
+    let order = plan.options.order;
+    let mut headers = HeaderMap::new();
+    let mut put = |name: &'static str, value: String| {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    put("n5-data-type", attributes.data_type().name().to_owned());
+    put("n5-shape", list(&order.label(&plan.selection.shape())));
+    put("n5-order", order.name().to_owned());
+    put("n5-byte-order", plan.options.endian.name().to_owned());
+    put("n5-start", list(&plan.options.start));
+    put("n5-step", list(&plan.options.step));
+    if let Some(axes) = metadata::Physical::of(attributes, &mut Vec::new()).axes {
+        let kept = plan.selection.kept_axes.iter().filter_map(|axis| axes.get(*axis));
+        let mut names: Vec<String> = kept.map(|name| super::target::encode(name).to_string()).collect();
+        if order == output::Order::C {
+            names.reverse();
+        }
+        put("n5-axes", names.join(","));
+    }
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(plan.format.media_type()));
+    headers.insert(CACHE_CONTROL, mount.cache_found.clone());
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("none"));
+    headers
+}
+
+/// The headers without the body, as far as they are known without reading a block.
+fn head(plan: &Plan, headers: HeaderMap) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.headers_mut() = headers;
+    let start = plan.format.header(&plan.selection.shape(), plan.dataset.attributes.data_type(), &plan.options);
+    if let (Some(start), None) = (start, plan.encoding) {
+        let length = plan.slice.bytes().saturating_add(start.len() as u64);
+        response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    response
+}
+
+/// Reads, encodes and answers at once.
+async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap) -> Answer {
+    if ask.headers.contains_key(axum::http::header::IF_NONE_MATCH) {
+        // The tags of the blocks say whether the client has this already; nothing needs to be decoded.
+        let etag = etag(&plan, mount.container.fingerprint(&plan.slice).await?);
+        if conditional::evaluate(ask.method, ask.headers, Some(&etag), None, None) == Verdict::NotModified {
+            headers.remove(CONTENT_TYPE);
+            insert(&mut headers, ETAG, &etag);
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            *response.headers_mut() = headers;
+            return Ok(response);
+        }
+    }
+    let (data, memory, stats) = mount.container.read_slice(ask.access, &plan.slice, plan.extra_bytes).await?;
+    let etag = etag(&plan, stats.fingerprint);
+    if conditional::evaluate(ask.method, ask.headers, Some(&etag), None, None) == Verdict::PreconditionFailed {
+        let detail = format!("this slice has the entity tag {etag} now");
+        return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
+    }
+    let started = std::time::Instant::now();
+    let data_type = plan.dataset.attributes.data_type().clone();
+    let array = Array { shape: plan.selection.shape(), data_type, data };
+    let (format, options, encoding) = (plan.format, plan.options.clone(), plan.encoding);
+    let encode = move || -> Result<Vec<Bytes>, String> {
+        let parts = format.encode(&array, &options).map_err(|error| error.to_string())?;
+        match encoding {
+            None => Ok(parts),
+            Some(encoding) => encoding.compress(&parts).map(|bytes| vec![bytes]).map_err(|error| error.to_string()),
+        }
+    };
+    // What costs nothing needs no core.
+    let parts = if plan.extra_bytes == 0 {
+        encode()
+    } else {
+        mount.container.resources().cpu().run(encode).await.map_err(ReadError::from)?
+    };
+    let mut parts = parts.map_err(|why| Problem::own(problem::INTERNAL, "the server has a fault", why))?;
+    if plan.extra_bytes > 0 {
+        // What has been made holds its share of memory until it is sent.
+        if let Some(last) = parts.pop() {
+            parts.push(memory.own(last));
+        }
+    }
+    insert(&mut headers, ETAG, &etag);
+    if let Some(encoding) = plan.encoding {
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
+    }
+    headers.insert("n5-missing-blocks", HeaderValue::from(stats.missing));
+    insert(&mut headers, HeaderName::from_static("server-timing"), &timing(&stats, started.elapsed()));
+    let length: usize = parts.iter().map(Bytes::len).sum();
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    let mut response = Response::new(body_of(parts));
+    *response.headers_mut() = headers;
+    Ok(response)
+}
+
+/// Assembles the first band before the status is sent, and each further one while the one before is
+/// on its way.
+async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap) -> Answer {
+    let data_type = plan.dataset.attributes.data_type().clone();
+    let start = plan.format.header(&plan.selection.shape(), &data_type, &plan.options).unwrap_or_default();
+    let length = plan.slice.bytes().saturating_add(start.len() as u64);
+    let (format, options) = (plan.format, plan.options);
+    let finish: Option<Finish> = (options.endian == output::Endian::Big)
+        .then(|| Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as Finish);
+    let container = mount.container.clone();
+    let mut bands = BandReader { container, access: ask.access, slice: plan.slice, is_first: true, finish };
+    let first = bands.next().await?.unwrap_or_default();
+    let (sender, receiver) = mpsc::channel(BANDS_AHEAD);
+    tokio::spawn(async move {
+        let mut next = Ok(Some(first));
+        loop {
+            let (pieces, failed) = match next {
+                Ok(Some(pieces)) => (Ok(pieces), false),
+                Ok(None) => return,
+                Err(error) => {
+                    metrics::broken_answer();
+                    tracing::error!(%error, "answer broken off");
+                    (Err(error), true)
+                }
+            };
+            // A client that has hung up ends the work.
+            if sender.send(pieces).await.is_err() || failed {
+                return;
+            }
+            next = tokio::select! {
+                band = bands.next() => band,
+                () = sender.closed() => return,
+            };
+        }
+    });
+    let bands = stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) });
+    let pieces = futures_util::StreamExt::flat_map(bands, |band| {
+        stream::iter(match band {
+            Ok(pieces) => pieces.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error)],
+        })
+    });
+    let start = (!start.is_empty()).then_some(Ok(start));
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    let mut response =
+        Response::new(Body::from_stream(futures_util::StreamExt::chain(stream::iter(start), pieces)));
+    *response.headers_mut() = headers;
+    Ok(response)
+}
+
+struct BandReader {
+    container: Container,
+    access: Access,
+    slice: Slice,
+    is_first: bool,
+    finish: Option<Finish>,
+}
+
+impl BandReader {
+    async fn next(&mut self) -> Result<Option<Vec<Bytes>>, ReadError> {
+        let band = self.container.next_band(self.access, &mut self.slice, self.is_first, self.finish.clone()).await?;
+        self.is_first = false;
+        Ok(band.map(|(pieces, _)| pieces))
+    }
+}
+
+/// Depends on everything that the bytes of the answer depend on, and on nothing else: equal on every
+/// replica and after every restart.
+fn etag(plan: &Plan, fingerprint: u128) -> String {
+    let mut facts = String::new();
+    // Writing to a String cannot fail.
+    let _ = write!(
+        facts,
+        "{} {:?} {:?} {:?} {} {fingerprint:x} {}",
+        plan.dataset.etag,
+        plan.selection,
+        plan.options,
+        plan.dataset.attributes.data_type(),
+        plan.format.name(),
+        plan.encoding.map_or("", Encoding::name),
+    );
+    format!("\"{:032x}\"", xxh3_128(facts.as_bytes()))
+}
+
+/// `Server-Timing`: milliseconds of each stage; `store` and `decode` are sums over what ran side by side.
+fn timing(stats: &ReadStats, encode: std::time::Duration) -> String {
+    let cache = match (stats.hits, stats.loaded) {
+        (_, 0) => "hit",
+        (0, _) => "miss",
+        _ => "partial",
+    };
+    let milliseconds = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
+    format!(
+        "cache;desc={cache};dur={:.3}, store;dur={:.3}, decode;dur={:.3}, assemble;dur={:.3}, encode;dur={:.3}",
+        milliseconds(stats.cache),
+        milliseconds(stats.store),
+        milliseconds(stats.decode),
+        milliseconds(stats.assemble),
+        milliseconds(encode)
+    )
+}
+
+fn body_of(mut parts: Vec<Bytes>) -> Body {
+    parts.retain(|part| !part.is_empty());
+    match parts.len() {
+        0 => Body::empty(),
+        1 => Body::from(parts.remove(0)),
+        _ => Body::from_stream(stream::iter(parts.into_iter().map(Ok::<_, ReadError>))),
+    }
+}
+
+fn list<T: ToString>(numbers: &[T]) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
+}
+
+impl From<QueryError> for Problem {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Invalid { parameter, detail, known } => {
+                let problem = Self::new(problem::INVALID_PARAMETER, detail).with("parameter", parameter);
+                if known.is_empty() { problem } else { problem.with("known", known) }
+            }
+            QueryError::OutOfBounds { detail, dimensions } => {
+                Self::new(problem::OUT_OF_BOUNDS, detail).with("dimensions", json!(dimensions.as_slice()))
+            }
+        }
+    }
+}
+
+impl From<NegotiationError> for Problem {
+    fn from(error: NegotiationError) -> Self {
+        let (kind, known) = match &error {
+            NegotiationError::UnknownFormat { known, .. } => (problem::INVALID_PARAMETER, known.clone()),
+            NegotiationError::NotAcceptable { known } => (problem::NOT_ACCEPTABLE, known.clone()),
+        };
+        Self::new(kind, error.to_string()).with("known", known)
+    }
+}

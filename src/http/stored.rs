@@ -1,0 +1,139 @@
+//! The container as stored: attributes and blocks byte for byte, directories as listings.
+
+use axum::body::Body;
+use axum::http::header::{
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap, LAST_MODIFIED, LOCATION,
+};
+use axum::http::{HeaderValue, Method, Response, StatusCode};
+use futures_util::stream;
+
+use super::conditional::{self, Verdict};
+use super::problem::{self, Problem};
+use super::{Answer, Ask, Mount, listing, target};
+use crate::container::{ATTRIBUTES, LargeObject, Stored, grid_component};
+use crate::metrics;
+use crate::store::{Key, Meta};
+
+/// `GET /`, `/n5/` and every path below: an object, a listing, or the way to one.
+pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
+    let target = ask.target;
+    let Some((mount, key)) = ask.app.locate(&target.segments)? else {
+        return if target.bare { Ok(redirect(ask)) } else { listing::of_mounts(ask) };
+    };
+    if target.trailing_slash {
+        return listing::of_directory(ask, mount, &key).await;
+    }
+    let missing = || Problem::missing().cached(mount.cache_missing.clone());
+    if is_n5_key(&key) {
+        if let Some(found) = object(ask, mount, &key).await? {
+            return Ok(found);
+        }
+    }
+    if !mount.container.is_directory(&key).await? {
+        return Err(missing());
+    }
+    // A directory where a block would be is an absent block; only here are attributes looked at.
+    if !target.bare && mount.container.is_at_block(ask.access, &key).await? {
+        return Err(missing());
+    }
+    Ok(redirect(ask))
+}
+
+/// Whether a file of this name is served at all.
+fn is_n5_key(key: &Key) -> bool {
+    key.name().is_some_and(|name| name == ATTRIBUTES || grid_component(name).is_some())
+}
+
+/// 301 to the same path with a slash: relative, so that it holds behind any prefix.
+fn redirect(ask: &Ask<'_>) -> Response<Body> {
+    let last = ask.path.rsplit('/').next().unwrap_or_default();
+    // Decoded and encoded again: a colon would make the reference an absolute one.
+    let name = percent_encoding::percent_decode_str(last).decode_utf8_lossy();
+    let query = ask.query.map(|query| format!("?{query}")).unwrap_or_default();
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
+    if let Ok(location) = HeaderValue::from_str(&format!("{}/{query}", target::encode(&name))) {
+        response.headers_mut().insert(LOCATION, location);
+    }
+    response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(0));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+async fn object(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Option<Response<Body>>, Problem> {
+    // HEAD reads no bytes; what is too large to be held is only opened.
+    let (meta, stored) = if ask.method == Method::HEAD {
+        let Some(meta) = mount.container.meta(ask.access, key).await? else { return Ok(None) };
+        (meta, None)
+    } else {
+        let Some(stored) = mount.container.object(ask.access, key).await? else { return Ok(None) };
+        (stored.meta().clone(), Some(stored))
+    };
+    let verdict = conditional::evaluate(ask.method, ask.headers, Some(&meta.etag), meta.modified, Some(meta.len));
+    let (status, from, to) = match verdict {
+        Verdict::Whole => (StatusCode::OK, 0, meta.len),
+        Verdict::Part(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
+        Verdict::NotModified => (StatusCode::NOT_MODIFIED, 0, 0),
+        Verdict::PreconditionFailed => {
+            let detail = format!("/{key} has the entity tag {} now", meta.etag);
+            return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
+        }
+        Verdict::Unsatisfiable => return Err(Problem::range(meta.len)),
+    };
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    validators(headers, &meta);
+    headers.insert(CACHE_CONTROL, mount.cache_found.clone());
+    if status == StatusCode::NOT_MODIFIED {
+        return Ok(Some(response));
+    }
+    let is_json = key.name() == Some(ATTRIBUTES);
+    let media_type = if is_json { "application/json" } else { "application/octet-stream" };
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(to - from));
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    // Java N5 looks for this name before it reads ranges (`n5:HttpKeyValueAccess.java`).
+    headers.insert("accept-range", HeaderValue::from_static("bytes"));
+    if status == StatusCode::PARTIAL_CONTENT {
+        let range = format!("bytes {from}-{}/{}", to - 1, meta.len);
+        headers.insert(CONTENT_RANGE, HeaderValue::from_str(&range).unwrap_or(HeaderValue::from_static("bytes */*")));
+    }
+    *response.body_mut() = match stored {
+        None => Body::empty(),
+        Some(Stored::Whole(_, bytes)) => {
+            let (from, to) = (usize::try_from(from).unwrap_or(0), usize::try_from(to).unwrap_or(0));
+            Body::from(bytes.slice(from.min(bytes.len())..to.min(bytes.len())))
+        }
+        Some(Stored::Large(large)) => pieces(large, from, to),
+    };
+    Ok(Some(response))
+}
+
+fn validators(headers: &mut HeaderMap, meta: &Meta) {
+    if let Ok(etag) = HeaderValue::from_str(&meta.etag) {
+        headers.insert(ETAG, etag);
+    }
+    if let Some(date) = meta.modified.and_then(conditional::last_modified) {
+        headers.insert(LAST_MODIFIED, date);
+    }
+}
+
+/// A body read piece by piece. A fault breaks it off, and the connection with it: its length has been
+/// promised.
+fn pieces(large: LargeObject, from: u64, to: u64) -> Body {
+    Body::from_stream(stream::try_unfold(from, move |at| {
+        let large = large.clone();
+        async move {
+            if at >= to {
+                return Ok(None);
+            }
+            let piece = large.piece(at, to).await.inspect_err(|error| {
+                metrics::broken_answer();
+                tracing::error!(%error, "answer broken off");
+            })?;
+            let next = at.saturating_add(piece.len() as u64);
+            Ok::<_, crate::container::ReadError>(Some((piece, next)))
+        }
+    }))
+}

@@ -1,0 +1,126 @@
+//! The forms that a compression has outside N5: with its defaults, as numcodecs names it, as HDF5
+//! filters do.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::n5::{Compression, DatasetAttributes};
+
+use super::fields::whole;
+
+/// How other libraries name the decoder of a dataset's payloads (a block without its header).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CodecForms {
+    /// numcodecs' configuration; `None` for raw data and where numcodecs has no such decoder. Decoded
+    /// elements are big-endian.
+    pub numcodecs: Option<Value>,
+    /// HDF5's filter; `None` as above.
+    pub hdf5: Option<Hdf5Filter>,
+}
+
+/// An entry of an HDF5 filter pipeline.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Hdf5Filter {
+    /// Registered filter number.
+    pub id: u32,
+    /// The filter's parameters.
+    pub cd_values: Vec<u32>,
+}
+
+/// The attribute `compression` as an object with `type`, members as stored, and what every reader
+/// assumes for those left out.
+pub fn compression_with_defaults(compression: &Compression) -> Value {
+    let mut members = compression.parameters().clone();
+    members.insert("type".to_owned(), Value::from(compression.name()));
+    let defaults: &[(&str, Value)] = match compression.name() {
+        "gzip" => &[("level", json!(-1)), ("useZlib", json!(false))],
+        "bzip2" => &[("blockSize", json!(9))],
+        "xz" => &[("preset", json!(6))],
+        "zstd" => &[("level", json!(0))],
+        "blosc" => &[("blocksize", json!(0))],
+        _ => &[],
+    };
+    for (key, value) in defaults {
+        members.entry(*key).or_insert_with(|| value.clone());
+    }
+    Value::Object(members)
+}
+
+/// The forms of a dataset's compression.
+///
+/// gzip members are no HDF5 deflate data, only zlib streams are. `lz4` has an outside form only as
+/// numcodecs itself writes it; the other three encodings of that name have none. Encoder parameters
+/// that are missing or odd are replaced by usual ones: decoders ignore them.
+pub fn codec_forms(dataset: &DatasetAttributes) -> CodecForms {
+    let parameters = dataset.compression().parameters();
+    let number = |key: &str, low: i64, high: i64, otherwise: i64| {
+        let given = parameters.get(key).and_then(|value| whole(value, low.into(), high.into()));
+        given.and_then(|n| i64::try_from(n).ok()).unwrap_or(otherwise)
+    };
+    let filter = |id: u32, level: i64| Some(Hdf5Filter { id, cd_values: vec![u32::try_from(level).unwrap_or(1)] });
+    let (numcodecs, hdf5) = match dataset.compression().name() {
+        "gzip" if parameters.get("useZlib") != Some(&Value::Bool(true)) => {
+            (Some(json!({"id": "gzip", "level": number("level", 0, 9, 6)})), None)
+        }
+        "gzip" | "zlib" => {
+            let level = number("level", 0, 9, 6);
+            (Some(json!({"id": "zlib", "level": level})), filter(1, level))
+        }
+        "bzip2" => {
+            let level = number("blockSize", 1, 9, 9);
+            (Some(json!({"id": "bz2", "level": level})), filter(307, level))
+        }
+        "xz" => {
+            let preset = number("preset", 0, 9, 6);
+            (Some(json!({"id": "lzma", "format": 1, "check": -1, "preset": preset, "filters": null})), None)
+        }
+        "zstd" => {
+            let level = number("level", -131_072, 22, 3);
+            let checksum = parameters.get("checksum") == Some(&Value::Bool(true));
+            // Filters take no negative level, and none below 1 is of use to a decoder.
+            (Some(json!({"id": "zstd", "level": level, "checksum": checksum})), filter(32015, level.max(1)))
+        }
+        "blosc" => blosc(dataset, &number),
+        name => (numcodecs_passed_through(name, parameters), None),
+    };
+    CodecForms { numcodecs, hdf5 }
+}
+
+const BLOSC_NAMES: [&str; 6] = ["blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd"];
+
+fn blosc(
+    dataset: &DatasetAttributes,
+    number: &dyn Fn(&str, i64, i64, i64) -> i64,
+) -> (Option<Value>, Option<Hdf5Filter>) {
+    let given = dataset.compression().parameters().get("cname").and_then(Value::as_str);
+    let (code, cname) = BLOSC_NAMES.iter().enumerate().find(|(_, name)| Some(**name) == given).unwrap_or((1, &"lz4"));
+    let (clevel, shuffle) = (number("clevel", 0, 9, 5), number("shuffle", -1, 2, 1));
+    let blocksize = number("blocksize", 0, i64::from(i32::MAX), 0);
+    let form = json!({"id": "blosc", "cname": cname, "clevel": clevel, "shuffle": shuffle, "blocksize": blocksize});
+    let item = dataset.data_type().size_bytes().unwrap_or(1);
+    // Automatic shuffle means bits for bytes, bytes for anything wider.
+    let shuffle = if shuffle < 0 { if item == 1 { 2 } else { 1 } } else { shuffle };
+    let narrow = |n: u64| u32::try_from(n).ok();
+    let bytes = block_bytes(dataset).and_then(|n| u32::try_from(n).ok());
+    let item = u32::try_from(item).ok();
+    let values = [Some(2), Some(2), item, bytes, narrow(clevel.unsigned_abs()), narrow(shuffle.unsigned_abs())];
+    let code = u32::try_from(code).ok();
+    let cd_values: Option<Vec<u32>> = values.into_iter().chain([code]).collect();
+    (Some(form), cd_values.map(|cd_values| Hdf5Filter { id: 32001, cd_values }))
+}
+
+/// Bytes of a full block; `None` for a type without size, or beyond 2^128.
+pub(super) fn block_bytes(dataset: &DatasetAttributes) -> Option<u128> {
+    let item = u128::try_from(dataset.data_type().size_bytes()?).ok()?;
+    dataset.block_size().iter().try_fold(item, |bytes, size| bytes.checked_mul(u128::from(*size)))
+}
+
+/// zarr-python 2 writes any numcodecs configuration verbatim, with `id` repeated as `type`.
+fn numcodecs_passed_through(name: &str, parameters: &Map<String, Value>) -> Option<Value> {
+    let ours = parameters.get("id").and_then(Value::as_str) == Some(name);
+    (ours || (name == "lz4" && parameters.contains_key("acceleration"))).then(|| {
+        let mut form = parameters.clone();
+        form.insert("id".to_owned(), Value::from(name));
+        Value::Object(form)
+    })
+}

@@ -1,0 +1,173 @@
+//! The document about a group or dataset, without what only the server knows (`path`, `urls`).
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::n5::{DatasetAttributes, DocumentError};
+
+use super::codec::{CodecForms, codec_forms, compression_with_defaults};
+use super::fields::note;
+use super::physical::Physical;
+use super::pyramid::Pyramid;
+use super::readers::{self, Readable};
+use super::tensorstore::{TensorStore, tensorstore};
+use super::{Node, lint, pyramid};
+
+/// What a directory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A directory, with or without attributes, also one whose attributes are broken.
+    Group,
+    /// An array.
+    Dataset,
+    /// A group whose datasets are the levels of one image.
+    Multiscale,
+}
+
+/// Everything that is known about a directory. Members that only a dataset has are `None` for groups;
+/// lists have one entry per axis, N5 order.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Description {
+    /// What it is.
+    pub kind: Kind,
+    /// Its attributes as stored, empty when there are none or they are broken.
+    pub attributes: Map<String, Value>,
+    /// Size in elements.
+    pub dimensions: Option<Vec<u64>>,
+    /// Size of a full block in elements.
+    pub block_size: Option<Vec<u64>>,
+    /// Name of the type of the elements.
+    pub data_type: Option<String>,
+    /// `type` and parameters, defaults filled in.
+    pub compression: Option<Value>,
+    /// Number of blocks along each axis.
+    pub grid: Option<Vec<u64>>,
+    /// Size of all elements in bytes, decimal, as it may exceed 2^64; `None` for a type without a size.
+    pub size_bytes: Option<String>,
+    /// Names of the axes.
+    pub axes: Option<Vec<String>>,
+    /// Units of the axes as written, `""` for none.
+    pub units: Option<Vec<String>>,
+    /// Size of a voxel in these units; of a pyramid, of its finest level.
+    pub resolution: Option<Vec<f64>>,
+    /// The levels, for [`Kind::Multiscale`].
+    pub multiscale: Option<Pyramid>,
+    /// What TensorStore reports of the dataset; `None` when it cannot open it.
+    pub tensorstore: Option<TensorStore>,
+    /// The compression in other libraries' terms.
+    pub codec: Option<CodecForms>,
+    /// Which programs read it; of a pyramid, all its levels.
+    pub readable: Option<Readable>,
+    /// What is wrong or unusual, in sentences.
+    pub problems: Vec<String>,
+}
+
+impl Description {
+    pub(super) fn new(node: &Node) -> Self {
+        let mut group = Self::empty(node.attributes().clone());
+        if let Some(Err(error)) = &node.document {
+            group.problems.push(broken(error));
+            return group;
+        }
+        if node.own().describes_dataset() {
+            match DatasetAttributes::parse(node.own().clone()) {
+                Ok(dataset) => return group.dataset(node, &dataset),
+                Err(error) => note(&mut group.problems, format!("its attributes describe no dataset: {error}")),
+            }
+            return group;
+        }
+        group.group(node)
+    }
+
+    fn empty(attributes: Map<String, Value>) -> Self {
+        Self {
+            kind: Kind::Group,
+            attributes,
+            dimensions: None,
+            block_size: None,
+            data_type: None,
+            compression: None,
+            grid: None,
+            size_bytes: None,
+            axes: None,
+            units: None,
+            resolution: None,
+            multiscale: None,
+            tensorstore: None,
+            codec: None,
+            readable: None,
+            problems: Vec::new(),
+        }
+    }
+
+    fn dataset(mut self, node: &Node, dataset: &DatasetAttributes) -> Self {
+        let mut problems = std::mem::take(&mut self.problems);
+        let physical = Physical::of(dataset, &mut problems);
+        lint::lint(dataset, &node.ancestors, &mut problems);
+        let readable = readers::of_dataset(dataset, &node.ancestors, &mut problems);
+        Self {
+            kind: Kind::Dataset,
+            dimensions: Some(dataset.dimensions().to_vec()),
+            block_size: Some(dataset.block_size().to_vec()),
+            data_type: Some(dataset.data_type().name().to_owned()),
+            compression: Some(compression_with_defaults(dataset.compression())),
+            grid: Some(dataset.grid().shape().to_vec()),
+            size_bytes: size_bytes(dataset),
+            axes: physical.axes,
+            units: physical.units,
+            resolution: physical.resolution,
+            tensorstore: tensorstore(dataset).ok(),
+            codec: Some(codec_forms(dataset)),
+            readable: Some(readable),
+            problems,
+            ..self
+        }
+    }
+
+    fn group(mut self, node: &Node) -> Self {
+        if let Some(pyramid) = pyramid(node, &mut self.problems) {
+            self.kind = Kind::Multiscale;
+            self.axes.clone_from(&pyramid.axes);
+            self.units.clone_from(&pyramid.units);
+            self.resolution = pyramid.resolution().map(<[f64]>::to_vec);
+            self.readable = Some(readers::of_pyramid(node, &pyramid, &mut self.problems));
+            self.multiscale = Some(pyramid);
+        }
+        self
+    }
+}
+
+fn broken(error: &DocumentError) -> String {
+    let mut text = error.to_string();
+    text.truncate(text.char_indices().nth(300).map_or(text.len(), |(at, _)| at));
+    text
+}
+
+/// Size of all elements in decimal digits. Thirty-two axes of 2^63 exceed every integer type.
+fn size_bytes(dataset: &DatasetAttributes) -> Option<String> {
+    const BASE: u128 = 1_000_000_000;
+    let item = u64::try_from(dataset.data_type().size_bytes()?).ok()?;
+    // Digits to the base 10^9, least first.
+    let mut digits: Vec<u128> = vec![1];
+    for factor in dataset.dimensions().iter().copied().chain([item]) {
+        let mut carry: u128 = 0;
+        for digit in &mut digits {
+            let value = *digit * u128::from(factor) + carry;
+            *digit = value % BASE;
+            carry = value / BASE;
+        }
+        while carry > 0 {
+            digits.push(carry % BASE);
+            carry /= BASE;
+        }
+    }
+    while digits.len() > 1 && digits.last() == Some(&0) {
+        digits.pop();
+    }
+    let mut text = digits.pop().map_or_else(String::new, |first| first.to_string());
+    for digit in digits.iter().rev() {
+        text.push_str(&format!("{digit:09}"));
+    }
+    Some(text)
+}

@@ -1,0 +1,66 @@
+//! What is unusual in attributes and may trip other programs.
+
+use serde_json::Value;
+
+use crate::n5::{DatasetAttributes, Document};
+
+use super::codec::block_bytes;
+use super::fields::{note, shown};
+use super::tensorstore::MAX_BLOCK_BYTES;
+
+/// Appends what is unusual about a dataset and its ancestors, root first.
+pub(super) fn lint(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<String>) {
+    if dataset.has_legacy_compression() {
+        note(
+            problems,
+            "compressionType is the form of N5 before 2.0.0; TensorStore, zarr and rust-n5 refuse it".into(),
+        );
+    } else if dataset.members().contains_key("compressionType") {
+        note(problems, "both compression and compressionType are given; compression counts".to_owned());
+    }
+    if dataset.members().get("compression").is_some_and(|c| c.is_object() && c.get("type").is_none()) {
+        note(problems, "compression has no type and is read as raw, as N5 for Java does".to_owned());
+    }
+    for key in ["dimensions", "blockSize"] {
+        let list = dataset.members().get(key).and_then(Value::as_array);
+        if let Some(odd) = list.into_iter().flatten().find(|value| value.as_u64().is_none()) {
+            note(problems, format!("{key} holds {}; not every program reads that as a whole number", shown(odd)));
+        }
+    }
+    if dataset.dimensions().iter().any(|size| *size > 1 << 53) {
+        note(problems, "a dimension exceeds 2^53, beyond which JavaScript loses digits".to_owned());
+    }
+    if block_bytes(dataset).is_some_and(|bytes| bytes > MAX_BLOCK_BYTES) {
+        note(problems, "a full block is larger than 2 GiB, more than N5 allows".to_owned());
+    }
+    if dataset.compression().codec().is_none() {
+        let name = dataset.compression().name();
+        note(
+            problems,
+            format!("this server does not decode the compression {name:?}; its blocks are served as stored"),
+        );
+    }
+    if dataset.data_type().size_bytes().is_none() {
+        let name = dataset.data_type().name();
+        note(problems, format!("this server does not decode the data type {name:?}; its blocks are served as stored"));
+    }
+    inherited(dataset, ancestors, problems);
+}
+
+/// Neuroglancer merges the attributes of all directories above into a dataset's.
+fn inherited(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<String>) {
+    let own = |key: &str| dataset.members().contains_key(key);
+    for members in ancestors.iter().map(Document::members) {
+        if members.contains_key("dimensions") {
+            note(problems, "a group above has dimensions; Neuroglancer takes such a group for a dataset".to_owned());
+        }
+        let scalar =
+            members.get("downsamplingFactors").and_then(|factors| factors.get(0)).is_some_and(Value::is_number);
+        if scalar && !own("downsamplingFactors") {
+            note(
+                problems,
+                "a group above has downsamplingFactors, which Neuroglancer applies to this dataset".to_owned(),
+            );
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What Neuroglancer's `n5` data source accepts.
+//!
+//! It merges the attributes of a directory with those of every directory above, so that a stray key
+//! in a parent can make a sound dataset unreadable.
+//!
+//! Source: Neuroglancer `src/datasource/n5/frontend.ts`, `src/util/json.ts`, `src/util/si_units.ts`.
+
+use serde_json::{Map, Value};
+
+use crate::n5::{DataType, DatasetAttributes, Document};
+
+use super::Node;
+use super::fields::{level_number, number_lists, shown};
+use super::pyramid::Pyramid;
+use super::scales::listed_factors;
+
+/// Whether Neuroglancer opens a dataset below these ancestors, root first.
+///
+/// # Errors
+/// Why it does not.
+pub(super) fn dataset(dataset: &DatasetAttributes, ancestors: &[Document]) -> Result<(), String> {
+    let mut merged = Map::new();
+    for document in ancestors {
+        merged.extend(document.members().clone());
+    }
+    merged.extend(dataset.members().clone());
+    let unsupported = [DataType::Int64, DataType::Float64];
+    let known = DataType::from_name(&dataset.data_type().name().to_ascii_lowercase());
+    if unsupported.contains(&known) || known.size_bytes().is_none() {
+        return Err(format!("it has no {}", dataset.data_type()));
+    }
+    let encoding = dataset.compression().name();
+    if !["raw", "gzip", "blosc", "zstd"].iter().any(|name| name.eq_ignore_ascii_case(encoding)) {
+        return Err(format!("it has no compression {encoding:?}"));
+    }
+    if dataset.dimensions().contains(&0) {
+        return Err("a dimension is 0".to_owned());
+    }
+    space(&merged, dataset.rank())
+}
+
+/// Checks the keys that describe the coordinate space, which must agree with the rank.
+fn space(merged: &Map<String, Value>, rank: usize) -> Result<(), String> {
+    let one_per_axis = |key: &str, value: &Value, sound: fn(&Value) -> bool| {
+        let list = value.as_array().filter(|list| list.iter().all(sound));
+        let list = list.ok_or_else(|| format!("it refuses {key} {}", shown(value)))?;
+        if list.len() == rank {
+            Ok(())
+        } else {
+            Err(format!("{key}, here or in a group above, has {} entries for {rank} axes", list.len()))
+        }
+    };
+    for (key, sound) in
+        [("resolution", is_positive as fn(&Value) -> bool), ("axes", Value::is_string), ("units", is_unit)]
+    {
+        if let Some(value) = merged.get(key) {
+            one_per_axis(key, value, sound)?;
+        }
+    }
+    for key in ["downsamplingFactors", "scales"] {
+        match merged.get(key) {
+            Some(value) if value.get(0).is_some_and(Value::is_array) => {
+                let lists = number_lists(value).ok_or_else(|| format!("it refuses {key} {}", shown(value)))?;
+                if lists.iter().any(|list| list.len() != rank) {
+                    return Err(format!("{key}, here or in a group above, is not for {rank} axes"));
+                }
+            }
+            Some(value) => one_per_axis(key, value, is_positive)?,
+            None => {}
+        }
+    }
+    if let Some(value) = merged.get("pixelResolution") {
+        let members = value.as_object().ok_or("it wants pixelResolution as an object with unit and dimensions")?;
+        let unit = members.get("unit").unwrap_or(&Value::Null);
+        if !is_unit(unit) {
+            return Err(format!("it refuses the pixelResolution.unit {}", shown(unit)));
+        }
+        if let Some(value) = members.get("dimensions") {
+            one_per_axis("pixelResolution.dimensions", value, is_positive)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_positive(value: &Value) -> bool {
+    let number = value.as_f64().or_else(|| value.as_str()?.trim().parse().ok());
+    number.is_some_and(|number: f64| number.is_finite() && number > 0.0)
+}
+
+/// `""`, or an SI prefix and one of m, s, Hz, rad/s.
+fn is_unit(value: &Value) -> bool {
+    const PREFIXES: [&str; 20] =
+        ["", "Y", "Z", "E", "P", "T", "G", "M", "k", "h", "c", "m", "u", "µ", "n", "p", "f", "a", "z", "y"];
+    value.as_str().is_some_and(|unit| {
+        let bases = ["rad/s", "Hz", "m", "s"];
+        unit.is_empty() || bases.iter().any(|base| unit.strip_suffix(base).is_some_and(|rest| PREFIXES.contains(&rest)))
+    })
+}
+
+/// Whether Neuroglancer opens the group of a pyramid with all its levels.
+///
+/// # Errors
+/// Why it does not.
+pub(super) fn group(node: &Node, pyramid: &Pyramid) -> Result<(), String> {
+    let mut numbers = Vec::new();
+    for level in &pyramid.levels {
+        match level_number(&level.path) {
+            Some(number) => numbers.push(number),
+            None => return Err(format!("it wants levels named s0, s1, …, not {}", level.path)),
+        }
+    }
+    let inherited = || node.ancestors.iter().rev().find_map(|document| listed_factors(document.members()));
+    let mut ancestors = node.ancestors.clone();
+    ancestors.push(node.own().clone());
+    let listed = listed_factors(node.attributes()).or_else(inherited);
+    let mut data_type: Option<DataType> = None;
+    for (level, number) in pyramid.levels.iter().zip(numbers) {
+        let Some(attributes) = node.dataset_below(&level.path) else { continue };
+        let own = attributes.members().contains_key("downsamplingFactors");
+        if listed.as_ref().map_or(!own && number > 0, |lists| lists.len() <= number) {
+            return Err(format!("it finds no downsampling factors for {}", level.path));
+        }
+        dataset(&attributes, &ancestors).map_err(|reason| format!("{}: {reason}", level.path))?;
+        let this = attributes.data_type().clone();
+        if data_type.get_or_insert_with(|| this.clone()) != &this {
+            return Err("the levels differ in data type".to_owned());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! OME-NGFF inside N5: `multiscales: [{"version", "axes", "datasets"}]`, from 0.5 on under `ome`.
+//!
+//! n5-universe writes and reads the lists in N5 order (x, y, z, …). Programs that put OME-NGFF through
+//! a Zarr library's N5 store write them as in Zarr, slowest axis first (…, z, y, x). Both exist, so
+//! the names decide: when `x` comes after `y`, or without these two a time or channel axis comes
+//! before a spatial one, the lists are reversed here. Versions 0.1 and 0.2 name no axes and mean
+//! t, c, z, y, x; 0.3 has plain strings; before 0.4 there is no scale.
+//!
+//! Wants the listed paths. Told from the other uses of the key `multiscales` by its shape: a list whose
+//! datasets have no `transform` (COSEM), not an object (n5-universe's canonical form).
+//!
+//! Source: <https://ngff.openmicroscopy.org>; n5-universe `OmeNgffMetadataParser.java`.
+
+use serde_json::{Map, Value};
+
+use super::fields::{note, numbers, path_below, shown};
+use super::pyramid::{Convention, Found, Level, Pyramid, factors_from_resolution, find_levels};
+use super::{MAX_LEVELS, Node};
+
+/// The first multiscale image that the attributes describe.
+fn image(attributes: &Map<String, Value>) -> Option<&Map<String, Value>> {
+    let root = attributes.get("ome").and_then(Value::as_object).unwrap_or(attributes);
+    let image = root.get("multiscales")?.as_array()?.first()?.as_object()?;
+    let datasets = image.get("datasets")?.as_array()?;
+    let foreign = datasets.iter().any(|dataset| dataset.get("transform").is_some());
+    let ours = ["axes", "version"].iter().any(|key| image.contains_key(*key))
+        || root.contains_key("version")
+        || datasets.iter().any(|dataset| dataset.get("coordinateTransformations").is_some());
+    (ours && !foreign).then_some(image)
+}
+
+fn datasets(image: &Map<String, Value>) -> Vec<(String, Option<&Value>)> {
+    let datasets = image.get("datasets").and_then(Value::as_array).into_iter().flatten().take(MAX_LEVELS);
+    let level = |dataset: &'_ Value| path_below(dataset.get("path")?.as_str()?);
+    datasets.filter_map(|dataset| Some((level(dataset)?, dataset.get("coordinateTransformations")))).collect()
+}
+
+pub(super) fn wanted(node: &Node) -> Vec<String> {
+    image(node.attributes())
+        .map(|image| datasets(image).into_iter().map(|(path, _)| path).collect())
+        .unwrap_or_default()
+}
+
+pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
+    let image = image(node.attributes())?;
+    let listed = datasets(image);
+    let names = listed.iter().enumerate().map(|(number, (path, _))| (number, path.clone()));
+    let found = find_levels(node, names, problems);
+    let first = found.first()?;
+    let rank = first.dataset.rank();
+    let axes = Axes::read(image, rank, problems);
+    let mut levels: Vec<Level> = Vec::new();
+    for level in &found {
+        let own = listed.get(level.number).and_then(|(_, transformations)| *transformations);
+        let both = [own, image.get("coordinateTransformations")];
+        let placed = place(&both, axes.reversed, level, problems);
+        let (resolution, translation) = placed.unwrap_or_else(|| (by_size(level, first), vec![0.0; rank]));
+        let base = levels.first().map_or(&resolution, |finest| &finest.resolution);
+        let factors = factors_from_resolution(&resolution, base);
+        levels.push(Level { path: level.path.clone(), factors, resolution, translation });
+    }
+    Some(Pyramid { convention: Convention::OmeNgff, axes: axes.names, units: axes.units, levels })
+}
+
+/// Voxel size and origin after all `scale` and `translation`s, N5 order; `None` without any scale.
+fn place(
+    lists: &[Option<&Value>],
+    reversed: bool,
+    level: &Found,
+    problems: &mut Vec<String>,
+) -> Option<(Vec<f64>, Vec<f64>)> {
+    let rank = level.dataset.rank();
+    let (mut scale, mut translation, mut scaled) = (vec![1.0; rank], vec![0.0; rank], false);
+    for step in lists.iter().flatten().filter_map(|list| list.as_array()).flatten() {
+        let kind = step.get("type").and_then(Value::as_str).unwrap_or_default();
+        if kind == "identity" {
+            continue;
+        }
+        let Some(mut list) = step.get(kind).and_then(numbers).filter(|list| list.len() == rank) else {
+            note(problems, format!("level {}: transformation {} is not usable", level.path, shown(step)));
+            continue;
+        };
+        if reversed {
+            list.reverse();
+        }
+        for (axis, number) in list.into_iter().enumerate() {
+            let (Some(scale), Some(translation)) = (scale.get_mut(axis), translation.get_mut(axis)) else { continue };
+            if kind == "scale" {
+                *scale *= number;
+                *translation *= number;
+                scaled = true;
+            } else if kind == "translation" {
+                *translation += number;
+            }
+        }
+    }
+    scaled.then_some((scale, translation))
+}
+
+/// Where no scale is given, voxels of the finest level are the unit.
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+fn by_size(level: &Found, first: &Found) -> Vec<f64> {
+    let sizes = level.dataset.dimensions().iter().zip(first.dataset.dimensions());
+    sizes.map(|(size, full)| if *size == 0 { 1.0 } else { (*full as f64 / *size as f64).round().max(1.0) }).collect()
+}
+
+/// Axis names and units in N5 order.
+struct Axes {
+    names: Option<Vec<String>>,
+    units: Option<Vec<String>>,
+    /// Whether the metadata lists axes slowest first.
+    reversed: bool,
+}
+
+impl Axes {
+    fn read(image: &Map<String, Value>, rank: usize, problems: &mut Vec<String>) -> Self {
+        let Some(given) = image.get("axes") else {
+            let names = (rank == 5).then(|| ["x", "y", "z", "c", "t"].map(str::to_owned).to_vec());
+            return Self { names, units: None, reversed: true };
+        };
+        let parsed: Option<Vec<Axis>> = given.as_array().and_then(|list| list.iter().map(Axis::read).collect());
+        let Some(mut axes) = parsed.filter(|axes| axes.len() == rank) else {
+            note(problems, format!("axes {} do not name the {rank} axes", shown(given)));
+            return Self { names: None, units: None, reversed: false };
+        };
+        let reversed = slowest_first(&axes);
+        if reversed {
+            axes.reverse();
+            note(
+                problems,
+                "axes are listed slowest first, as in Zarr; n5-universe reads them fastest first".to_owned(),
+            );
+        }
+        let units = axes.iter().any(|axis| !axis.unit.is_empty());
+        Self {
+            units: units.then(|| axes.iter().map(|axis| axis.unit.clone()).collect()),
+            names: Some(axes.into_iter().map(|axis| axis.name).collect()),
+            reversed,
+        }
+    }
+}
+
+struct Axis {
+    name: String,
+    spatial: bool,
+    unit: String,
+}
+
+impl Axis {
+    fn read(value: &Value) -> Option<Self> {
+        let member = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let name = value.as_str().or_else(|| value.get("name")?.as_str())?.to_owned();
+        let kind = member("type");
+        let spatial = kind == "space" || (kind.is_empty() && ["x", "y", "z"].contains(&name.as_str()));
+        Some(Self { name, spatial, unit: member("unit") })
+    }
+}
+
+fn slowest_first(axes: &[Axis]) -> bool {
+    let at = |name: &str| axes.iter().position(|axis| axis.name.eq_ignore_ascii_case(name));
+    if let (Some(x), Some(y)) = (at("x"), at("y")) {
+        return x > y;
+    }
+    match (axes.first(), axes.last()) {
+        (Some(first), Some(last)) => !first.spatial && last.spatial,
+        _ => false,
+    }
+}

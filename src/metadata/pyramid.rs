@@ -1,0 +1,144 @@
+//! One form for every multiscale convention.
+
+use serde::{Serialize, Serializer};
+
+use crate::n5::DatasetAttributes;
+
+use super::Node;
+use super::fields::{note, snapped};
+
+/// The convention that a pyramid's metadata follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Convention {
+    /// n5-viewer and what Neuroglancer made of it: `downsamplingFactors` or `scales`, `pixelResolution`.
+    #[serde(rename = "n5-viewer")]
+    N5Viewer,
+    /// BigDataViewer: `setup<i>/timepoint<t>/s<k>`.
+    #[serde(rename = "bdv")]
+    Bdv,
+    /// COSEM / CellMap: `transform` per level.
+    #[serde(rename = "cosem")]
+    Cosem,
+    /// OME-NGFF's `multiscales`.
+    #[serde(rename = "ome-ngff")]
+    OmeNgff,
+    /// Paintera: `painteraData`.
+    #[serde(rename = "paintera")]
+    Paintera,
+}
+
+/// A multiscale image: datasets of decreasing resolution that show the same thing.
+///
+/// - `levels` is not empty, the finest first; all have the same rank.
+/// - `axes` and `units`, when known, have one entry per axis, N5 order (first axis fastest).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Pyramid {
+    /// Where this was read from.
+    pub convention: Convention,
+    /// Names of the axes; `None` when neither the metadata nor the convention names them.
+    #[serde(skip)]
+    pub axes: Option<Vec<String>>,
+    /// Units of the axes as written, `""` for none; `None` when the metadata names none at all.
+    #[serde(skip)]
+    pub units: Option<Vec<String>>,
+    /// The levels.
+    pub levels: Vec<Level>,
+}
+
+/// One level of a pyramid. Every list has one number per axis, N5 order.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Level {
+    /// Path of the dataset, relative to the group.
+    pub path: String,
+    /// Voxels of the finest level per voxel of this one.
+    #[serde(serialize_with = "whole_as_integers")]
+    pub factors: Vec<f64>,
+    /// Size of a voxel in the pyramid's units.
+    pub resolution: Vec<f64>,
+    /// Position of the centre of the first voxel in the pyramid's units.
+    pub translation: Vec<f64>,
+}
+
+impl Pyramid {
+    /// Size of a voxel of the finest level, in the pyramid's units.
+    pub fn resolution(&self) -> Option<&[f64]> {
+        self.levels.first().map(|level| level.resolution.as_slice())
+    }
+}
+
+fn whole_as_integers<S: Serializer>(numbers: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(numbers.iter().map(|number| {
+        #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and below 2^53")]
+        if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
+            serde_json::Value::from(*number as i64)
+        } else {
+            serde_json::Value::from(*number)
+        }
+    }))
+}
+
+/// A level listed by the metadata whose dataset was found.
+pub(super) struct Found {
+    /// Path relative to the group.
+    pub(super) path: String,
+    /// Place in the metadata's list, or the number in the name `s<number>`.
+    pub(super) number: usize,
+    /// The dataset.
+    pub(super) dataset: DatasetAttributes,
+}
+
+/// The levels that exist, in the order given; one that is missing or differs in rank from the first
+/// is left out with a problem, one of another data type only gets the problem.
+pub(super) fn find_levels(
+    node: &Node,
+    listed: impl IntoIterator<Item = (usize, String)>,
+    problems: &mut Vec<String>,
+) -> Vec<Found> {
+    let mut found: Vec<Found> = Vec::new();
+    for (number, path) in listed {
+        let Some(dataset) = node.dataset_below(&path) else {
+            note(problems, format!("level {path} is not a readable dataset"));
+            continue;
+        };
+        if let Some(first) = found.first() {
+            if first.dataset.rank() != dataset.rank() {
+                let (a, b) = (dataset.rank(), first.dataset.rank());
+                note(problems, format!("level {path} has {a} axes, level {} has {b}", first.path));
+                continue;
+            }
+            if first.dataset.data_type() != dataset.data_type() {
+                let (a, b) = (dataset.data_type(), first.dataset.data_type());
+                note(problems, format!("level {path} is {a}, level {} is {b}", first.path));
+            }
+        }
+        found.push(Found { path, number, dataset });
+    }
+    found
+}
+
+/// Factors of each level from its voxel size, relative to the first level.
+pub(super) fn factors_from_resolution(level: &[f64], first: &[f64]) -> Vec<f64> {
+    level.iter().zip(first).map(|(r, base)| if *base == 0.0 { 1.0 } else { snapped(r / base) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_factors_are_written_as_integers() {
+        let level = Level {
+            path: "s1".into(),
+            factors: vec![2.0, 1.5],
+            resolution: vec![8.0, 6.0],
+            translation: vec![2.0, 1.0],
+        };
+        let text = serde_json::to_string(&level).unwrap();
+        assert_eq!(text, r#"{"path":"s1","factors":[2,1.5],"resolution":[8.0,6.0],"translation":[2.0,1.0]}"#);
+    }
+
+    #[test]
+    fn factors_are_ratios_of_voxel_sizes() {
+        assert_eq!(factors_from_resolution(&[6.48, 8.0, 3.0], &[3.24, 4.0, 0.0]), [2.0, 2.0, 1.0]);
+    }
+}

@@ -1,0 +1,68 @@
+//! The binding to c-blosc 1, the crate's only foreign calls.
+#![expect(unsafe_code, reason = "no maintained safe crate decodes c-blosc buffers")]
+
+use std::ffi::c_int;
+
+use blosc_src::{BLOSC_MAX_BLOCKSIZE, BLOSC_MAX_BUFFERSIZE, blosc_decompress_ctx};
+
+/// Most bytes that a buffer can decode to.
+pub(super) const MAX_DECODED_BYTES: u32 = BLOSC_MAX_BUFFERSIZE;
+/// Largest blosc block within a buffer, in bytes.
+pub(super) const MAX_BLOCK_BYTES: u32 = BLOSC_MAX_BLOCKSIZE;
+
+/// Decodes `buffer`, whose header and parts have been checked, and appends `len` bytes to an empty
+/// `output` that has room for them.
+///
+/// # Errors
+/// What c-blosc returns when that is not `len`.
+pub(super) fn decompress(buffer: &[u8], output: &mut Vec<u8>, len: usize) -> Result<(), c_int> {
+    // c-blosc reads the header's 16 bytes, and then as many as they claim, without knowing how many there are.
+    let claimed = buffer.get(12..16).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
+    let complete = claimed.and_then(|claimed| usize::try_from(claimed).ok()).is_some_and(|n| n <= buffer.len());
+    let room = output.spare_capacity_mut();
+    if !complete || room.len() < len {
+        return Err(-1);
+    }
+    // One thread: it works on this thread alone and shares no state with other calls.
+    // SAFETY: `buffer` is readable for as many bytes as its header claims, checked above, and c-blosc
+    // reads no further: it compares every offset and size of a part with the header's. `room` is
+    // writable for `len` bytes, it writes no further, and the two do not overlap. Only plain integers
+    // are passed besides, and nothing is kept after the call.
+    let written = unsafe { blosc_decompress_ctx(buffer.as_ptr().cast(), room.as_mut_ptr().cast(), len, 1) };
+    if usize::try_from(written) != Ok(len) {
+        return Err(written);
+    }
+    // SAFETY: c-blosc returns the number of bytes it decoded, part by part from the start of `room`;
+    // it is `len`, so that all of them have been written. The capacity was checked above.
+    unsafe { output.set_len(output.len() + len) };
+    Ok(())
+}
+
+/// Encodes for tests.
+#[cfg(test)]
+pub(super) fn compress(
+    data: &[u8],
+    name: &std::ffi::CStr,
+    shuffle: u8,
+    item_size: usize,
+    block_size: usize,
+) -> Vec<u8> {
+    let mut output = vec![0; data.len() + 16];
+    // SAFETY: source and target are given with their lengths, the name ends with a zero.
+    let written = unsafe {
+        blosc_src::blosc_compress_ctx(
+            5,
+            c_int::from(shuffle),
+            item_size,
+            data.len(),
+            data.as_ptr().cast(),
+            output.as_mut_ptr().cast(),
+            output.len(),
+            name.as_ptr(),
+            block_size,
+            1,
+        )
+    };
+    output.truncate(usize::try_from(written).unwrap());
+    output
+}

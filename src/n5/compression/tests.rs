@@ -1,0 +1,406 @@
+//! What every codec promises: exact length, trailing rule, truncation, hostile input, bounded memory.
+
+use std::io::{Read, Write};
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use serde_json::Map;
+use xxhash_rust::xxh32::xxh32;
+use xz2::stream::{Check, Filters, LzmaOptions, Stream};
+
+use super::{CODECS, Codec, CodecError, blosc_sys};
+
+fn codec(name: &str) -> std::sync::Arc<dyn Codec> {
+    CODECS.iter().find(|row| row.0 == name).unwrap().1(&Map::new())
+}
+
+fn decode(name: &str, payload: &[u8], len: usize) -> Result<Vec<u8>, CodecError> {
+    let decoded = codec(name).decode(Bytes::copy_from_slice(payload), len)?;
+    assert_eq!(decoded.len(), len, "{name} returns another length without an error");
+    Ok(decoded.to_vec())
+}
+
+fn gzip(data: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(data).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zlib(data: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(data).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn bzip2(data: &[u8]) -> Vec<u8> {
+    let mut encoded = Vec::new();
+    ::bzip2::read::BzEncoder::new(data, ::bzip2::Compression::fast()).read_to_end(&mut encoded).unwrap();
+    encoded
+}
+
+fn xz_by(stream: Stream, data: &[u8]) -> Vec<u8> {
+    let mut encoded = Vec::new();
+    xz2::read::XzEncoder::new_stream(data, stream).read_to_end(&mut encoded).unwrap();
+    encoded
+}
+
+fn xz(data: &[u8]) -> Vec<u8> {
+    xz_by(Stream::new_easy_encoder(1, Check::Crc64).unwrap(), data)
+}
+
+fn lzma(data: &[u8]) -> Vec<u8> {
+    xz_by(Stream::new_lzma_encoder(&LzmaOptions::new_preset(1).unwrap()).unwrap(), data)
+}
+
+fn zstd(data: &[u8]) -> Vec<u8> {
+    ::zstd::bulk::compress(data, 3).unwrap()
+}
+
+fn zstd_without_size(data: &[u8]) -> Vec<u8> {
+    let mut encoder = ::zstd::Encoder::new(Vec::new(), 3).unwrap();
+    encoder.include_checksum(true).unwrap();
+    encoder.write_all(data).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn lz4_java(data: &[u8], frame: usize, end: bool) -> Vec<u8> {
+    let mut encoded = Vec::new();
+    let mut put = |method: u8, stored: &[u8], plain: &[u8]| {
+        let checksum = if plain.is_empty() { 0 } else { xxh32(plain, 0x9747_b28c) & 0x0fff_ffff };
+        encoded.extend_from_slice(b"LZ4Block");
+        encoded.push(method | 6);
+        encoded.extend_from_slice(&u32::try_from(stored.len()).unwrap().to_le_bytes());
+        encoded.extend_from_slice(&u32::try_from(plain.len()).unwrap().to_le_bytes());
+        encoded.extend_from_slice(&checksum.to_le_bytes());
+        encoded.extend_from_slice(stored);
+    };
+    for plain in data.chunks(frame) {
+        let compressed = lz4::block::compress(plain);
+        if compressed.len() < plain.len() { put(0x20, &compressed, plain) } else { put(0x10, plain, plain) }
+    }
+    if end {
+        put(0x10, &[], &[]);
+    }
+    encoded
+}
+
+fn lz4_frame(data: &[u8]) -> Vec<u8> {
+    let info = lz4::frame::FrameInfo::new().content_checksum(true).block_mode(lz4::frame::BlockMode::Linked);
+    let mut encoder = lz4::frame::FrameEncoder::with_frame_info(info, Vec::new());
+    encoder.write_all(data).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn lz4_numcodecs(data: &[u8]) -> Vec<u8> {
+    lz4::block::compress_prepend_size(data)
+}
+
+fn lz4_bare(data: &[u8]) -> Vec<u8> {
+    lz4::block::compress(data)
+}
+
+fn blosc(data: &[u8]) -> Vec<u8> {
+    blosc_sys::compress(data, c"lz4", 1, 2, 0)
+}
+
+fn blosc_split(data: &[u8]) -> Vec<u8> {
+    blosc_sys::compress(data, c"blosclz", 1, 4, 1024)
+}
+
+fn blosc_zstd(data: &[u8]) -> Vec<u8> {
+    blosc_sys::compress(data, c"zstd", 2, 2, 512)
+}
+
+type Encode = fn(&[u8]) -> Vec<u8>;
+
+/// Every encoding: its name in the attributes, its own name, an encoder.
+const ENCODINGS: &[(&str, &str, Encode)] = &[
+    ("raw", "raw", |data| data.to_vec()),
+    ("gzip", "gzip", gzip),
+    ("gzip", "zlib", zlib),
+    ("zlib", "zlib under its own name", zlib),
+    ("bzip2", "bzip2", bzip2),
+    ("xz", "xz", xz),
+    ("xz", "lzma", lzma),
+    ("lz4", "lz4-java", |data| lz4_java(data, 1000, true)),
+    ("lz4", "lz4 frame", lz4_frame),
+    ("lz4", "numcodecs", lz4_numcodecs),
+    ("lz4", "bare", lz4_bare),
+    ("blosc", "blosc lz4", blosc),
+    ("blosc", "blosc blosclz", blosc_split),
+    ("blosc", "blosc zstd", blosc_zstd),
+    ("zstd", "zstd", zstd),
+    ("zstd", "zstd without size", zstd_without_size),
+];
+
+/// Compressible, but not trivially: a slow ramp with noise.
+fn sample(len: usize) -> Vec<u8> {
+    let mut state = 1u32;
+    (0..len)
+        .map(|i| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            u8::try_from(i / 64 % 200).unwrap() + u8::try_from(state >> 31).unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn every_encoding_decodes_to_what_was_encoded() {
+    for (name, encoding, encode) in ENCODINGS {
+        for len in [0, 1, 12, 1000, 300_000] {
+            let data = sample(len);
+            let payload = encode(&data);
+            assert_eq!(decode(name, &payload, len).as_deref(), Ok(&data[..]), "{encoding}, {len} bytes");
+            assert!(codec(name).max_decoded_bytes(payload.len()) >= len as u64, "{encoding}, {len} bytes");
+        }
+    }
+}
+
+#[test]
+fn every_inner_codec_and_shuffle_of_blosc_decodes() {
+    let data = sample(100_003);
+    for name in [c"blosclz", c"lz4", c"lz4hc", c"snappy", c"zlib", c"zstd"] {
+        for shuffle in 0..3 {
+            for item_size in [1, 2, 3, 8, 16, 17] {
+                let payload = blosc_sys::compress(&data, name, shuffle, item_size, 0);
+                let decoded = decode("blosc", &payload, data.len());
+                assert_eq!(decoded.as_deref(), Ok(&data[..]), "{name:?}, shuffle {shuffle}, {item_size}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_byte_more_or_less_than_promised_is_the_wrong_length() {
+    for (name, encoding, encode) in ENCODINGS {
+        let payload = encode(&sample(1000));
+        for len in [0, 1, 500, 999, 1001, 5000] {
+            let result = decode(name, &payload, len);
+            // The bare block and its size prefix are told apart by the very length that is wrong here.
+            let expected = match (*encoding, &result) {
+                ("numcodecs", Err(_)) => true,
+                ("bare", Err(CodecError::Trailing { .. })) => true,
+                (_, Err(CodecError::WrongLength { expected, .. })) => *expected == len,
+                _ => false,
+            };
+            assert!(expected, "{encoding} to {len} bytes: {result:?}");
+        }
+    }
+}
+
+#[test]
+fn zero_padding_is_ignored_and_anything_else_is_trailing() {
+    let data = sample(1000);
+    for (name, encoding, encode) in ENCODINGS.iter().filter(|row| row.0 != "raw") {
+        for padding in [1, 3, 4, 512] {
+            let mut payload = encode(&data);
+            payload.resize(payload.len() + padding, 0);
+            assert_eq!(decode(name, &payload, 1000).as_deref(), Ok(&data[..]), "{encoding} + {padding} zeros");
+            payload.push(7);
+            let bytes = padding + 1;
+            let trailing = Err(CodecError::Trailing { codec: codec_name(name), bytes });
+            assert_eq!(decode(name, &payload, 1000), trailing, "{encoding} + {padding} zeros + 7");
+        }
+    }
+    assert!(matches!(decode("raw", &[1, 2, 0], 2), Err(CodecError::WrongLength { .. })));
+}
+
+fn codec_name(name: &str) -> &'static str {
+    CODECS.iter().find(|row| row.0 == name && name != "zlib").map_or("gzip", |row| row.0)
+}
+
+#[test]
+fn further_streams_are_appended() {
+    let data = sample(1000);
+    for (name, encoding, encode) in ENCODINGS {
+        if matches!(*encoding, "raw" | "lzma" | "numcodecs" | "bare") || *name == "blosc" {
+            continue;
+        }
+        let (head, tail) = data.split_at(300);
+        let payload = [encode(head), encode(&[]), encode(tail)].concat();
+        assert_eq!(decode(name, &payload, 1000).as_deref(), Ok(&data[..]), "{encoding}");
+        // The second of two equal streams ends as the first does.
+        let twice = [encode(head), encode(head)].concat();
+        assert!(matches!(decode(name, &twice, 300), Err(CodecError::WrongLength { .. })), "{encoding}");
+        let third = [payload, encode(&data[..1])].concat();
+        assert!(matches!(decode(name, &third, 1000), Err(CodecError::WrongLength { .. })), "{encoding}");
+    }
+    let padded = [xz(&data[..10]), vec![0; 8], xz(&data[10..])].concat();
+    assert_eq!(decode("xz", &padded, 1000).as_deref(), Ok(&data[..]));
+}
+
+#[test]
+fn skippable_zstd_frames_are_skipped_and_ancient_ones_refused() {
+    let data = sample(1000);
+    let skip = [&[0x5a, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
+    let payload = [skip.clone(), zstd(&data), skip].concat();
+    assert_eq!(decode("zstd", &payload, 1000).as_deref(), Ok(&data[..]));
+    let old = [&[0x27, 0xb5, 0x2f, 0xfd][..], &zstd(&data)[4..]].concat();
+    assert!(matches!(decode("zstd", &old, 1000), Err(CodecError::Damaged { .. })));
+}
+
+#[test]
+fn every_xz_check_and_filter_decodes() {
+    let data = sample(1000);
+    for check in [Check::None, Check::Crc32, Check::Crc64, Check::Sha256] {
+        let mut filters = Filters::new();
+        filters.delta_properties(&[1]).unwrap().lzma2(&LzmaOptions::new_preset(9).unwrap());
+        let payload = xz_by(Stream::new_stream_encoder(&filters, check).unwrap(), &data);
+        assert_eq!(decode("xz", &payload, 1000).as_deref(), Ok(&data[..]), "{check:?}");
+    }
+}
+
+#[test]
+fn a_dictionary_beyond_every_preset_is_refused_before_it_is_allocated() {
+    let needed = |result| match result {
+        Err(CodecError::Memory { needed_bytes, limit_bytes, .. }) if limit_bytes < 70 << 20 => needed_bytes,
+        other => panic!("{other:?}"),
+    };
+    // 1.5 GiB in a .lzma header, and in the filter flags of a block header whose checksum is set right.
+    let mut payload = lzma(&sample(100));
+    payload[1..5].copy_from_slice(&0x6000_0000u32.to_le_bytes());
+    assert!(needed(decode("xz", &payload, 100)) >= 0x6000_0000);
+    let mut payload = xz(&sample(100));
+    assert_eq!(payload[14], 0x21, "the LZMA2 filter");
+    payload[16] = 37;
+    let crc = libdeflater::crc32(&payload[12..20]).to_le_bytes();
+    payload[20..24].copy_from_slice(&crc);
+    assert!(needed(decode("xz", &payload, 100)) >= 0x6000_0000);
+}
+
+#[test]
+fn a_wrong_checksum_is_damage() {
+    let data = sample(1000);
+    for (name, encoding, payload, from_end) in [
+        ("gzip", "gzip crc", gzip(&data), 8),
+        ("gzip", "gzip size", gzip(&data), 1),
+        ("gzip", "zlib", zlib(&data), 1),
+        ("xz", "xz footer", xz(&data), 9),
+        ("zstd", "zstd", zstd_without_size(&data), 1),
+        ("lz4", "lz4 frame", lz4_frame(&data), 1),
+    ] {
+        let mut payload = payload;
+        let at = payload.len() - from_end;
+        payload[at] ^= 1;
+        assert!(matches!(decode(name, &payload, 1000), Err(CodecError::Damaged { .. })), "{encoding}");
+    }
+    let mut payload = lz4_java(&data, 1000, true);
+    payload[17] ^= 1;
+    assert!(matches!(decode("lz4", &payload, 1000), Err(CodecError::Damaged { .. })));
+}
+
+#[test]
+fn a_bomb_is_refused_after_as_many_bytes_as_promised() {
+    let zeros = vec![0; 8 << 20];
+    for (name, encoding, encode) in ENCODINGS {
+        let result = decode(name, &encode(&zeros), 1000);
+        let refused = match &result {
+            Err(CodecError::WrongLength { .. }) => true,
+            Err(CodecError::Trailing { .. } | CodecError::Damaged { .. }) => matches!(*encoding, "bare" | "numcodecs"),
+            _ => false,
+        };
+        assert!(refused, "{encoding}: {result:?}");
+    }
+}
+
+#[test]
+fn the_end_mark_of_lz4_java_may_be_missing() {
+    let data = sample(2500);
+    assert_eq!(decode("lz4", &lz4_java(&data, 1000, false), 2500).as_deref(), Ok(&data[..]));
+    let payload = lz4_java(&data, 1000, true);
+    assert!(decode("lz4", &payload[..payload.len() - 20], 2500).is_err());
+}
+
+#[test]
+fn a_bare_lz4_block_that_begins_with_its_own_length_is_found() {
+    // Three literals 0, a match of 55 at distance 1, five literals 9: 63 bytes, which is 0x3f.
+    let block = [0x3f, 0, 0, 0, 1, 0, 36, 0x50, 9, 9, 9, 9, 9];
+    let decoded = decode("lz4", &block, 63).unwrap();
+    assert_eq!((&decoded[..58], &decoded[58..]), (&[0; 58][..], &[9; 5][..]));
+}
+
+#[test]
+fn lying_parts_of_a_blosc_buffer_are_found() {
+    let data: Vec<u8> = (0..20_000u32).flat_map(|i| (i / 9).to_be_bytes()).take(20_000).collect();
+    let sound = blosc_split(&data);
+    assert_eq!(sound[2] & 0x12, 0, "neither stored as it is nor unsplit");
+    let lies: &[(usize, &[u8])] = &[
+        (0, &[3]),                     // format version
+        (2, &[0x08]),                  // reserved flag
+        (3, &[0]),                     // item size
+        (4, &19_999u32.to_le_bytes()), // decoded size
+        (4, &u32::MAX.to_le_bytes()),  // decoded size
+        (8, &0u32.to_le_bytes()),      // block size
+        (8, &u32::MAX.to_le_bytes()),  // block size
+        (8, &1u32.to_le_bytes()),      // more blocks than starts
+        (12, &15u32.to_le_bytes()),    // stored size
+        (12, &u32::MAX.to_le_bytes()), // stored size
+        (16, &(-1i32).to_le_bytes()),  // first start
+        (16, &i32::MAX.to_le_bytes()), // first start
+    ];
+    for (at, lie) in lies {
+        let mut payload = sound.clone();
+        payload[*at..at + lie.len()].copy_from_slice(lie);
+        assert!(decode("blosc", &payload, data.len()).is_err(), "{lie:?} at {at}");
+    }
+    let mut runs = blosc_sys::compress(&vec![0; 9 << 20], c"blosclz", 0, 1, 9 << 20);
+    let end = runs.len();
+    runs.resize(end + (9 << 20), 255);
+    let stored = u32::try_from(runs.len()).unwrap();
+    runs[12..16].copy_from_slice(&stored.to_le_bytes());
+    runs[20..24].copy_from_slice(&(stored - 24).to_le_bytes());
+    assert!(matches!(decode("blosc", &runs, 9 << 20), Err(CodecError::Damaged { .. })));
+}
+
+#[test]
+fn a_payload_without_a_stream_is_an_error() {
+    for (name, ..) in CODECS {
+        for payload in [&[][..], &[0; 64], &[0xff; 64], b"\x1f\x8b", b"BZh9", b"LZ4Block"] {
+            assert!(decode(name, payload, 1000).is_err(), "{name} {payload:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_truncated_stream_is_an_error(len in 1usize..3000, keep in 0.0..1.0f64) {
+        let data = sample(len);
+        for (name, encoding, encode) in ENCODINGS {
+            let payload = encode(&data);
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "small")]
+            let cut = (payload.len() as f64 * keep) as usize;
+            // The mark at the end of lz4-java's frames carries nothing and may be missing.
+            if *encoding == "lz4-java" && cut == payload.len() - 21 {
+                continue;
+            }
+            prop_assert!(decode(name, &payload[..cut], len).is_err(), "{} to {} of {}", encoding, cut, payload.len());
+            // The last bytes are the most likely ones to be overlooked.
+            let cut = payload.len() - 1;
+            prop_assert!(decode(name, &payload[..cut], len).is_err(), "{} without its last byte", encoding);
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_never_panics_nor_changes_the_length(len in 1usize..3000, at in any::<prop::sample::Index>(), flip in 1u8..) {
+        let data = sample(len);
+        for (name, _, encode) in ENCODINGS {
+            let mut payload = encode(&data);
+            let at = at.index(payload.len());
+            payload[at] ^= flip;
+            drop(decode(name, &payload, len));
+        }
+    }
+
+    #[test]
+    fn any_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), len in 0usize..5000) {
+        for (name, _, encode) in ENCODINGS {
+            drop(decode(name, &bytes, len));
+            let mut payload = encode(&[5; 40]);
+            payload.truncate(18);
+            payload.extend_from_slice(&bytes);
+            drop(decode(name, &payload, len));
+        }
+    }
+}
