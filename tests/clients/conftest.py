@@ -1,5 +1,7 @@
 """Servers that several tests share."""
 
+import json
+import shutil
 import sys
 
 import pytest
@@ -17,9 +19,19 @@ def demo():
 
 
 @pytest.fixture(scope="session")
-def corpus():
-    """A server of the corpus."""
+def corpus_copy(tmp_path_factory):
+    """The corpus with the empty groups that its manifest names and Git does not keep."""
     if not support.CORPUS.is_dir():
         pytest.skip(support.NO_CORPUS)
-    with support.Server(support.CORPUS) as server:
+    copy = tmp_path_factory.mktemp("corpus") / "open"
+    shutil.copytree(support.CORPUS, copy)
+    for group in json.loads((copy / "manifest.json").read_text())["groups"]:
+        (copy / group["path"]).mkdir(parents=True, exist_ok=True)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def corpus(corpus_copy):
+    """A server of the corpus."""
+    with support.Server(corpus_copy) as server:
         yield server

@@ -13,7 +13,11 @@ class Dataset:
 
     server: str
     path: str
-    directory: Path
+    root: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.root / self.path
 
     def attributes(self) -> dict | None:
         """Its attributes, where they are JSON that describes an array."""
@@ -27,7 +31,7 @@ class Dataset:
 def below(server: str, root: Path) -> list[Dataset]:
     """Every directory below whose attributes name dimensions."""
     directories = sorted(file.parent for file in root.rglob("attributes.json"))
-    found = [Dataset(server, str(directory.relative_to(root)), directory) for directory in directories]
+    found = [Dataset(server, str(directory.relative_to(root)), root) for directory in directories]
     return [dataset for dataset in found if dataset.attributes()]
 
 

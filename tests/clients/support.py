@@ -160,12 +160,11 @@ class RawConnection(http.client.HTTPConnection):
         return Answer(response.status, response.msg, response.read())
 
 
-def exchange(server: Server, request: bytes, timeout: float = 20) -> bytes:
-    """Sends octets as they are and returns everything until the server closes or goes quiet."""
-    with socket.create_connection((server.host, server.port), timeout=timeout) as connection:
+def exchange(server: Server, request: bytes, quiet: float = 2) -> bytes:
+    """Sends octets as they are; returns everything until the server closes or says nothing for `quiet` seconds."""
+    with socket.create_connection((server.host, server.port), timeout=quiet) as connection:
         try:
             connection.sendall(request)
-            connection.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # refused before all was sent; what it answered counts
         received = b""

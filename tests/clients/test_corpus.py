@@ -11,11 +11,11 @@ CHECKER = support.CORPUS.parent / "check_corpus.py"
 
 
 @pytest.mark.slow
-def test_every_dataset_attributes_block_and_listing_of_the_corpus_is_right(corpus):
+def test_every_dataset_attributes_block_and_listing_of_the_corpus_is_right(corpus, corpus_copy):
     if not CHECKER.exists():
         pytest.skip(f"no {CHECKER.name} beside the corpus")
     command = [
-        sys.executable, CHECKER, support.CORPUS, corpus.url.rstrip("/"), "--full", "--strict",
+        sys.executable, CHECKER, corpus_copy, corpus.url.rstrip("/"), "--full", "--strict",
         "--slice", "/slice/{path}?start={start}&size={size}",
         "--chunk", "/n5/{path}/{pos}",
         "--attributes", "/n5/{path}/attributes.json",

@@ -30,12 +30,13 @@ def suits(dataset):
     )
 
 
-def read(store):
+def read(container, dataset):
     """The array in N5 axis order, or the reason why zarr does not read it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return zarr.open_array(store, mode="r")[...].transpose(), None
+            array = zarr.open_array(N5FSStore(container), path=dataset.path, mode="r")
+            return np.asarray(array[...]).transpose(), None
     except Exception as error:  # noqa: BLE001: whatever zarr raises, it cannot read it
         return None, f"{type(error).__name__}: {error}"
 
@@ -49,14 +50,15 @@ def test_what_zarr_reads_from_files_it_reads_the_same_over_http(demo, request):
         described = dataset.attributes()
         kind = (dataset.path.split("/")[0], described["compression"]["type"], described["dataType"])
         chosen.setdefault(kind, dataset)
-    equal, faults = 0, []
+    equal, faults, refused = 0, [], []
     for dataset in chosen.values():
-        local, why = read(N5FSStore(str(dataset.directory)))
+        local, why = read(str(dataset.root), dataset)
         if local is None:
+            refused.append(f"{dataset.path}: {why}")
             continue
         server = demo if dataset.server == "demo" else golden_or_corpus(request, dataset.server)
         target = support.quote(dataset.path)
-        remote, why = read(N5FSStore(f"{server.url}n5/{target}"))
+        remote, why = read(f"{server.url}n5", dataset)
         sliced = np.load(io.BytesIO(server.get(f"/slice/{target}?format=npy").body))
         if remote is None or remote.tobytes("F") != local.tobytes("F"):
             faults.append(f"{dataset.path}: over HTTP {why or 'other values'}")
@@ -65,6 +67,7 @@ def test_what_zarr_reads_from_files_it_reads_the_same_over_http(demo, request):
         else:
             equal += 1
     print(f"{equal} of {len(chosen)} kinds of {len(every)} datasets are equal, {len(faults)} differ")
+    print(f"{len(refused)} are not read by zarr from files either")
     assert not faults, "\n".join(faults[:30])
     assert equal > 0
 
@@ -79,8 +82,8 @@ def golden_or_corpus(request, name):
 
 def test_groups_of_the_demo_are_walked(demo):
     group = zarr.open_group(N5FSStore(f"{demo.url}n5"), mode="r")
-    assert {"photo", "cell", "volume", "compressions"} <= set(group.group_keys())
-    assert sorted(group["compressions"].array_keys()) == sorted(
-        name for name in ("raw", "gzip", "zlib", "bzip2", "xz", "lz4", "blosc", "zstd") if name in group["compressions"]
-    )
+    assert {"photo", "cell", "volume"} <= set(group.group_keys())
+    assert set(group["photo"].array_keys()) == {"s0", "s1", "s2"}
     assert group["photo"]["s2"].shape == (3, 75, 113)
+    counting = group["compressions/bzip2"][...]
+    assert counting[3, 2, 1] == 1 + 24 * (2 + 20 * 3)
