@@ -1,5 +1,10 @@
 //! Decoding one block of 64 x 64 x 64 elements of microscopy-like noise, per codec and data type.
-#![expect(missing_docs, reason = "the benchmark macros make functions without any")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "made-up data of known size"
+)]
 
 use std::io::{Read, Write};
 

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use crate::config::{CachePolicy, Config, ContainerConfig, EvictionPolicy, Listen
 use crate::container::{self, Container, Resources, Settings};
 use crate::http::{self, App, Mount};
 use crate::store::{LocalStore, Store, SymlinkPolicy};
-use crate::{demo, telemetry};
+use crate::{demo, metrics, n5, telemetry};
 
 /// Time after a signal in which connections are still accepted, so that whoever asks `/readyz` learns
 /// that the server goes before it is gone.
@@ -54,7 +54,11 @@ enum Listener {
 ///
 /// # Errors
 /// When a container cannot be opened or the address cannot be bound.
-pub async fn serve(config: Config, metrics: telemetry::Metrics) -> anyhow::Result<()> {
+pub async fn serve(config: Config) -> anyhow::Result<()> {
+    let metrics = telemetry::install_metrics()?;
+    metrics::describe();
+    metrics::describe_codecs(n5::CODECS.iter().map(|(name, _)| *name));
+    tokio::spawn(metrics.clone().upkeep());
     let server = Server::bind(config, move || metrics.render()).await?;
     server.announce();
     server.run(signal()).await;
@@ -255,6 +259,47 @@ async fn remove_stale_socket(path: &PathBuf) {
     }
 }
 
+/// Asks the server that runs with this configuration for `/healthz`, for containers without a shell.
+///
+/// # Errors
+/// When nobody answers 200 in time.
+pub fn healthcheck(config: &Config) -> anyhow::Result<()> {
+    use std::io::Read;
+    let patience = Some(Duration::from_secs(5));
+    let ask = |stream: &mut dyn ReadWrite| -> std::io::Result<String> {
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.take(4096).read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    let answer = match &config.server.listen {
+        Listen::Tcp(address) => {
+            let mut address = *address;
+            if address.ip().is_unspecified() {
+                let local: IpAddr =
+                    if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+                address.set_ip(local);
+            }
+            let mut stream = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+            stream.set_read_timeout(patience)?;
+            ask(&mut stream)?
+        }
+        Listen::Unix(path) => {
+            let mut stream = std::os::unix::net::UnixStream::connect(path)?;
+            stream.set_read_timeout(patience)?;
+            ask(&mut stream)?
+        }
+    };
+    let status = answer.lines().next().unwrap_or("nothing");
+    anyhow::ensure!(status.contains(" 200 "), "/healthz answered {status:?}");
+    Ok(())
+}
+
+/// A connection of either kind.
+trait ReadWrite: std::io::Read + Write {}
+
+impl<T: std::io::Read + Write> ReadWrite for T {}
+
 /// Ready when the process is told to stop.
 async fn signal() {
     use tokio::signal::unix::{SignalKind, signal};
@@ -295,9 +340,7 @@ fn mount(name: &str, store: Arc<dyn Store>, policy: CachePolicy, resources: &Arc
     let (found, missing) = match policy {
         CachePolicy::Revalidate => ("no-cache".to_owned(), "no-cache".to_owned()),
         // What is missing may be written yet.
-        CachePolicy::Immutable => {
-            ("public, max-age=31536000, immutable".to_owned(), "public, max-age=60".to_owned())
-        }
+        CachePolicy::Immutable => ("public, max-age=31536000, immutable".to_owned(), "public, max-age=60".to_owned()),
         CachePolicy::MaxAge(age) => {
             let text = format!("public, max-age={}", age.as_secs());
             (text.clone(), text)

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::store::{Key, MemoryStore};
 
 #[derive(rust_embed::Embed)]
-#[folder = "$CARGO_MANIFEST_DIR/demo/demo.n5"]
+#[folder = "demo/demo.n5/"]
 struct Files;
 
 /// When the demo data was made, in seconds after 1970: the same in every build, as its entity tags are.

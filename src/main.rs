@@ -1,18 +1,112 @@
-//! temporary
-use n5_server::config::*;
-use std::time::Duration;
-fn main() -> anyhow::Result<()> {
-    let args: Vec<String> = std::env::args().collect();
-    let mib = 1u64 << 20;
-    let containers = args.get(1).map(|root| ContainerConfig { name: String::new(), root: root.into(), cache_control: CachePolicy::Revalidate, symlinks: Symlinks::Inside }).into_iter().collect();
-    let listen = args.get(2).map_or("127.0.0.1:8080", String::as_str).parse()?;
-    let s = Duration::from_secs;
-    let config = Config {
-        server: Server { listen: Listen::Tcp(listen), base_path: String::new(), trusted_proxies: vec![], header_timeout: s(75), request_timeout: s(60), send_timeout: s(30), shutdown_timeout: s(30), max_connections: 10240, threads: 0 },
-        containers,
-        limits: Limits { slice: 64 << 30, slice_budget: 128 * mib, decode_budget: 96 * mib, transfer_budget: 32 * mib, decode_factor: 16, attributes: mib, budget_wait: s(10), concurrent_requests: 1024 },
-        cache: Cache { decoded: 256 * mib, stored: 64 * mib, policy: EvictionPolicy::Lru, recheck_cached_metadata: Recheck::Always, recheck_cached_data: Recheck::Always },
-        cors: Cors { origins: vec!["*".into()] }, compression: Compression { slices: false }, log: Log { format: LogFormat::Text, level: "info".into() },
+//! The edge of the process: arguments, file and environment become a configuration; the exit status tells the end.
+//!
+//! Status 0 after a shutdown by signal, 1 when serving failed, 2 when the command line or configuration is wrong.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
+use n5_server::config::{Cli, Config, DEFAULTS, File};
+use n5_server::{app, n5, telemetry};
+
+/// Most threads that wait for the disk or decode; work beyond queues up. Decoding is bounded to the cores on its own.
+const MAX_BLOCKING_THREADS: usize = 256;
+
+/// Exit status for a wrong command line or configuration, as clap has it.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let command = Cli::command().long_version(long_version());
+    let cli = match Cli::from_arg_matches(&command.get_matches()) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
     };
-    tokio::runtime::Runtime::new()?.block_on(n5_server::app::serve(config, n5_server::telemetry::Metrics))
+    if cli.print_default_config {
+        return print(DEFAULTS);
+    }
+    let config = match configuration(&cli) {
+        Ok(config) => config,
+        Err(error) => return fail(&error, USAGE),
+    };
+    if cli.check_config {
+        return print(&format!("configuration is valid\n{}\n", config.summary()));
+    }
+    if cli.print_config {
+        return match config.to_toml() {
+            Ok(text) => print(&text),
+            Err(error) => fail(&error.into(), USAGE),
+        };
+    }
+    let ended = if cli.healthcheck { app::healthcheck(&config) } else { run(config) };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error, 1),
+    }
+}
+
+fn configuration(cli: &Cli) -> anyhow::Result<Config> {
+    let file = cli.config.as_deref().map(read).transpose()?;
+    Ok(Config::load(&cli.sources(file, environment()?, Path::is_dir))?)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one file that is not of a container: the configuration's own")]
+fn read(path: &Path) -> anyhow::Result<File> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(|| format!("{name}: cannot be read"))?;
+    Ok(File { name, text })
+}
+
+/// The variables that can be settings.
+fn environment() -> anyhow::Result<Vec<(String, String)>> {
+    let mut variables = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        let Some(name) = name.to_str().filter(|name| name.starts_with("N5_")) else { continue };
+        match value.into_string() {
+            Ok(value) => variables.push((name.to_owned(), value)),
+            Err(value) => anyhow::bail!("environment variable {name}: {} is not UTF-8", value.display()),
+        }
+    }
+    Ok(variables)
+}
+
+fn run(config: Config) -> anyhow::Result<()> {
+    telemetry::install_log(&config.log)?;
+    let threads = match config.server.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .thread_name("n5-server")
+        .enable_all()
+        .build()
+        .context("the threads cannot be started")?
+        .block_on(app::serve(config))
+}
+
+/// What `--version` adds to `-V`.
+fn long_version() -> String {
+    let mut text = env!("CARGO_PKG_VERSION").to_owned();
+    let _ = write!(text, "\ncodecs:");
+    for (name, _) in n5::CODECS {
+        let _ = write!(text, " {name}");
+    }
+    text
+}
+
+fn print(text: &str) -> ExitCode {
+    // A reader that has seen enough (`| head`) is not a fault.
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => fail(&error.into(), 1),
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
+    eprintln!("n5-server: {error:#}");
+    ExitCode::from(status)
 }

@@ -1,16 +1,391 @@
-//! stub
-#![allow(missing_docs)]
-use std::time::Duration;
-pub fn budget_used(_: &'static str, _: f64) {}
-pub fn cache_request(_: &'static str, _: &'static str, _: u64) {}
-pub fn cache_bytes(_: &'static str, _: u64) {}
-pub fn store_request(_: &'static str, _: &'static str, _: Duration) {}
-pub fn store_read_bytes(_: u64) {}
-pub fn decoded(_: &str, _: Duration, _: u64) {}
-pub fn decode_error(_: &str) {}
+//! Every metric: names, units, labels, and one small function for each. Only the facade; without a recorder these do
+//! nothing. Units are base units (bytes, seconds), counters end in `_total`. No label holds a dataset's name.
 
-pub struct InFlight;
-pub fn request_started() -> InFlight { InFlight }
-pub fn request(_: &str, _: &str, _: u16, _: Duration, _: u64) {}
-pub fn shed(_: &'static str) {}
-pub fn broken_answer() {}
+use std::time::Duration;
+
+use metrics::{SharedString, Unit, counter, gauge, histogram};
+
+/// How a metric behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts observations in buckets.
+    Histogram,
+}
+
+/// What `/metrics` says about a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Description {
+    /// Name, with the unit.
+    pub name: &'static str,
+    /// Behaviour.
+    pub kind: Kind,
+    /// Unit; `None` for plain counts.
+    pub unit: Option<Unit>,
+    /// Names of its labels.
+    pub labels: &'static [&'static str],
+    /// One sentence.
+    pub help: &'static str,
+}
+
+const HTTP_DURATION: &str = "n5_http_request_duration_seconds";
+const HTTP_RESPONSE_BYTES: &str = "n5_http_response_bytes_total";
+const HTTP_IN_FLIGHT: &str = "n5_http_requests_in_flight";
+const REQUESTS_SHED: &str = "n5_requests_shed_total";
+const BROKEN_ANSWERS: &str = "n5_broken_answers_total";
+const CACHE_REQUESTS: &str = "n5_cache_requests_total";
+const CACHE_BYTES: &str = "n5_cache_bytes";
+const CACHE_CAPACITY: &str = "n5_cache_capacity_bytes";
+const CACHE_EVICTIONS: &str = "n5_cache_evictions_total";
+const STORE_DURATION: &str = "n5_store_request_duration_seconds";
+const STORE_READ_BYTES: &str = "n5_store_read_bytes_total";
+const BLOCKS_DECODED: &str = "n5_blocks_decoded_total";
+const DECODE_DURATION: &str = "n5_decode_duration_seconds";
+const DECODE_ERRORS: &str = "n5_decode_errors_total";
+const BUDGET_BYTES: &str = "n5_budget_bytes";
+const BUDGET_CAPACITY: &str = "n5_budget_capacity_bytes";
+const BUILD_INFO: &str = "n5_build_info";
+
+const fn row(
+    name: &'static str,
+    kind: Kind,
+    unit: Option<Unit>,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Description {
+    Description { name, kind, unit, labels, help }
+}
+
+/// Every metric of this server.
+#[rustfmt::skip] // a table
+pub const NAMES: &[Description] = {
+    use Kind::{Counter, Gauge, Histogram};
+    const BYTES: Option<Unit> = Some(Unit::Bytes);
+    const SECONDS: Option<Unit> = Some(Unit::Seconds);
+    &[
+        row(HTTP_DURATION, Histogram, SECONDS, &["method", "route", "status"], "Time from a request's headers to the end of its answer; its count is the number of requests."),
+        row(HTTP_RESPONSE_BYTES, Counter, BYTES, &["route"], "Bytes of answers' bodies that were sent."),
+        row(HTTP_IN_FLIGHT, Gauge, None, &[], "Requests being answered."),
+        row(REQUESTS_SHED, Counter, None, &["reason"], "Requests refused with 503 because a bound was reached."),
+        row(BROKEN_ANSWERS, Counter, None, &[], "Streamed answers broken off by a fault after the first byte."),
+        row(CACHE_REQUESTS, Counter, None, &["cache", "result"], "Look-ups: hit, miss (not cached), stale (cached, but the file changed), absent (the file does not exist)."),
+        row(CACHE_BYTES, Gauge, BYTES, &["cache"], "Memory of cached entries."),
+        row(CACHE_CAPACITY, Gauge, BYTES, &["cache"], "Most memory of cached entries."),
+        row(CACHE_EVICTIONS, Counter, None, &["cache"], "Entries dropped because the cache was full."),
+        row(STORE_DURATION, Histogram, SECONDS, &["op", "backend"], "Time of one request to storage."),
+        row(STORE_READ_BYTES, Counter, BYTES, &["backend"], "Bytes read from storage."),
+        row(BLOCKS_DECODED, Counter, None, &["codec"], "Blocks decoded."),
+        row(DECODE_DURATION, Histogram, SECONDS, &["codec"], "Time to decode one block, without waiting for a thread."),
+        row(DECODE_ERRORS, Counter, None, &["codec"], "Blocks that could not be decoded."),
+        row(BUDGET_BYTES, Gauge, BYTES, &["budget"], "Memory taken from a budget."),
+        row(BUDGET_CAPACITY, Gauge, BYTES, &["budget"], "Memory of a budget."),
+        row(BUILD_INFO, Gauge, None, &["version"], "Always 1; the label is the version."),
+    ]
+};
+
+/// Declares an enum whose variants are the values of a label.
+macro_rules! label {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant,)*
+        }
+
+        impl $name {
+            /// Every value.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// The label's text.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+        }
+    };
+}
+
+label!(
+    /// Label `cache`.
+    Cache {
+        /// Decoded blocks.
+        Decoded = "decoded",
+        /// Files as stored.
+        Stored = "stored",
+        /// Parsed attributes.
+        Attributes = "attributes",
+    }
+);
+
+label!(
+    /// Label `result` of a look-up in a cache.
+    Lookup {
+        /// Cached and current.
+        Hit = "hit",
+        /// Not cached.
+        Miss = "miss",
+        /// Cached, but the file changed.
+        Stale = "stale",
+        /// The file does not exist.
+        Absent = "absent",
+    }
+);
+
+label!(
+    /// Label `budget`.
+    Budget {
+        /// `limits.slice_budget`
+        Slice = "slice",
+        /// `limits.decode_budget`
+        Decode = "decode",
+        /// `limits.transfer_budget`
+        Transfer = "transfer",
+    }
+);
+
+label!(
+    /// Label `reason` of a refused request.
+    Shed {
+        /// `limits.concurrent_requests` were being answered.
+        Requests = "requests",
+        /// Waited `limits.budget_wait` for memory for a slice.
+        SliceBudget = "slice_budget",
+        /// Waited `limits.budget_wait` for memory for decoding.
+        DecodeBudget = "decode_budget",
+        /// Waited `limits.budget_wait` for memory for stored blocks.
+        TransferBudget = "transfer_budget",
+    }
+);
+
+label!(
+    /// Label `op` of a request to storage.
+    StoreOperation {
+        /// Size and time of a file.
+        Head = "head",
+        /// A whole file.
+        Get = "get",
+        /// A part of a file.
+        GetRange = "get_range",
+        /// The entries of a directory.
+        List = "list",
+    }
+);
+
+/// Tells the installed recorder what every metric means, and shows those with known labels from the start, so that a
+/// rate over them is 0 and not missing.
+pub fn describe() {
+    for row in NAMES {
+        match (row.kind, row.unit) {
+            (Kind::Counter, None) => metrics::describe_counter!(row.name, row.help),
+            (Kind::Counter, Some(unit)) => metrics::describe_counter!(row.name, unit, row.help),
+            (Kind::Gauge, None) => metrics::describe_gauge!(row.name, row.help),
+            (Kind::Gauge, Some(unit)) => metrics::describe_gauge!(row.name, unit, row.help),
+            (Kind::Histogram, None) => metrics::describe_histogram!(row.name, row.help),
+            (Kind::Histogram, Some(unit)) => metrics::describe_histogram!(row.name, unit, row.help),
+        }
+    }
+    gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+    gauge!(HTTP_IN_FLIGHT).increment(0.0);
+    counter!(BROKEN_ANSWERS).increment(0);
+    for reason in Shed::ALL {
+        counter!(REQUESTS_SHED, "reason" => reason.name()).increment(0);
+    }
+    for cache in Cache::ALL {
+        for result in Lookup::ALL {
+            counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name()).increment(0);
+        }
+        counter!(CACHE_EVICTIONS, "cache" => cache.name()).increment(0);
+    }
+    for budget in Budget::ALL {
+        gauge!(BUDGET_BYTES, "budget" => budget.name()).increment(0.0);
+    }
+}
+
+/// Shows the counters of these codecs from the start, as [`describe`] does for labels that are known here.
+pub fn describe_codecs(names: impl IntoIterator<Item = &'static str>) {
+    for name in names {
+        counter!(BLOCKS_DECODED, "codec" => name).increment(0);
+        counter!(DECODE_ERRORS, "codec" => name).increment(0);
+    }
+}
+
+/// A request was answered to the end. `method` and `route` come from small fixed sets: the route is the template,
+/// `unmatched` without one; an unusual method is `other`.
+pub fn http_request(method: &'static str, route: &'static str, status: u16, elapsed: Duration) {
+    let status = SharedString::from_owned(status.to_string());
+    histogram!(HTTP_DURATION, "method" => method, "route" => route, "status" => status).record(elapsed);
+}
+
+/// Bytes of an answer's body were sent.
+pub fn http_response_bytes(route: &'static str, bytes: u64) {
+    counter!(HTTP_RESPONSE_BYTES, "route" => route).increment(bytes);
+}
+
+/// One request being answered, for as long as this lives.
+#[derive(Debug)]
+pub struct InFlight(());
+
+impl InFlight {
+    /// Counts a request until the value is dropped.
+    #[must_use]
+    pub fn start() -> Self {
+        gauge!(HTTP_IN_FLIGHT).increment(1.0);
+        Self(())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        gauge!(HTTP_IN_FLIGHT).decrement(1.0);
+    }
+}
+
+/// A request was refused with 503.
+pub fn request_shed(reason: Shed) {
+    counter!(REQUESTS_SHED, "reason" => reason.name()).increment(1);
+}
+
+/// A streamed answer was broken off.
+pub fn broken_answer() {
+    counter!(BROKEN_ANSWERS).increment(1);
+}
+
+/// So many entries were looked up in a cache with that result.
+pub fn cache_requests(cache: Cache, result: Lookup, count: u64) {
+    if count > 0 {
+        counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name()).increment(count);
+    }
+}
+
+/// Memory of a cache's entries now and at most, in bytes.
+pub fn cache_bytes(cache: Cache, bytes: u64, capacity_bytes: u64) {
+    gauge!(CACHE_BYTES, "cache" => cache.name()).set(as_f64(bytes));
+    gauge!(CACHE_CAPACITY, "cache" => cache.name()).set(as_f64(capacity_bytes));
+}
+
+/// A full cache dropped an entry.
+pub fn cache_eviction(cache: Cache) {
+    counter!(CACHE_EVICTIONS, "cache" => cache.name()).increment(1);
+}
+
+/// Storage answered, well or not.
+pub fn store_request(operation: StoreOperation, backend: &'static str, elapsed: Duration) {
+    histogram!(STORE_DURATION, "op" => operation.name(), "backend" => backend).record(elapsed);
+}
+
+/// Bytes came from storage.
+pub fn store_read_bytes(backend: &'static str, bytes: u64) {
+    counter!(STORE_READ_BYTES, "backend" => backend).increment(bytes);
+}
+
+/// A block was decoded. `codec` is a name of the table of codecs.
+pub fn block_decoded(codec: &'static str, elapsed: Duration) {
+    counter!(BLOCKS_DECODED, "codec" => codec).increment(1);
+    histogram!(DECODE_DURATION, "codec" => codec).record(elapsed);
+}
+
+/// A block could not be decoded; an unknown codec is `unknown`, for names in attributes are anyone's.
+pub fn decode_error(codec: &'static str) {
+    counter!(DECODE_ERRORS, "codec" => codec).increment(1);
+}
+
+/// Size of a budget, in bytes.
+pub fn budget_capacity(budget: Budget, bytes: u64) {
+    gauge!(BUDGET_CAPACITY, "budget" => budget.name()).set(as_f64(bytes));
+}
+
+/// Memory was taken from a budget.
+pub fn budget_taken(budget: Budget, bytes: u64) {
+    gauge!(BUDGET_BYTES, "budget" => budget.name()).increment(as_f64(bytes));
+}
+
+/// Memory was given back to a budget.
+pub fn budget_returned(budget: Budget, bytes: u64) {
+    gauge!(BUDGET_BYTES, "budget" => budget.name()).decrement(as_f64(bytes));
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; exact below 2^53 bytes")]
+fn as_f64(bytes: u64) -> f64 {
+    bytes as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    use super::*;
+
+    fn rendered(calls: impl FnOnce()) -> String {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        metrics::with_local_recorder(&recorder, calls);
+        recorder.handle().render()
+    }
+
+    fn call_everything() {
+        describe();
+        describe_codecs(["gzip"]);
+        http_request("GET", "/slice/{dataset}", 200, Duration::from_millis(1));
+        http_response_bytes("/slice/{dataset}", 10);
+        drop(InFlight::start());
+        request_shed(Shed::Requests);
+        broken_answer();
+        cache_requests(Cache::Stored, Lookup::Hit, 1);
+        cache_bytes(Cache::Stored, 1, 2);
+        cache_eviction(Cache::Stored);
+        store_request(StoreOperation::Get, "local", Duration::from_millis(1));
+        store_read_bytes("local", 10);
+        block_decoded("gzip", Duration::from_millis(1));
+        decode_error("gzip");
+        budget_capacity(Budget::Slice, 100);
+        budget_taken(Budget::Slice, 30);
+        budget_returned(Budget::Slice, 10);
+    }
+
+    #[test]
+    fn the_table_is_what_is_recorded() {
+        let text = rendered(call_everything);
+        let types: BTreeSet<_> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        assert_eq!(types, NAMES.iter().map(|row| row.name).collect());
+        for row in NAMES {
+            let samples = |line: &&str| line.starts_with(row.name) && line.contains(['{', ' ']);
+            for line in text.lines().filter(samples) {
+                for label in row.labels {
+                    assert!(line.contains(&format!("{label}=\"")), "{line} lacks {label}");
+                }
+            }
+            assert!(text.contains(&format!("# HELP {} {}", row.name, row.help)), "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn names_carry_their_units() {
+        for Description { name, kind, unit, .. } in NAMES {
+            let stem = name.strip_suffix("_total").unwrap_or(name);
+            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
+            assert_eq!(stem.ends_with("_bytes"), *unit == Some(Unit::Bytes), "{name}");
+            assert_eq!(stem.ends_with("_seconds"), *unit == Some(Unit::Seconds), "{name}");
+        }
+    }
+
+    #[test]
+    fn known_labels_show_before_the_first_event() {
+        let text = rendered(describe);
+        assert!(text.contains("n5_cache_requests_total{cache=\"attributes\",result=\"stale\"} 0"), "{text}");
+        assert!(text.contains("n5_requests_shed_total{reason=\"slice_budget\"} 0"));
+        assert!(text.contains(&format!("n5_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))));
+    }
+
+    #[test]
+    fn a_budget_in_use_is_what_was_taken_and_not_returned() {
+        let text = rendered(call_everything);
+        assert!(text.contains("n5_budget_bytes{budget=\"slice\"} 20"), "{text}");
+        assert!(text.contains("n5_http_requests_in_flight 0"), "{text}");
+    }
+}

@@ -1,4 +1,149 @@
-//! stub
-#[derive(Debug, Clone)]
-pub struct Metrics;
-impl Metrics { pub fn render(&self) -> String { String::new() } }
+//! Installs what logs and metrics go to. Called by `main` and `app` only; everything below speaks to the facades.
+
+use std::io::IsTerminal as _;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_subscriber::filter::{ParseError, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
+
+use crate::config::{Log, LogFormat};
+
+/// Upper bounds of the buckets of every `_duration_seconds` histogram, in seconds: those of OpenTelemetry, with finer
+/// ones below for blocks that come from memory.
+const DURATION_BUCKETS: [f64; 17] =
+    [0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+/// How often observations are folded into their buckets when nobody asks for them.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Why logs or metrics cannot be installed.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// `log.level` is not a filter.
+    #[error("log.level is not a filter")]
+    Level(#[from] ParseError),
+    /// Another subscriber is installed already.
+    #[error("logging is installed already")]
+    Log(#[from] TryInitError),
+    /// The recorder cannot be built, or another is installed already.
+    #[error("metrics cannot be recorded")]
+    Metrics(#[from] BuildError),
+}
+
+/// Sends log lines of this process to standard error, as `[log]` says.
+///
+/// # Errors
+/// [`TelemetryError`] when the filter is unreadable or logging is installed already.
+pub fn install_log(log: &Log) -> Result<(), TelemetryError> {
+    let filter = filter(&log.level)?;
+    let registry = tracing_subscriber::registry().with(filter);
+    match log.format {
+        LogFormat::Text => {
+            let colours = std::io::stderr().is_terminal();
+            let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
+            registry.with(lines).try_init()?;
+        }
+        LogFormat::Json => {
+            let lines = tracing_subscriber::fmt::layer()
+                .json()
+                .flatten_event(true)
+                .with_span_list(false)
+                .with_writer(std::io::stderr);
+            registry.with(lines).try_init()?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads `log.level`; a space would become part of a target's name.
+fn filter(level: &str) -> Result<Targets, ParseError> {
+    level.replace(' ', "").parse()
+}
+
+/// What `/metrics` answers from; cheap to clone.
+#[derive(Clone)]
+pub struct Metrics(PrometheusHandle);
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+/// Records the metrics of this process. A second call gives what the first did, so that tests can build many servers.
+///
+/// # Errors
+/// [`TelemetryError::Metrics`] when another recorder is installed already.
+pub fn install_metrics() -> Result<Metrics, TelemetryError> {
+    static INSTALLED: OnceLock<Metrics> = OnceLock::new();
+    if let Some(metrics) = INSTALLED.get() {
+        return Ok(metrics.clone());
+    }
+    match builder()?.install_recorder() {
+        Ok(handle) => {
+            metrics_process::Collector::default().describe();
+            Ok(INSTALLED.get_or_init(|| Metrics(handle)).clone())
+        }
+        // Two threads came at once, and the other was first.
+        Err(error) => INSTALLED.get().cloned().ok_or(error.into()),
+    }
+}
+
+fn builder() -> Result<PrometheusBuilder, BuildError> {
+    PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_duration_seconds".to_owned()), &DURATION_BUCKETS)
+}
+
+impl Metrics {
+    /// All metrics in Prometheus' text format, version 0.0.4, with those of the process (`process_*`) as they are now.
+    pub fn render(&self) -> String {
+        metrics_process::Collector::default().collect();
+        self.0.render()
+    }
+
+    /// Folds observations into their buckets for ever; without it, or anybody asking, they pile up in memory. Spawn it.
+    pub async fn upkeep(self) {
+        let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.0.run_upkeep();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_installed_once_and_rendered_with_buckets() {
+        let first = install_metrics().unwrap();
+        metrics::histogram!("n5_test_duration_seconds").record(Duration::from_micros(200));
+        let text = install_metrics().unwrap().render();
+        assert!(text.contains("n5_test_duration_seconds_bucket{le=\"0.00025\"} 1"), "{text}");
+        assert!(text.contains("# TYPE n5_test_duration_seconds histogram"));
+        assert!(first.render().contains("n5_test_duration"));
+        if cfg!(target_os = "linux") {
+            assert!(text.contains("process_resident_memory_bytes"), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_level_that_is_valid_is_a_filter() {
+        for level in ["info", "OFF", "warn,n5_server=debug", "n5_server::http=trace, info"] {
+            let log = Log { level: level.to_owned(), ..Log::default() };
+            let config = crate::config::Config { log, ..crate::config::Config::default() };
+            assert!(config.validate().is_ok());
+            let filter = filter(level).unwrap();
+            assert_eq!(
+                filter.would_enable("n5_server::http", &tracing::Level::TRACE),
+                level.contains("trace"),
+                "{level}"
+            );
+            assert_eq!(filter.would_enable("other", &tracing::Level::INFO), level.ends_with("info"), "{level}");
+        }
+    }
+}

@@ -1,15 +1,40 @@
 //! Configuration: defaults < file < environment < flags, merged as tables and typed once.
+//!
+//! Plain data: nothing here reads a file or the environment. `main` passes their text to [`Config::load`], so that
+//! tests need neither. `config/default.toml` ([`DEFAULTS`]) says what every key is for.
+
+mod cli;
+mod default;
+mod fault;
+mod load;
+mod source;
+mod validate;
+mod values;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
+pub use cli::Cli;
+pub use fault::{Fault, Faults, Origin};
+pub use source::{File, Root, Sources};
+pub use validate::RESERVED;
+
+/// `config/default.toml`: every key with its default, its unit and what it is for.
+pub const DEFAULTS: &str = include_str!("../../config/default.toml");
+
 /// Everything that can be configured. `config/default.toml` documents every key.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Config {
     /// `[server]`
     pub server: Server,
     /// `[[containers]]`: what is served; empty means the embedded demo container.
+    #[serde(default)]
     pub containers: Vec<ContainerConfig>,
+    /// `[container_defaults]`: what a container has that does not say otherwise; already applied to `containers`.
+    pub container_defaults: ContainerDefaults,
     /// `[limits]`
     pub limits: Limits,
     /// `[cache]`
@@ -23,30 +48,39 @@ pub struct Config {
 }
 
 /// Where and how connections are accepted.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Server {
     /// `ADDR:PORT`, port 0 for any free one, or `unix:/path/to/socket`.
     pub listen: Listen,
     /// Path prefix of every route, `""` or `/prefix` without a trailing slash.
     pub base_path: String,
     /// Networks whose `Forwarded` and `X-Forwarded-*` headers are believed.
+    #[serde(with = "values::networks")]
     pub trusted_proxies: Vec<ipnet::IpNet>,
     /// Time to receive a request's headers.
+    #[serde(with = "values::duration")]
     pub header_timeout: Duration,
     /// Time from a request's headers to its answer's.
+    #[serde(with = "values::duration")]
     pub request_timeout: Duration,
     /// Longest pause in which a client takes no byte of an answer.
+    #[serde(with = "values::duration")]
     pub send_timeout: Duration,
     /// Time that running answers get at shutdown.
+    #[serde(with = "values::duration")]
     pub shutdown_timeout: Duration,
     /// Most open connections.
+    #[serde(deserialize_with = "values::count")]
     pub max_connections: usize,
     /// Worker threads, also the number of blocks decoded at once; 0 for one per core.
+    #[serde(deserialize_with = "values::count")]
     pub threads: usize,
 }
 
 /// A listening address.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Listen {
     /// TCP.
     Tcp(std::net::SocketAddr),
@@ -55,12 +89,27 @@ pub enum Listen {
 }
 
 /// One container to serve.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ContainerConfig {
     /// First path segment; empty for the only container, which is then the root.
+    #[serde(default)]
     pub name: String,
     /// Directory on the file system.
+    #[serde(default)]
     pub root: PathBuf,
+    /// What caches downstream may do.
+    #[serde(default)]
+    pub cache_control: CachePolicy,
+    /// Which symbolic links are followed.
+    #[serde(default)]
+    pub symlinks: Symlinks,
+}
+
+/// `[container_defaults]`
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContainerDefaults {
     /// What caches downstream may do.
     pub cache_control: CachePolicy,
     /// Which symbolic links are followed.
@@ -68,20 +117,24 @@ pub struct ContainerConfig {
 }
 
 /// What `Cache-Control` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum CachePolicy {
     /// `public, max-age=31536000, immutable`
     Immutable,
     /// `no-cache`
+    #[default]
     Revalidate,
     /// `max-age=N` in whole seconds.
     MaxAge(Duration),
 }
 
 /// Which symbolic links are followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Symlinks {
     /// Those whose target lies inside the container.
+    #[default]
     Inside,
     /// None.
     Deny,
@@ -90,32 +143,44 @@ pub enum Symlinks {
 }
 
 /// `[limits]`; sizes in bytes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Largest slice.
+    #[serde(with = "values::size")]
     pub slice: u64,
     /// Memory for results being assembled and sent.
+    #[serde(with = "values::size")]
     pub slice_budget: u64,
     /// Memory for blocks being decoded, beyond the cache; also the largest block.
+    #[serde(with = "values::size")]
     pub decode_budget: u64,
     /// Memory for stored blocks being read and sent, beyond the cache.
+    #[serde(with = "values::size")]
     pub transfer_budget: u64,
     /// How many times the bytes of an answer may be decoded for it.
+    #[serde(deserialize_with = "values::count")]
     pub decode_factor: u64,
     /// Largest `attributes.json` that is parsed.
+    #[serde(with = "values::size")]
     pub attributes: u64,
     /// Longest wait for a share of a budget.
+    #[serde(with = "values::duration")]
     pub budget_wait: Duration,
     /// Most requests answered at once; more are refused with 503.
+    #[serde(deserialize_with = "values::count")]
     pub concurrent_requests: usize,
 }
 
 /// `[cache]`; sizes in bytes, 0 switches a cache off.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Cache {
     /// Decoded blocks.
+    #[serde(with = "values::size")]
     pub decoded: u64,
     /// Files as stored.
+    #[serde(with = "values::size")]
     pub stored: u64,
     /// Eviction.
     pub policy: EvictionPolicy,
@@ -126,7 +191,8 @@ pub struct Cache {
 }
 
 /// How a full cache chooses what to drop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum EvictionPolicy {
     /// The least recently used entry goes.
     Lru,
@@ -135,7 +201,8 @@ pub enum EvictionPolicy {
 }
 
 /// When a cached entry is compared with its file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Recheck {
     /// At every request.
     Always,
@@ -146,21 +213,24 @@ pub enum Recheck {
 }
 
 /// `[cors]`
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Cors {
     /// Origins that scripts may read answers from; `*` for all.
     pub origins: Vec<String>,
 }
 
 /// `[compression]`
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Compression {
     /// Whether whole raw and json slices are compressed when the client accepts it.
     pub slices: bool,
 }
 
 /// `[log]`
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Log {
     /// Form of the lines on standard error.
     pub format: LogFormat,
@@ -169,7 +239,8 @@ pub struct Log {
 }
 
 /// Form of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
     /// For people.
     Text,

@@ -12,9 +12,11 @@ use super::fresh::{self, Checked};
 use super::objects::Objects;
 use super::{CacheSettings, Dataset, ReadError, cache_of};
 use crate::cpu::Cpu;
-use crate::metrics;
+use crate::metrics::{self, Lookup};
 use crate::n5::{Block, BlockError, Coords, GridPosition};
 use crate::store::{Key, Store};
+
+const CACHE: metrics::Cache = metrics::Cache::Decoded;
 
 /// Bookkeeping of one entry, in bytes, estimated.
 const ENTRY_BYTES: usize = 256;
@@ -79,11 +81,11 @@ impl Place {
 
 impl Blocks {
     pub(super) fn new(settings: CacheSettings, objects: Objects, cpu: Cpu, decode_bytes: u64, wait: Duration) -> Self {
-        let cache = cache_of(settings, |_: &EntryKey, loaded: &Arc<Loaded>| {
+        let cache = cache_of(CACHE, settings, |_: &EntryKey, loaded: &Arc<Loaded>| {
             let bytes = loaded.block.as_ref().map_or(0, |block| budget::rounded(block.data.len()));
             u32::try_from(bytes + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
-        let budget = Budget::new("decode", settings.capacity_bytes.saturating_add(decode_bytes), wait);
+        let budget = Budget::new(metrics::Budget::Decode, settings.capacity_bytes.saturating_add(decode_bytes), wait);
         Self { cache, objects, cpu, budget, block_bytes: decode_bytes, wait }
     }
 
@@ -118,7 +120,7 @@ impl Blocks {
                 if loaded.version() == meta.map(|meta| meta.version) {
                     loaded.checked.touch(moment);
                 } else {
-                    metrics::cache_request("decoded", "stale", 1);
+                    metrics::cache_requests(CACHE, Lookup::Stale, 1);
                     self.forget((dataset.id, positions[*n].clone()), loaded).await;
                     found[*n] = None;
                 }
@@ -128,9 +130,9 @@ impl Blocks {
         for loaded in found.iter().flatten() {
             *if loaded.block.is_some() { &mut hits } else { &mut holes } += 1;
         }
-        metrics::cache_request("decoded", "hit", hits);
-        metrics::cache_request("decoded", "absent", holes);
-        metrics::cache_request("decoded", "miss", positions.len() as u64 - hits - holes);
+        metrics::cache_requests(CACHE, Lookup::Hit, hits);
+        metrics::cache_requests(CACHE, Lookup::Absent, holes);
+        metrics::cache_requests(CACHE, Lookup::Miss, positions.len() as u64 - hits - holes);
         Ok(found)
     }
 
@@ -176,7 +178,7 @@ impl Blocks {
                 // Nothing read before now counts for the second look.
                 let again = self.decode_once(place, fresh::now(), times).await;
                 if again.is_err() {
-                    metrics::decode_error(place.dataset.attributes.compression().name());
+                    metrics::decode_error(place.dataset.attributes.compression().label());
                 }
                 again
             }
@@ -205,7 +207,7 @@ impl Blocks {
         let (job, at, limit) = (Arc::clone(dataset), position.clone(), self.block_bytes);
         let block = self.cpu.run(move || Block::decode(bytes, &job.attributes, &at, limit)).await?.map_err(blame)?;
         times.decode += started.elapsed();
-        metrics::decoded(attributes.compression().name(), started.elapsed(), block.data.len() as u64);
+        metrics::block_decoded(attributes.compression().label(), started.elapsed());
         permit.shrink(block.data.len() as u64);
         let block = Block { size: block.size, data: permit.own(block.data) };
         Ok(Arc::new(Loaded { block: Some(block), stored: Some((meta.etag, meta.version)), checked }))

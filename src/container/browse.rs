@@ -94,7 +94,10 @@ impl Container {
             Ok(group) => match group.state {
                 GroupState::Dataset(_) => Ok(Some(EntryKind::Dataset)),
                 GroupState::NoAttributes if hide_grid && is_number => Ok(None),
-                _ => Ok(Some(EntryKind::Group)),
+                GroupState::NoAttributes
+                | GroupState::Broken(_)
+                | GroupState::Attributes(_)
+                | GroupState::Unusable(..) => Ok(Some(EntryKind::Group)),
             },
             Err(ReadError::AttributesTooLarge { .. }) => Ok(Some(EntryKind::Group)),
             Err(error) => Err(error),
@@ -103,6 +106,9 @@ impl Container {
 
     /// The nearest dataset above `key` whose grid `key` leads into: `key` is that dataset's followed by
     /// grid components, fewer than its rank by at least `missing`.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the store fails.
     pub async fn enclosing_dataset(
         &self,
         access: Access,

@@ -6,13 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::metrics::{self, Shed};
+
 /// Permits are counted in units of this many bytes, so that their number fits a `u32`.
 const UNIT_BYTES: u64 = 1024;
 
 /// A bounded amount of memory that is lent out in shares, in the order of asking.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
-    name: &'static str,
+    label: metrics::Budget,
     units: Arc<Semaphore>,
     capacity_bytes: u64,
     wait: Duration,
@@ -22,7 +24,7 @@ pub(super) struct Budget {
 #[derive(Debug)]
 pub(super) struct Permit {
     units: OwnedSemaphorePermit,
-    budget: &'static str,
+    label: metrics::Budget,
 }
 
 /// Why there is no share.
@@ -50,9 +52,10 @@ pub enum BudgetError {
 
 impl Budget {
     /// A budget of `capacity_bytes`; whoever asks waits at most `wait`.
-    pub(super) fn new(name: &'static str, capacity_bytes: u64, wait: Duration) -> Self {
+    pub(super) fn new(label: metrics::Budget, capacity_bytes: u64, wait: Duration) -> Self {
         let units = usize::try_from(units(capacity_bytes)).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        Self { name, units: Arc::new(Semaphore::new(units)), capacity_bytes, wait }
+        metrics::budget_capacity(label, capacity_bytes);
+        Self { label, units: Arc::new(Semaphore::new(units)), capacity_bytes, wait }
     }
 
     /// All of it, in bytes.
@@ -70,18 +73,24 @@ impl Budget {
 
     /// [`Self::take`] with another longest wait.
     pub(super) async fn take_within(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
-        let too_large =
-            BudgetError::TooLarge { budget: self.name, asked_bytes: bytes, capacity_bytes: self.capacity_bytes };
+        let too_large = BudgetError::TooLarge {
+            budget: self.label.name(),
+            asked_bytes: bytes,
+            capacity_bytes: self.capacity_bytes,
+        };
         let units = u32::try_from(units(bytes)).ok().filter(|_| bytes <= self.capacity_bytes).ok_or(too_large)?;
-        let waited = BudgetError::Waited { budget: self.name, waited: wait };
-        match tokio::time::timeout(wait, Arc::clone(&self.units).acquire_many_owned(units)).await {
-            Ok(Ok(units)) => {
-                let permit = Permit { units, budget: self.name };
-                permit.count(true);
-                Ok(permit)
-            }
-            _ => Err(waited),
-        }
+        let taken = tokio::time::timeout(wait, Arc::clone(&self.units).acquire_many_owned(units)).await;
+        // The semaphore is never closed.
+        let Ok(Ok(units)) = taken else {
+            metrics::request_shed(match self.label {
+                metrics::Budget::Slice => Shed::SliceBudget,
+                metrics::Budget::Decode => Shed::DecodeBudget,
+                metrics::Budget::Transfer => Shed::TransferBudget,
+            });
+            return Err(BudgetError::Waited { budget: self.label.name(), waited: wait });
+        };
+        metrics::budget_taken(self.label, bytes_of(&units));
+        Ok(Permit { units, label: self.label })
     }
 }
 
@@ -104,24 +113,18 @@ impl Permit {
 
     fn split_units(&mut self, count: usize) -> Option<Self> {
         let all = self.units.num_permits();
-        self.units.split(count.min(all)).map(|units| Self { units, budget: self.budget })
+        self.units.split(count.min(all)).map(|units| Self { units, label: self.label })
     }
 
     /// `bytes` that give this share back when the last clone of them is dropped.
     pub(super) fn own<B: AsRef<[u8]> + Send + 'static>(self, bytes: B) -> Bytes {
         Bytes::from_owner(Owned { bytes, _permit: self })
     }
-
-    fn count(&self, taken: bool) {
-        #[expect(clippy::cast_precision_loss, reason = "a gauge")]
-        let bytes = (self.units.num_permits() as u64 * UNIT_BYTES) as f64;
-        crate::metrics::budget_used(self.budget, if taken { bytes } else { -bytes });
-    }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.count(false);
+        metrics::budget_returned(self.label, bytes_of(&self.units));
     }
 }
 
@@ -134,6 +137,10 @@ impl<B: AsRef<[u8]>> AsRef<[u8]> for Owned<B> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }
+}
+
+fn bytes_of(units: &OwnedSemaphorePermit) -> u64 {
+    units.num_permits() as u64 * UNIT_BYTES
 }
 
 fn units(bytes: u64) -> u64 {

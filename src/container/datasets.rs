@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use moka::future::Cache;
 
-use super::{ATTRIBUTES, Access, Container, ReadError, Stored};
+use super::{ATTRIBUTES, Access, CacheSettings, Container, ReadError, Stored, cache_of};
+use crate::metrics;
 use crate::n5::{DatasetAttributes, Document, DocumentError, GridPosition};
 use crate::store::Key;
 
@@ -71,13 +72,16 @@ pub(super) struct Datasets {
 
 impl Datasets {
     pub(super) fn new() -> Self {
-        let cache = Cache::builder()
-            .max_capacity(CACHE_BYTES)
-            .weigher(|_: &(u32, Key, u64), group: &Arc<Group>| {
-                u32::try_from(group.len * PARSED_FACTOR + 512).unwrap_or(u32::MAX)
-            })
-            .build();
+        let settings = CacheSettings { capacity_bytes: CACHE_BYTES, weigh_frequency: true };
+        let cache = cache_of(metrics::Cache::Attributes, settings, |_: &(u32, Key, u64), group: &Arc<Group>| {
+            u32::try_from(group.len * PARSED_FACTOR + 512).unwrap_or(u32::MAX)
+        });
         Self { cache, next_id: AtomicU64::new(0) }
+    }
+
+    /// Cached bytes, for the metrics page.
+    pub(super) fn bytes(&self) -> u64 {
+        self.cache.weighted_size()
     }
 }
 
@@ -109,7 +113,13 @@ impl Container {
             let parse = move || Group { state: parse(&bytes, id, at, etag), len };
             Ok::<_, ReadError>(Arc::new(if len > SHORT_BYTES as u64 { cpu.run(parse).await? } else { parse() }))
         };
-        let cached = datasets.cache.try_get_with((self.id, key.clone(), version), parse).await;
+        let cache_key = (self.id, key.clone(), version);
+        if let Some(group) = datasets.cache.get(&cache_key).await {
+            metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Hit, 1);
+            return Ok(group);
+        }
+        metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Miss, 1);
+        let cached = datasets.cache.try_get_with(cache_key, parse).await;
         cached.map_err(|error| (*error).clone())
     }
 

@@ -14,11 +14,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use moka::future::Cache;
+use moka::notification::RemovalCause;
 use moka::policy::EvictionPolicy;
 
 pub use bands::{Bands, Refusal};
-pub use browse::{EntryKind, Listed, ListedEntry};
 pub(crate) use browse::grid_component;
+pub use browse::{EntryKind, Listed, ListedEntry};
 pub use budget::BudgetError;
 pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
@@ -31,6 +32,7 @@ use datasets::Datasets;
 use objects::Objects;
 
 use crate::cpu::{Cpu, JobDied};
+use crate::metrics;
 use crate::n5::{BlockError, GridPosition};
 use crate::store::{Key, Meta, Store, StoreError};
 
@@ -99,7 +101,7 @@ impl Resources {
         let decoded = of(settings.decoded_cache);
         let blocks = Blocks::new(decoded, objects.clone(), cpu.clone(), settings.decode_budget, wait);
         Arc::new(Self {
-            slice_budget: Budget::new("slice", settings.slice_budget, wait),
+            slice_budget: Budget::new(metrics::Budget::Slice, settings.slice_budget, wait),
             datasets: Datasets::new(),
             containers: AtomicU32::new(0),
             objects,
@@ -119,9 +121,11 @@ impl Resources {
         &self.cpu
     }
 
-    /// Bytes in the caches of decoded blocks and of stored files.
-    pub fn cached_bytes(&self) -> (u64, u64) {
-        (self.blocks.bytes(), self.objects.bytes())
+    /// Tells the metrics how full the caches are.
+    pub fn measure(&self) {
+        metrics::cache_bytes(metrics::Cache::Decoded, self.blocks.bytes(), self.settings.decoded_cache);
+        metrics::cache_bytes(metrics::Cache::Stored, self.objects.bytes(), self.settings.stored_cache);
+        metrics::cache_bytes(metrics::Cache::Attributes, self.datasets.bytes(), datasets::CACHE_BYTES);
     }
 
     /// What a request that starts now accepts from the caches.
@@ -249,7 +253,7 @@ struct CacheSettings {
 
 /// A cache weighed in bytes. One part in 64 is added for the bookkeeping that weighers count, so that
 /// data of exactly the configured size fits.
-fn cache_of<K, V>(settings: CacheSettings, weigher: fn(&K, &V) -> u32) -> Cache<K, V>
+fn cache_of<K, V>(label: metrics::Cache, settings: CacheSettings, weigher: fn(&K, &V) -> u32) -> Cache<K, V>
 where
     K: std::hash::Hash + Eq + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
@@ -259,5 +263,10 @@ where
         .max_capacity(settings.capacity_bytes.saturating_add(settings.capacity_bytes / 64))
         .eviction_policy(policy)
         .weigher(weigher)
+        .eviction_listener(move |_, _, cause| {
+            if cause == RemovalCause::Size {
+                metrics::cache_eviction(label);
+            }
+        })
         .build()
 }

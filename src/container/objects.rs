@@ -10,8 +10,10 @@ use moka::ops::compute::Op;
 use super::budget::{self, Budget};
 use super::fresh::{self, Checked};
 use super::{CacheSettings, ReadError, cache_of};
-use crate::metrics;
+use crate::metrics::{self, Lookup, StoreOperation};
 use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
+
+const CACHE: metrics::Cache = metrics::Cache::Stored;
 
 /// Objects up to this size are read in the same hop that opens them.
 const INLINE_BYTES: u64 = 1 << 20;
@@ -107,11 +109,12 @@ pub(super) struct Objects {
 
 impl Objects {
     pub(super) fn new(settings: CacheSettings, transfer_bytes: u64, wait: Duration) -> Self {
-        let cache = cache_of(settings, |key: &EntryKey, entry: &Arc<Entry>| {
+        let cache = cache_of(CACHE, settings, |key: &EntryKey, entry: &Arc<Entry>| {
             let bytes = entry.object.as_ref().map_or(0, |(_, bytes)| budget::rounded(bytes.len()));
             u32::try_from(bytes + key.1.as_str().len() + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
-        let budget = Budget::new("transfer", settings.capacity_bytes.saturating_add(transfer_bytes), wait);
+        let budget =
+            Budget::new(metrics::Budget::Transfer, settings.capacity_bytes.saturating_add(transfer_bytes), wait);
         Self { cache, budget }
     }
 
@@ -127,7 +130,7 @@ impl Objects {
         // A read that others began may be older than this request: then it is compared once more.
         for _ in 0..ATTEMPTS {
             let Some(entry) = self.cache.get(&entry_key).await else {
-                metrics::cache_request("stored", "miss", 1);
+                metrics::cache_requests(CACHE, Lookup::Miss, 1);
                 match self.load(entry_key.clone(), store).await? {
                     Loaded::Large(large) => return Ok(Some(Stored::Large(large))),
                     Loaded::Entry(entry) if entry.checked.is_fresh(since) => return Ok(entry.stored()),
@@ -135,10 +138,10 @@ impl Objects {
                 }
             };
             if entry.checked.is_fresh(since) || self.recheck(&entry, &**store, key).await? {
-                metrics::cache_request("stored", if entry.object.is_some() { "hit" } else { "absent" }, 1);
+                metrics::cache_requests(CACHE, if entry.object.is_some() { Lookup::Hit } else { Lookup::Absent }, 1);
                 return Ok(entry.stored());
             }
-            metrics::cache_request("stored", "stale", 1);
+            metrics::cache_requests(CACHE, Lookup::Stale, 1);
             self.forget(entry_key.clone(), &entry).await;
         }
         self.fetch(&**store, key).await
@@ -224,11 +227,11 @@ impl Objects {
         let mut permit = self.budget.take(INLINE_BYTES.min(self.budget.capacity_bytes())).await?;
         let started = Instant::now();
         let object = store.get(key, INLINE_BYTES).await;
-        metrics::store_request("get", store.backend(), started.elapsed());
+        metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         let Some(Object { meta, data }) = object? else { return Ok(None) };
         match data {
             Data::Whole(bytes) => {
-                metrics::store_read_bytes(bytes.len() as u64);
+                metrics::store_read_bytes(store.backend(), bytes.len() as u64);
                 permit.shrink(bytes.len() as u64);
                 Ok(Some(Stored::Whole(meta, permit.own(bytes))))
             }
@@ -238,7 +241,7 @@ impl Objects {
                 if large.meta.len > WHOLE_BYTES {
                     return Ok(Some(Stored::Large(large)));
                 }
-                metrics::store_read_bytes(large.meta.len);
+                metrics::store_read_bytes(store.backend(), large.meta.len);
                 match large.whole().await {
                     Ok(bytes) => Ok(Some(Stored::Whole(large.meta, bytes))),
                     // Cut off meanwhile: the next look finds it as it is now.

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, Response};
 use bytes::Bytes;
 use tower_http::compression::predicate::Predicate;
 
-use crate::output::{Format, best_of};
+use crate::output::{Format, weight_of};
 
 /// Marks an answer as a document that may be compressed.
 #[derive(Debug, Clone, Copy)]
@@ -88,10 +88,11 @@ pub(super) fn negotiate(headers: &HeaderMap) -> Option<Encoding> {
         .filter(|coding| !coding.is_empty())
         .map(|coding| format!("coding/{coding}"))
         .collect();
-    let known = ["coding/zstd", "coding/gzip", "coding/br"];
-    // `identity` is welcome unless it is refused; a coding must be named to be chosen.
-    let best = best_of(&known, Some(&ranges.join(", ")).filter(|ranges| !ranges.is_empty()).map(String::as_str))?;
-    Encoding::ALL.into_iter().find(|encoding| best.strip_prefix("coding/") == Some(encoding.name()))
+    let ranges = ranges.join(", ");
+    let weighed =
+        Encoding::ALL.into_iter().map(|coding| (weight_of(&format!("coding/{}", coding.name()), &ranges), coding));
+    let best = weighed.rev().filter(|(weight, _)| *weight > 0).max_by_key(|(weight, _)| *weight);
+    best.map(|(_, coding)| coding)
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! Preconditions and ranges of RFC 9110 for one representation.
 
-use std::ops::Bound;
 use std::time::SystemTime;
 
+use axum::http::header::RANGE;
 use axum::http::{HeaderMap, HeaderValue, Method};
-use headers::{ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince, LastModified, Range};
+use headers::{ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince, LastModified};
 
 /// What a request wants of a representation that exists.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     /// All of it: 200.
     Whole,
     /// The bytes from the first to before the second number: 206.
@@ -25,7 +25,7 @@ pub enum Verdict {
 ///
 /// `etag` is strong and quoted; `len` is `None` for a representation that serves no ranges. Several
 /// ranges at once are answered with the whole, as §14.2 allows.
-pub fn evaluate(
+pub(super) fn evaluate(
     method: &Method,
     headers: &HeaderMap,
     etag: Option<&str>,
@@ -37,54 +37,60 @@ pub fn evaluate(
         if !etag.as_ref().is_some_and(|etag| wanted.precondition_passes(etag)) {
             return Verdict::PreconditionFailed;
         }
-    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfUnmodifiedSince>(), modified) {
-        if !since.precondition_passes(modified) {
-            return Verdict::PreconditionFailed;
-        }
+    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfUnmodifiedSince>(), modified)
+        && !since.precondition_passes(modified)
+    {
+        return Verdict::PreconditionFailed;
     }
     if let Some(known) = headers.typed_get::<IfNoneMatch>() {
         if etag.as_ref().is_some_and(|etag| !known.precondition_passes(etag)) {
             return Verdict::NotModified;
         }
-    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfModifiedSince>(), modified) {
-        if !since.is_modified(modified) {
-            return Verdict::NotModified;
-        }
+    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfModifiedSince>(), modified)
+        && !since.is_modified(modified)
+    {
+        return Verdict::NotModified;
     }
     let (Some(len), true) = (len, method == Method::GET) else { return Verdict::Whole };
-    let Some(range) = headers.typed_get::<Range>() else { return Verdict::Whole };
+    let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else { return Verdict::Whole };
     if let Some(condition) = headers.typed_get::<IfRange>() {
         let last_modified = modified.map(LastModified::from);
         if condition.is_modified(etag.as_ref(), last_modified.as_ref()) {
             return Verdict::Whole;
         }
     }
-    part(headers, &range, len)
+    part(range, len).unwrap_or(Verdict::Whole)
 }
 
-/// The one range that is asked for, cut off at the end of the representation.
-fn part(headers: &HeaderMap, range: &Range, len: u64) -> Verdict {
-    let several = headers.get(axum::http::header::RANGE).is_some_and(|text| text.as_bytes().contains(&b','));
-    if several {
-        return Verdict::Whole;
-    }
-    let Some((from, to)) = range.satisfiable_ranges(len).next() else { return Verdict::Unsatisfiable };
-    let from = match from {
-        Bound::Included(from) => from,
-        Bound::Excluded(from) => from.saturating_add(1),
-        Bound::Unbounded => 0,
+/// The bytes that a `Range` of one range means, cut off at the end of the representation; `None` for what
+/// is not one range of bytes, which is ignored.
+///
+/// By hand: the typed header takes a suffix longer than the representation for unsatisfiable, where
+/// RFC 9110 §14.1.2 means all of it.
+fn part(range: &str, len: u64) -> Option<Verdict> {
+    let (unit, spec) = range.split_once('=')?;
+    let (first, last) = spec.trim().split_once('-').filter(|_| unit.trim().eq_ignore_ascii_case("bytes"))?;
+    let number = |text: &str| {
+        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        // Beyond 2^64 is beyond every object.
+        digits.then(|| text.parse().unwrap_or(u64::MAX))
     };
-    let to = match to {
-        Bound::Included(last) => last.saturating_add(1),
-        Bound::Excluded(to) => to,
-        Bound::Unbounded => len,
+    let (from, to) = match (first, last) {
+        ("", suffix) => (len.saturating_sub(number(suffix)?), len),
+        (first, "") => (number(first)?, len),
+        (first, last) => {
+            let (first, last) = (number(first)?, number(last)?);
+            if last < first {
+                return None;
+            }
+            (first, last.saturating_add(1).min(len))
+        }
     };
-    let to = to.min(len);
-    if from < to { Verdict::Part(from, to) } else { Verdict::Unsatisfiable }
+    Some(if from < to { Verdict::Part(from, to) } else { Verdict::Unsatisfiable })
 }
 
 /// `Last-Modified` as an HTTP date.
-pub fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
+pub(super) fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
     // Times before 1970 have no HTTP date here.
     modified.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     HeaderValue::from_str(&httpdate::fmt_http_date(modified)).ok()
@@ -116,6 +122,10 @@ mod tests {
         assert_eq!(ask(&[("range", "lines=0-1")]), Verdict::Whole);
         assert_eq!(ask(&[("range", "bytes=5-2")]), Verdict::Whole);
         assert_eq!(ask(&[("range", "bytes=x")]), Verdict::Whole);
+        assert_eq!(ask(&[("range", "bytes=")]), Verdict::Whole);
+        assert_eq!(ask(&[("range", "bytes=+1-2")]), Verdict::Whole);
+        assert_eq!(ask(&[("range", "Bytes=0-99999999999999999999999")]), Verdict::Part(0, 10));
+        assert_eq!(ask(&[("range", "bytes=18446744073709551615-18446744073709551615")]), Verdict::Unsatisfiable);
     }
 
     #[test]

@@ -20,9 +20,8 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
         // The containers' common root: a group without attributes.
         return Ok(document(ask, "", &Node::default(), HeaderValue::from_static("no-cache")));
     };
-    let node = node(ask, mount, &key)
-        .await
-        .map_err(|error| Problem::from(error).cached(mount.cache_missing.clone()))?;
+    let node =
+        node(ask, mount, &key).await.map_err(|error| Problem::from(error).cached(mount.cache_missing.clone()))?;
     let path = [mount.name.as_str(), key.as_str()].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>();
     Ok(document(ask, &path.join("/"), &node, mount.cache_found.clone()))
 }

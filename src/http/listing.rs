@@ -19,12 +19,8 @@ const PAGE: usize = 10_000;
 
 /// The listing of the containers, where there are several.
 pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
-    let mut entries: Vec<ListedEntry> = ask
-        .app
-        .mounts
-        .iter()
-        .map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group })
-        .collect();
+    let mut entries: Vec<ListedEntry> =
+        ask.app.mounts.iter().map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group }).collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     let is_html = wants_html(ask)?;
     let mut response = page(ask, "", &Listed { entries, more: false }, is_html, false);

@@ -187,8 +187,8 @@ async fn answer(
     let id = app.request_id(&parts.headers);
     let peer = peer.and_then(|axum::Extension(ConnectInfo(ip))| ip);
     let path = parts.uri.path();
-    let mut route = "unknown";
-    let in_flight = metrics::request_started();
+    let mut route = "unmatched";
+    let in_flight = metrics::InFlight::start();
     let work = async {
         if !matches!(parts.method, Method::GET | Method::HEAD) {
             return Err(Problem::method());
@@ -196,12 +196,13 @@ async fn answer(
         let Some(target) = Target::parse(path, &app.options.base_path)? else { return Err(Problem::missing()) };
         route = route_name(target.view);
         // Operations answer also when everything else is too much.
-        let _slot = match target.view {
-            View::Operation(_) => None,
-            _ => Some(app.slots.try_acquire().map_err(|_full| {
-                metrics::shed("concurrency");
+        let _slot = if matches!(target.view, View::Operation(_)) {
+            None
+        } else {
+            Some(app.slots.try_acquire().map_err(|_full| {
+                metrics::request_shed(metrics::Shed::Requests);
                 Problem::own(problem::OVERLOADED, "too many requests at once; try again", "no slot")
-            })?),
+            })?)
         };
         let access = app.resources.begin();
         let (method, headers, query) = (&parts.method, &parts.headers, parts.uri.query());
@@ -228,14 +229,14 @@ async fn answer(
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    if !response.status().is_success() && !response.headers().contains_key(CACHE_CONTROL) {
-        if response.status() != StatusCode::NOT_MODIFIED {
-            response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        }
+    let is_error = response.status().is_client_error() || response.status().is_server_error();
+    if is_error && !response.headers().contains_key(CACHE_CONTROL) {
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
     let bytes = response.headers().get(CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
     let sent = bytes.filter(|_| parts.method == Method::GET).unwrap_or(0);
-    metrics::request(parts.method.as_str(), route, response.status().as_u16(), started.elapsed(), sent);
+    metrics::http_request(method_name(&parts.method), route, response.status().as_u16(), started.elapsed());
+    metrics::http_response_bytes(route, sent);
     tracing::info!(
         %id,
         method = %parts.method,
@@ -268,12 +269,21 @@ fn route_name(view: View) -> &'static str {
         View::Stored => "stored",
         View::Slice => "slice",
         View::Info => "info",
-        View::Reserved => "unknown",
+        View::Reserved => "unmatched",
         View::Operation(Operation::Health) => "healthz",
         View::Operation(Operation::Ready) => "readyz",
         View::Operation(Operation::Metrics) => "metrics",
         View::Operation(Operation::Version) => "version",
         View::Operation(Operation::OpenApi) => "openapi.yaml",
+    }
+}
+
+/// The method as metrics name it.
+fn method_name(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        _ => "other",
     }
 }
 
@@ -283,7 +293,12 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 /// An answer with a body of known length; without the body, but with its length, for HEAD.
-fn respond(method: &Method, status: StatusCode, media_type: &'static str, body: impl Into<bytes::Bytes>) -> Response<Body> {
+fn respond(
+    method: &Method,
+    status: StatusCode,
+    media_type: &'static str,
+    body: impl Into<bytes::Bytes>,
+) -> Response<Body> {
     let body = body.into();
     let mut response = Response::new(Body::empty());
     *response.status_mut() = status;

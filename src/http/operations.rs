@@ -8,10 +8,10 @@ use std::sync::atomic::Ordering;
 use super::problem::{self, Problem};
 use super::target::Operation;
 use super::{Answer, Ask, respond};
-use crate::{metrics, n5, output};
+use crate::{n5, output};
 
 /// The description of this API.
-pub const OPENAPI: &str = include_str!("../../openapi.yaml");
+pub(super) const OPENAPI: &str = include_str!("../../openapi.yaml");
 
 pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
     let (media_type, body) = match operation {
@@ -26,9 +26,7 @@ pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
             ("text/plain; charset=utf-8", "ready\n".to_owned())
         }
         Operation::Metrics => {
-            let (decoded, stored) = ask.app.resources.cached_bytes();
-            metrics::cache_bytes("decoded", decoded);
-            metrics::cache_bytes("stored", stored);
+            ask.app.resources.measure();
             ("text/plain; version=0.0.4; charset=utf-8", (ask.app.render_metrics)())
         }
         Operation::Version => {

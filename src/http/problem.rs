@@ -58,7 +58,10 @@ const RETRY_SECONDS: HeaderValue = HeaderValue::from_static("1");
 
 /// An error answer in the making.
 #[derive(Debug)]
-pub struct Problem {
+pub struct Problem(Box<Parts>);
+
+#[derive(Debug)]
+struct Parts {
     kind: Kind,
     detail: String,
     members: Map<String, Value>,
@@ -70,22 +73,23 @@ pub struct Problem {
 impl Problem {
     /// A problem of that kind; `detail` says what was asked, what is allowed and what to do.
     pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
-        Self { kind, detail: detail.into(), members: Map::new(), headers: HeaderMap::new(), cause: None }
+        let (members, headers) = (Map::new(), HeaderMap::new());
+        Self(Box::new(Parts { kind, detail: detail.into(), members, headers, cause: None }))
     }
 
     /// With a further member.
     #[must_use]
     pub fn with(mut self, member: &str, value: impl Into<Value>) -> Self {
-        self.members.insert(member.to_owned(), value.into());
+        self.0.members.insert(member.to_owned(), value.into());
         self
     }
 
     /// A problem of the server's own; `cause` goes to the log only.
     pub fn own(kind: Kind, detail: &str, cause: impl Into<String>) -> Self {
         let mut problem = Self::new(kind, detail);
-        problem.cause = Some(cause.into());
+        problem.0.cause = Some(cause.into());
         if kind.status == StatusCode::SERVICE_UNAVAILABLE {
-            problem.headers.insert(RETRY_AFTER, RETRY_SECONDS);
+            problem.0.headers.insert(RETRY_AFTER, RETRY_SECONDS);
         }
         problem
     }
@@ -98,7 +102,7 @@ impl Problem {
     /// 405.
     pub fn method() -> Self {
         let mut problem = Self::new(METHOD_NOT_ALLOWED, "this server only reads; use GET, HEAD or OPTIONS");
-        problem.headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
+        problem.0.headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
         problem
     }
 
@@ -107,7 +111,7 @@ impl Problem {
         let mut problem =
             Self::new(RANGE_NOT_SATISFIABLE, format!("the object has {len} bytes; ask for a range within them"));
         if let Ok(range) = HeaderValue::from_str(&format!("bytes */{len}")) {
-            problem.headers.insert(CONTENT_RANGE, range);
+            problem.0.headers.insert(CONTENT_RANGE, range);
         }
         problem
     }
@@ -115,41 +119,42 @@ impl Problem {
     /// With `Cache-Control`.
     #[must_use]
     pub fn cached(mut self, policy: HeaderValue) -> Self {
-        self.headers.insert(CACHE_CONTROL, policy);
+        self.0.headers.insert(CACHE_CONTROL, policy);
         self
     }
 
     /// The status.
     pub fn status(&self) -> StatusCode {
-        self.kind.status
+        self.0.kind.status
     }
 
     /// What the log says: the cause of a problem of the server's own, the detail of a damaged block.
     pub fn logged(&self) -> Option<&str> {
-        match &self.cause {
+        match &self.0.cause {
             Some(cause) => Some(cause),
-            None => (self.kind == CORRUPT_BLOCK).then_some(&self.detail),
+            None => (self.0.kind == CORRUPT_BLOCK).then_some(&self.0.detail),
         }
     }
 
     /// The answer. `instance` is the request's path; a problem of the server's own names the request.
     pub fn into_response(self, instance: &str, request_id: &str) -> Response<Body> {
-        let own = self.cause.is_some();
-        let detail = if own { format!("{}; request {request_id}", self.detail) } else { self.detail };
+        let this = *self.0;
+        let own = this.cause.is_some();
+        let detail = if own { format!("{}; request {request_id}", this.detail) } else { this.detail };
         let mut document = Map::new();
-        document.insert("type".into(), format!("{TYPES}{}", self.kind.name).into());
-        document.insert("title".into(), self.kind.title.into());
-        document.insert("status".into(), self.kind.status.as_u16().into());
+        document.insert("type".into(), format!("{TYPES}{}", this.kind.name).into());
+        document.insert("title".into(), this.kind.title.into());
+        document.insert("status".into(), this.kind.status.as_u16().into());
         document.insert("detail".into(), detail.into());
         document.insert("instance".into(), instance.into());
         if own {
             document.insert("request_id".into(), request_id.into());
         }
-        document.extend(self.members);
+        document.extend(this.members);
         let body = Value::Object(document).to_string();
         let mut response = Response::new(Body::empty());
-        *response.status_mut() = self.kind.status;
-        *response.headers_mut() = self.headers;
+        *response.status_mut() = this.kind.status;
+        *response.headers_mut() = this.headers;
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         *response.body_mut() = Body::from(body);
@@ -228,7 +233,7 @@ fn block_problem(key: &crate::store::Key, position: &[u64], error: BlockError) -
 
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
-        let (problem, piece) = match refusal {
+        let (mut problem, piece) = match refusal {
             Refusal::TooLarge { bytes, limit_bytes, piece } => {
                 let bytes = bytes.map_or_else(|| "more than 2^64".to_owned(), |bytes| bytes.to_string());
                 let detail = format!("the answer has {bytes} bytes; limits.slice allows {limit_bytes}");
@@ -244,8 +249,9 @@ impl From<Refusal> for Problem {
             }
         };
         let shape = piece.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-        let detail = format!("{}; split it into pieces of at most {shape} elements along the axes", problem.detail);
-        Self { detail, ..problem }.with("piece", json!(piece.as_slice()))
+        let split = format!("; split it into pieces of at most {shape} elements along the axes");
+        problem.0.detail.push_str(&split);
+        problem.with("piece", json!(piece.as_slice()))
     }
 }
 

@@ -256,8 +256,7 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
     });
     let start = (!start.is_empty()).then_some(Ok(start));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
-    let mut response =
-        Response::new(Body::from_stream(futures_util::StreamExt::chain(stream::iter(start), pieces)));
+    let mut response = Response::new(Body::from_stream(futures_util::StreamExt::chain(stream::iter(start), pieces)));
     *response.headers_mut() = headers;
     Ok(response)
 }

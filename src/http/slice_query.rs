@@ -18,7 +18,7 @@ const PARAMETERS: [&str; 11] =
 
 /// A slice's parameters, as far as they can be understood without the dataset.
 #[derive(Debug, Clone, PartialEq)]
-pub struct SliceQuery {
+pub(super) struct SliceQuery {
     /// Which samples.
     wanted: Wanted,
     /// `order`
@@ -56,7 +56,7 @@ enum Outside {
 
 /// The samples of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Selection {
+pub(super) struct Selection {
     /// All axes of the dataset. Samples outside it are there only with `outside=zero`.
     pub region: Region,
     /// The axes that the result has, ascending: those that no integer of `select` drops.
@@ -65,7 +65,7 @@ pub struct Selection {
 
 impl Selection {
     /// Shape of the result in elements, without dropped axes.
-    pub fn shape(&self) -> Coords {
+    pub(super) fn shape(&self) -> Coords {
         self.kept_axes.iter().filter_map(|axis| self.region.shape().get(*axis).copied()).collect()
     }
 }
@@ -99,7 +99,7 @@ impl SliceQuery {
     /// # Errors
     /// [`QueryError::Invalid`] for unknown or repeated parameters, values that cannot be read, and
     /// parameters that exclude each other.
-    pub fn parse(query: Option<&str>) -> Result<Self, QueryError> {
+    pub(super) fn parse(query: Option<&str>) -> Result<Self, QueryError> {
         let given = parameters(query.unwrap_or_default())?;
         let get = |name| given.get(name).map(String::as_str);
         let wanted = Wanted::parse(&given)?;
@@ -122,7 +122,7 @@ impl SliceQuery {
     /// # Errors
     /// [`QueryError::OutOfBounds`] where the rank is another or samples lie outside and may not;
     /// [`QueryError::Invalid`] where a region ends before it starts.
-    pub fn select(&self, dimensions: &[u64]) -> Result<Selection, QueryError> {
+    pub(super) fn select(&self, dimensions: &[u64]) -> Result<Selection, QueryError> {
         match &self.wanted {
             Wanted::Index(items) => by_index(items, dimensions),
             Wanted::Box { start, end, step, outside } => {
@@ -132,7 +132,7 @@ impl SliceQuery {
     }
 
     /// What the output format is told about this query and the samples it selected.
-    pub fn options(&self, selection: &Selection) -> Options {
+    pub(super) fn options(&self, selection: &Selection) -> Options {
         Options {
             order: self.order,
             endian: self.endian,

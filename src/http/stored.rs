@@ -24,10 +24,10 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
         return listing::of_directory(ask, mount, &key).await;
     }
     let missing = || Problem::missing().cached(mount.cache_missing.clone());
-    if is_n5_key(&key) {
-        if let Some(found) = object(ask, mount, &key).await? {
-            return Ok(found);
-        }
+    if is_n5_key(&key)
+        && let Some(found) = object(ask, mount, &key).await?
+    {
+        return Ok(found);
     }
     if !mount.container.is_directory(&key).await? {
         return Err(missing());

@@ -42,3 +42,48 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
     let rank = levels.first()?.factors.len();
     Some(Pyramid { convention: Convention::Bdv, axes: xyz(rank), units: None, levels })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::*;
+    use super::super::{Kind, describe};
+    use super::*;
+
+    /// pybdv's: factors on the setup, `resolution` on the timepoint.
+    fn timepoint(own: &serde_json::Value, level: &serde_json::Value) -> Node {
+        let setup = json!({"dataType": "uint16", "downsamplingFactors": [[1, 1, 1], [2, 2, 1]]});
+        let below = [("s0", array(&[44, 40, 24], &json!({}))), ("s1", array(&[22, 20, 24], level))];
+        group(&[json!({"n5": "2.0.0"}), setup], own, &below)
+    }
+
+    #[test]
+    fn a_timepoint_inherits_the_factors_of_its_setup() {
+        let node = timepoint(&json!({"multiScale": true, "resolution": [1.0, 1.0, 3.0]}), &json!({}));
+        let (pyramid, levels, problems) = read_levels(&node);
+        assert_eq!(pyramid.convention, Convention::Bdv);
+        assert_eq!(
+            levels,
+            json!([
+                ["s0", [1, 1, 1], [1.0, 1.0, 3.0], [0.0, 0.0, 0.0]],
+                ["s1", [2, 2, 1], [2.0, 2.0, 3.0], [0.5, 0.5, 0.0]]
+            ])
+        );
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+
+    #[test]
+    fn a_level_of_its_own_mind_counts_and_missing_calibration_is_said() {
+        let (_, levels, problems) = read_levels(&timepoint(&json!({}), &json!({"downsamplingFactors": [2, 2, 2]})));
+        assert_eq!(levels[1], json!(["s1", [2, 2, 2], [2.0, 2.0, 2.0], [0.5, 0.5, 0.5]]));
+        assert!(problems[0].contains("XML"), "{problems:?}");
+    }
+
+    #[test]
+    fn a_setup_is_a_plain_group() {
+        let setup = json!({"dataType": "uint16", "downsamplingFactors": [[1, 1, 1], [2, 2, 1]]});
+        let description = describe(&group(&[json!({})], &setup, &[("timepoint0", json!({}))]));
+        assert_eq!((description.kind, description.problems.len()), (Kind::Group, 0));
+    }
+}

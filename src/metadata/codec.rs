@@ -124,3 +124,70 @@ fn numcodecs_passed_through(name: &str, parameters: &Map<String, Value>) -> Opti
         Value::Object(form)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+
+    fn forms(compression: &Value, data_type: &str) -> (Value, Value) {
+        let value = array(&[4, 4], &json!({"compression": compression, "dataType": data_type}));
+        let forms = serde_json::to_value(codec_forms(&dataset(&value))).unwrap();
+        (forms["numcodecs"].clone(), forms["hdf5"].clone())
+    }
+
+    #[test]
+    fn every_scheme_has_the_forms_that_decode_its_payload() {
+        for (compression, numcodecs, hdf5) in [
+            (json!({"type": "raw"}), json!(null), json!(null)),
+            (json!({"type": "gzip"}), json!({"id": "gzip", "level": 6}), json!(null)),
+            (
+                json!({"type": "gzip", "useZlib": true, "level": 4}),
+                json!({"id": "zlib", "level": 4}),
+                json!({"id": 1, "cd_values": [4]}),
+            ),
+            (
+                json!({"type": "bzip2", "blockSize": 7}),
+                json!({"id": "bz2", "level": 7}),
+                json!({"id": 307, "cd_values": [7]}),
+            ),
+            (
+                json!({"type": "xz", "preset": 3}),
+                json!({"id": "lzma", "format": 1, "check": -1, "preset": 3, "filters": null}),
+                json!(null),
+            ),
+            (
+                json!({"type": "zstd", "level": -5}),
+                json!({"id": "zstd", "level": -5, "checksum": false}),
+                json!({"id": 32015, "cd_values": [1]}),
+            ),
+            (json!({"type": "lz4", "blockSize": 65536}), json!(null), json!(null)),
+            (
+                json!({"type": "lz4", "id": "lz4", "acceleration": 1}),
+                json!({"id": "lz4", "acceleration": 1}),
+                json!(null),
+            ),
+            (json!({"type": "jpeg", "quality": 90}), json!(null), json!(null)),
+        ] {
+            assert_eq!(forms(&compression, "uint16"), (numcodecs, hdf5), "{compression}");
+        }
+    }
+
+    #[test]
+    fn blosc_carries_item_and_block_size() {
+        let compression =
+            json!({"type": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 2, "blocksize": 0, "nthreads": 1});
+        let (numcodecs, hdf5) = forms(&compression, "float64");
+        assert_eq!(numcodecs, json!({"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 2, "blocksize": 0}));
+        assert_eq!(hdf5, json!({"id": 32001, "cd_values": [2, 2, 8, 2048, 5, 2, 5]}));
+        let (_, automatic) = forms(&json!({"type": "blosc", "cname": "lz4", "clevel": 9, "shuffle": -1}), "uint8");
+        assert_eq!(automatic["cd_values"][5], 2);
+    }
+
+    #[test]
+    fn defaults_are_filled_in_and_the_rest_is_kept() {
+        let value = array(&[4], &json!({"compression": {"type": "gzip", "level": "6", "x": null}}));
+        let filled = compression_with_defaults(dataset(&value).compression());
+        assert_eq!(filled, json!({"type": "gzip", "level": "6", "useZlib": false, "x": null}));
+    }
+}

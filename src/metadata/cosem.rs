@@ -57,6 +57,15 @@ pub(super) fn transform(value: &Value, rank: usize) -> Result<Transform, String>
     Ok(Transform { axes: names("axes"), units: names("units"), scale, translate })
 }
 
+/// Notes axes that look as if they were listed fastest first without saying so.
+pub(super) fn note_order(axes: Option<&[String]>, problems: &mut Vec<String>) {
+    let at = |name: &str| axes.into_iter().flatten().position(|axis| axis == name);
+    if at("x").zip(at("y")).is_some_and(|(x, y)| x > y) {
+        let text = "transform lists x before y without ordering F; it is read slowest axis first, as in n5-universe";
+        note(problems, text.to_owned());
+    }
+}
+
 /// The levels that the group lists: path and `transform`; `None` when it lists none in this form.
 fn listed(attributes: &Map<String, Value>) -> Option<Vec<(String, Option<&Value>)>> {
     let datasets = attributes.get("multiscales")?.get(0)?.get("datasets")?.as_array()?;
@@ -101,6 +110,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
         }
     }
     let first = first?;
+    note_order(first.axes.as_deref(), problems);
     Some(Pyramid { convention: Convention::Cosem, axes: first.axes, units: first.units, levels })
 }
 
@@ -112,4 +122,76 @@ fn unlisted(node: &Node) -> Vec<(String, Option<&Value>)> {
         transform.is_some_and(|transform| transform.get("scale").is_some())
     };
     if names.iter().all(has_transform) { names.into_iter().map(|name| (name, None)).collect() } else { Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::*;
+    use super::*;
+
+    fn c_order(scale: [f64; 3], translate: [f64; 3]) -> Value {
+        json!({"axes": ["z", "y", "x"], "order": "C", "scale": scale, "translate": translate, "units": ["nm", "nm", "um"]})
+    }
+
+    #[test]
+    fn lists_are_slowest_axis_first() {
+        let datasets = json!([
+            {"path": "s0", "transform": c_order([3.24, 4.0, 5.0], [0.0, 0.0, 0.0])},
+            {"path": "s1", "transform": c_order([6.48, 8.0, 10.0], [1.62, 2.0, 2.5])}]);
+        let own = json!({"multiscales": [{"datasets": datasets, "name": "mito"}],
+            "pixelResolution": {"dimensions": [5.0, 4.0, 3.24], "unit": "nm"}, "scales": [[1, 1, 1], [2, 2, 2]]});
+        let below = [("s0", array(&[40, 36, 30], &json!({}))), ("s1", array(&[20, 18, 15], &json!({})))];
+        let (pyramid, levels, problems) = read_levels(&group(&[], &own, &below));
+        assert_eq!(pyramid.convention, Convention::Cosem);
+        assert_eq!(pyramid.axes.unwrap(), ["x", "y", "z"]);
+        assert_eq!(pyramid.units.unwrap(), ["um", "nm", "nm"]);
+        assert_eq!(
+            levels,
+            json!([
+                ["s0", [1, 1, 1], [5.0, 4.0, 3.24], [0.0, 0.0, 0.0]],
+                ["s1", [2, 2, 2], [10.0, 8.0, 6.48], [2.5, 2.0, 1.62]]
+            ])
+        );
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+
+    #[test]
+    fn order_f_is_kept() {
+        let value = json!({"axes": ["x", "y"], "scale": [1, 2], "translate": [3, 4], "ordering": "F"});
+        let read = transform(&value, 2).unwrap();
+        assert_eq!(
+            (read.axes.unwrap(), read.scale, read.translate),
+            (vec!["x".into(), "y".into()], vec![1.0, 2.0], vec![3.0, 4.0])
+        );
+    }
+
+    #[test]
+    fn levels_with_transforms_count_without_a_list_in_the_group() {
+        let level = |n: f64| array(&[8, 8, 8], &json!({"transform": c_order([n, n, n], [0.0, 0.0, 0.0])}));
+        let (pyramid, levels, _) = read_levels(&group(&[], &json!({}), &[("s0", level(32.0)), ("s1", level(64.0))]));
+        assert_eq!(pyramid.convention, Convention::Cosem);
+        assert_eq!(levels[1][1], json!([2, 2, 2]));
+    }
+
+    #[test]
+    fn x_listed_first_is_pointed_out() {
+        let mut problems = Vec::new();
+        let value = json!({"axes": ["x", "y", "z"], "scale": [7, 11, 13]});
+        let read = transform(&value, 3).unwrap();
+        note_order(read.axes.as_deref(), &mut problems);
+        assert_eq!((read.scale, problems.len()), (vec![13.0, 11.0, 7.0], 1));
+    }
+
+    #[test]
+    fn malformed_transforms_are_described() {
+        for bad in [json!(3), json!({}), json!({"scale": [1, 2]}), json!({"scale": ["1", 2, 3]})] {
+            assert!(transform(&bad, 3).unwrap_err().starts_with("transform "), "{bad}");
+        }
+        let own = json!({"multiscales": [{"datasets": [{"path": "s0", "transform": {"scale": [1]}}, {"path": "s9", "transform": {}}]}]});
+        let mut problems = Vec::new();
+        assert!(read(&group(&[], &own, &[("s0", array(&[4, 4], &json!({})))]), &mut problems).is_none());
+        assert_eq!(problems.len(), 2, "{problems:?}");
+    }
 }

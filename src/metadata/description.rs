@@ -77,6 +77,12 @@ impl Description {
             }
             return group;
         }
+        let own = |key: &str| node.attributes().get(key).is_some_and(|value| !value.is_null());
+        if own("dimensions") || own("blockSize") {
+            let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !own(key));
+            let missing = missing.unwrap_or_default();
+            note(&mut group.problems, format!("its attributes describe no dataset: {missing} is missing"));
+        }
         group.group(node)
     }
 
@@ -166,8 +172,71 @@ fn size_bytes(dataset: &DatasetAttributes) -> Option<String> {
         digits.pop();
     }
     let mut text = digits.pop().map_or_else(String::new, |first| first.to_string());
-    for digit in digits.iter().rev() {
-        text.push_str(&format!("{digit:09}"));
-    }
+    text.extend(digits.iter().rev().map(|digit| format!("{digit:09}")));
     Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::describe;
+    use super::super::testing::{array, dataset, group};
+    use super::*;
+
+    #[test]
+    fn a_dataset_says_everything_in_the_order_of_the_contract() {
+        let own = array(&[40, 36], &json!({"dataType": "uint16", "compression": {"type": "xz"}}));
+        let description = describe(&group(&[json!({"n5": "2.0.0"})], &own, &[]));
+        let text = serde_json::to_string(&description).unwrap();
+        let start = r#"{"kind":"dataset","attributes":{"blockSize":[16,16],"compression":{"type":"xz"},"dataType":"uint16","dimensions":[40,36]},"#;
+        let middle = r#""dimensions":[40,36],"block_size":[16,16],"data_type":"uint16","compression":{"preset":6,"type":"xz"},"grid":[3,3],"size_bytes":"2880","axes":null,"units":null,"resolution":null,"multiscale":null,"tensorstore":{"schema":{"#;
+        let end = r#""codec":{"numcodecs":{"check":-1,"filters":null,"format":1,"id":"lzma","preset":6},"hdf5":null},"readable":{"neuroglancer":false,"tensorstore":true,"java":true,"zarr":false,"z5":false},"problems":["Neuroglancer cannot read it: it has no compression \"xz\"","zarr-python 2 cannot read it: it wants compression.preset","z5 cannot read it: it wants compression.preset"]}"#;
+        assert!(text.starts_with(&(start.to_owned() + middle)), "{text}");
+        assert!(text.ends_with(end), "{text}");
+    }
+
+    #[test]
+    fn a_pyramid_carries_the_finest_voxel_size() {
+        let own = json!({"scales": [[1, 1], [2, 2]], "pixelResolution": {"unit": "nm", "dimensions": [4, 8]}});
+        let below = [("s0", array(&[8, 8], &json!({}))), ("s1", array(&[4, 4], &json!({"dataType": "float64"})))];
+        let description = describe(&group(&[json!({})], &own, &below));
+        assert_eq!(description.kind, Kind::Multiscale);
+        assert_eq!(description.resolution.unwrap(), [4.0, 8.0]);
+        assert_eq!((description.dimensions, description.tensorstore), (None, None));
+        assert!(!description.readable.unwrap().neuroglancer);
+        assert!(description.problems.iter().any(|problem| problem == "level s1 is float64, level s0 is uint8"));
+    }
+
+    #[test]
+    fn a_broken_document_is_a_group_that_says_why() {
+        let broken = |node: &Node| {
+            let description = describe(node);
+            assert_eq!((description.kind, description.readable), (Kind::Group, None));
+            description.problems.join("|")
+        };
+        let mut node = Node { document: Some(crate::n5::Document::parse(b"{'a':1}")), ..Node::default() };
+        assert!(broken(&node).starts_with("attributes.json is not JSON"));
+        node.document = None;
+        assert_eq!(broken(&node), "");
+        let own = array(&[1], &json!({"blockSize": [0]}));
+        assert!(broken(&group(&[], &own, &[])).contains("blockSize[0] is 0"));
+        assert!(
+            broken(&group(&[], &json!({"dimensions": [1], "dataType": "uint8"}), &[])).contains("blockSize is missing")
+        );
+    }
+
+    #[test]
+    fn sizes_have_no_upper_limit() {
+        let size = |dimensions: &[u64], data_type: &str| {
+            size_bytes(&dataset(&array(dimensions, &json!({"dataType": data_type}))))
+        };
+        assert_eq!(size(&[1000, 1_000_000, 1_000_000], "uint8").unwrap(), "1000000000000000");
+        assert_eq!(size(&[5, 0], "uint64").unwrap(), "0");
+        assert_eq!(size(&[], "float32").unwrap(), "4");
+        assert_eq!(size(&[1 << 62, 1 << 62], "uint64").unwrap(), (8 * (1_u128 << 124)).to_string());
+        let huge = size(&[i64::MAX.unsigned_abs(); 32], "uint64").unwrap();
+        assert_eq!((huge.len(), &huge[huge.len() - 3..]), (608, "008"));
+        assert_eq!(size(&[1], "string"), None);
+    }
 }

@@ -64,3 +64,42 @@ fn inherited(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::{array, dataset, document};
+    use super::*;
+
+    fn problems(above: &Value, further: &Value) -> Vec<String> {
+        let mut problems = Vec::new();
+        lint(&dataset(&array(&[7, 5], further)), &[document(above)], &mut problems);
+        problems
+    }
+
+    #[test]
+    fn sound_attributes_have_no_problems() {
+        assert!(problems(&json!({"n5": "4.0.0"}), &json!({"resolution": [4, 4]})).is_empty());
+    }
+
+    #[test]
+    fn each_oddity_has_one_sentence() {
+        for (above, further, word) in [
+            (json!({}), json!({"compression": null, "compressionType": "gzip"}), "2.0.0"),
+            (json!({}), json!({"compressionType": "gzip"}), "both"),
+            (json!({}), json!({"compression": {}}), "no type"),
+            (json!({}), json!({"dimensions": ["7", 5]}), "holds \"7\""),
+            (json!({}), json!({"blockSize": [7.0, 5]}), "holds 7.0"),
+            (json!({}), json!({"dimensions": [(1_u64 << 53) + 1, 5]}), "2^53"),
+            (json!({}), json!({"blockSize": [65536, 65536]}), "2 GiB"),
+            (json!({}), json!({"compression": {"type": "jpeg"}}), "jpeg"),
+            (json!({}), json!({"dataType": "object"}), "object"),
+            (json!({"dimensions": [1]}), json!({}), "dimensions"),
+            (json!({"downsamplingFactors": [2, 2]}), json!({}), "downsamplingFactors"),
+        ] {
+            let found = problems(&above, &further);
+            assert!(found.len() == 1 && found[0].contains(word), "{further}: {found:?}");
+        }
+    }
+}

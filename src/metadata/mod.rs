@@ -134,3 +134,164 @@ pub fn pyramid(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
 pub fn describe(node: &Node) -> Description {
     Description::new(node)
 }
+
+/// What tests of several files build their nodes with.
+#[cfg(test)]
+mod testing {
+    use serde_json::Value;
+
+    use super::*;
+
+    pub(super) fn document(value: &Value) -> Document {
+        Document::parse(value.to_string().as_bytes()).unwrap()
+    }
+
+    pub(super) fn dataset(value: &Value) -> DatasetAttributes {
+        DatasetAttributes::parse(document(value)).unwrap()
+    }
+
+    /// Attributes of a uint8 dataset of these dimensions, with further members.
+    pub(super) fn array(dimensions: &[u64], further: &Value) -> Value {
+        let blocks: Vec<u64> = dimensions.iter().map(|_| 16).collect();
+        let mut value = serde_json::json!({"dimensions": dimensions, "blockSize": blocks, "dataType": "uint8",
+            "compression": {"type": "raw"}});
+        value.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        value
+    }
+
+    /// A group with the attributes of its ancestors, its own, and those of everything below; `wanted`
+    /// decides which of the latter it gets.
+    pub(super) fn group(ancestors: &[Value], own: &Value, below: &[(&str, Value)]) -> Node {
+        let mut children: Vec<String> =
+            below.iter().filter_map(|(path, _)| path.split('/').next()).map(str::to_owned).collect();
+        children.dedup();
+        let mut node = Node {
+            ancestors: ancestors.iter().map(document).collect(),
+            document: Some(Ok(document(own))),
+            children,
+            child_documents: BTreeMap::new(),
+        };
+        let wanted = wanted(&node);
+        assert!(wanted.len() <= MAX_LEVELS);
+        for (path, value) in below {
+            if wanted.iter().any(|wanted| wanted == path) {
+                node.child_documents.insert((*path).to_owned(), document(value));
+            }
+        }
+        node
+    }
+
+    /// The pyramid of such a group as convention, then path, factors, resolution and translation of its
+    /// levels; and the problems found.
+    pub(super) fn read_levels(node: &Node) -> (Pyramid, Value, Vec<String>) {
+        let mut problems = Vec::new();
+        let pyramid = pyramid(node, &mut problems).unwrap();
+        let levels = pyramid.levels.iter().map(|level| {
+            let level = serde_json::to_value(level).unwrap();
+            serde_json::json!([level["path"], level["factors"], level["resolution"], level["translation"]])
+        });
+        let levels = levels.collect();
+        (pyramid, levels, problems)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::testing::*;
+    use super::*;
+
+    #[test]
+    fn a_dataset_wants_nothing_and_is_no_pyramid() {
+        let node =
+            group(&[], &array(&[4], &json!({"downsamplingFactors": [[1], [2]]})), &[("s0", array(&[4], &json!({})))]);
+        assert!(wanted(&node).is_empty());
+        assert!(pyramid(&node, &mut Vec::new()).is_none());
+    }
+
+    #[test]
+    fn a_group_that_only_has_level_names_is_no_pyramid() {
+        let node = group(&[], &json!({}), &[("s0", array(&[4], &json!({}))), ("s1", array(&[2], &json!({})))]);
+        assert_eq!(describe(&node).kind, Kind::Group);
+    }
+
+    #[test]
+    fn canonical_multiscales_are_taken_for_no_other_convention() {
+        let own = json!({"multiscales": {"paths": ["s0", "s1"], "datasets": [{"path": "s0"}]}});
+        let node = group(&[], &own, &[("s0", array(&[4], &json!({})))]);
+        assert!(pyramid(&node, &mut Vec::new()).is_none());
+    }
+
+    /// Any JSON of small size, with the names and shapes that conventions look for.
+    fn json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(json!(null)),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            prop::sample::select(vec!["s0", "x", "y", "nm", "F", "scale", "raw", "blosc", "lz4", "0.4", ""])
+                .prop_map(Value::from),
+            Just(json!([1, 1])),
+            Just(json!([[1, 1], [2, 2]])),
+        ];
+        let keys = vec!["path", "type", "transform", "scale", "axes", "datasets", "unit", "dimensions", "multiscales"];
+        leaf.prop_recursive(4, 24, 3, move |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
+                prop::collection::btree_map(prop::sample::select(keys.clone()), inner, 0..4)
+                    .prop_map(|members| members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()),
+            ]
+        })
+    }
+
+    fn members() -> impl Strategy<Value = Value> {
+        let keys = vec![
+            "dimensions",
+            "blockSize",
+            "dataType",
+            "compression",
+            "compressionType",
+            "axes",
+            "units",
+            "resolution",
+            "n5",
+            "ome",
+            "multiscales",
+            "scales",
+            "downsamplingFactors",
+            "pixelResolution",
+            "transform",
+            "painteraData",
+            "offset",
+            "unit",
+            "multiScale",
+        ];
+        prop::collection::btree_map(prop::sample::select(keys), json(), 0..6)
+            .prop_map(|members| members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_malformed_breaks_a_description(parent in members(), own in members(), a in members(), b in members(), sound: bool) {
+            let level = |further: Value| if sound { array(&[4, 4], &further) } else { further };
+            let below = [("s0", level(a.clone())), ("s1", level(b)), ("data", level(a))];
+            let node = group(&[parent], &own, &below);
+            serde_json::to_string(&describe(&node)).unwrap();
+            let node = group(std::slice::from_ref(&own), &array(&[4, 4], &own), &[]);
+            serde_json::to_string(&describe(&node)).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_wanted_is_bounded_and_stays_below() {
+        let datasets: Vec<_> = (0..1000).map(|n| json!({"path": format!("l{n}"), "transform": {}})).collect();
+        let node = group(&[], &json!({"multiscales": [{"datasets": datasets}], "painteraData": {}}), &[]);
+        assert_eq!(wanted(&node).len(), MAX_LEVELS);
+        let datasets =
+            json!([{"path": "../../secret", "transform": {}}, {"path": "/etc", "transform": {}}, {"path": 3}]);
+        let node = group(&[], &json!({"multiscales": [{"datasets": datasets}]}), &[]);
+        assert!(wanted(&node).is_empty());
+    }
+}

@@ -37,6 +37,16 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
     if !marked {
         return None;
     }
+    let stated = |name: &str| node.child_documents.get(name).and_then(|level| level.members().get("pixelResolution"));
+    if let Some((_, finest)) = names.first() {
+        let odd = |name: &str| stated(name).is_some_and(|own| stated(finest).is_some_and(|first| first != own));
+        if let Some((_, name)) = names.iter().find(|(_, name)| odd(name)) {
+            let text = format!(
+                "pixelResolution of {name} differs from {finest}'s, which counts: it is that of full resolution"
+            );
+            note(problems, text);
+        }
+    }
     let listed = listed_factors(group);
     let mut units = None;
     let place = |first: &Found, problems: &mut Vec<String>| {
@@ -83,5 +93,78 @@ fn base_resolution(
             (vec![1.0; rank], units)
         }
         None => (vec![1.0; rank], units),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::*;
+    use super::*;
+
+    #[test]
+    fn the_modern_form_lives_on_the_levels() {
+        let level = |size: [u64; 3], factors: [u64; 3]| {
+            let resolution = json!({"unit": "nm", "dimensions": [4.0, 4.0, 40.0]});
+            array(&size, &json!({"downsamplingFactors": factors, "pixelResolution": resolution}))
+        };
+        let below = [
+            ("s0", level([96, 80, 48], [1, 1, 1])),
+            ("s1", level([48, 40, 48], [2, 2, 1])),
+            ("s2", level([24, 20, 24], [4, 4, 2])),
+        ];
+        let (pyramid, levels, problems) = read_levels(&group(&[], &json!({}), &below));
+        assert_eq!(pyramid.convention, Convention::N5Viewer);
+        assert_eq!(pyramid.units.unwrap(), ["nm", "nm", "nm"]);
+        assert_eq!(
+            levels,
+            json!([
+                ["s0", [1, 1, 1], [4.0, 4.0, 40.0], [0.0, 0.0, 0.0]],
+                ["s1", [2, 2, 1], [8.0, 8.0, 40.0], [2.0, 2.0, 0.0]],
+                ["s2", [4, 4, 2], [16.0, 16.0, 80.0], [6.0, 6.0, 20.0]]
+            ])
+        );
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+
+    #[test]
+    fn the_deprecated_form_lives_on_the_group() {
+        let own = json!({"axes": ["x", "y", "z"], "units": ["nm", "nm", "um"], "resolution": [4, 4, 40],
+            "scales": [[1, 1, 1], [2, 2, 1], [4, 4, 2]]});
+        let below = [("s0", array(&[9, 9, 9], &json!({}))), ("s1", array(&[5, 5, 9], &json!({})))];
+        let (pyramid, levels, problems) = read_levels(&group(&[], &own, &below));
+        assert_eq!(pyramid.units.unwrap(), ["nm", "nm", "um"]);
+        assert_eq!(levels[1], json!(["s1", [2, 2, 1], [8.0, 8.0, 40.0], [2.0, 2.0, 0.0]]));
+        assert_eq!(problems, ["the group lists factors for s2, which is not a readable dataset"]);
+    }
+
+    #[test]
+    fn missing_and_malformed_keys_are_guessed_around_and_said() {
+        let own = json!({"pixelResolution": [1.0], "multiScale": true});
+        let below = [
+            ("s0", array(&[8, 8], &json!({"pixelResolution": {"dimensions": "x"}}))),
+            ("s1", array(&[4, 8], &json!({"downsamplingFactors": [2]}))),
+        ];
+        let (pyramid, levels, problems) = read_levels(&group(&[], &own, &below));
+        assert_eq!((pyramid.axes, pyramid.units), (None, None));
+        assert_eq!(levels[1], json!(["s1", [2, 1], [2.0, 1.0], [0.5, 0.0]]));
+        assert_eq!(problems.len(), 4, "{problems:?}");
+    }
+
+    #[test]
+    fn the_finest_level_states_the_voxel_size() {
+        let level =
+            |size: f64| array(&[8, 8], &json!({"pixelResolution": [size, size], "downsamplingFactors": [size, size]}));
+        let (_, levels, problems) = read_levels(&group(&[], &json!({}), &[("s0", level(1.0)), ("s1", level(2.0))]));
+        assert_eq!(levels[1][2], json!([2.0, 2.0]));
+        assert_eq!(problems.len(), 1, "{problems:?}");
+    }
+
+    #[test]
+    fn a_level_of_another_rank_is_left_out() {
+        let below = [("s0", array(&[8, 8], &json!({}))), ("s1", array(&[4], &json!({}))), ("s2", json!({}))];
+        let (_, levels, problems) = read_levels(&group(&[], &json!({"multiScale": true}), &below));
+        assert_eq!((levels.as_array().unwrap().len(), problems.len()), (1, 2));
     }
 }

@@ -29,7 +29,11 @@ pub(super) fn dataset(dataset: &DatasetAttributes, ancestors: &[Document]) -> Re
     if unsupported.contains(&known) || known.size_bytes().is_none() {
         return Err(format!("it has no {}", dataset.data_type()));
     }
-    let encoding = dataset.compression().name();
+    let encoding = match merged.get("compression") {
+        Some(compression) => compression.get("type"),
+        None => merged.get("compressionType"),
+    };
+    let encoding = encoding.and_then(Value::as_str).ok_or("it wants compression with a type, or compressionType")?;
     if !["raw", "gzip", "blosc", "zstd"].iter().any(|name| name.eq_ignore_ascii_case(encoding)) {
         return Err(format!("it has no compression {encoding:?}"));
     }
@@ -127,4 +131,52 @@ pub(super) fn group(node: &Node, pyramid: &Pyramid) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing;
+    use super::*;
+
+    fn opens(above: &Value, further: &Value) -> Result<(), String> {
+        dataset(&testing::dataset(&testing::array(&[7, 5], further)), &[testing::document(above)])
+    }
+
+    #[test]
+    fn types_encodings_and_sizes_are_limited() {
+        for refused in [
+            json!({"dataType": "float64"}),
+            json!({"dataType": "int64"}),
+            json!({"compression": {"type": "xz"}}),
+            json!({"dimensions": [0, 5]}),
+        ] {
+            assert!(opens(&json!({}), &refused).is_err(), "{refused}");
+        }
+        assert!(opens(&json!({}), &json!({"compression": {"type": "GZIP"}, "dataType": "INT16"})).is_ok());
+    }
+
+    #[test]
+    fn units_are_si() {
+        for unit in ["", "nm", "µm", "s", "rad/s", "kHz"] {
+            assert!(opens(&json!({}), &json!({"units": [unit, "m"]})).is_ok(), "{unit}");
+        }
+        for unit in ["micrometer", "pixel", "px", "angstrom", "n m"] {
+            let resolution = json!({"pixelResolution": {"unit": unit, "dimensions": [1, 1]}});
+            assert!(opens(&json!({}), &resolution).is_err(), "{unit}");
+        }
+        assert!(opens(&json!({}), &json!({"pixelResolution": [1, 1]})).is_err(), "a list has no unit");
+    }
+
+    #[test]
+    fn keys_of_groups_above_count() {
+        let above = json!({"resolution": [4, 4, 40]});
+        let reason = opens(&above, &json!({})).unwrap_err();
+        assert_eq!(reason, "resolution, here or in a group above, has 3 entries for 2 axes");
+        assert!(opens(&above, &json!({"resolution": [4, 4]})).is_ok(), "the dataset's own wins");
+        assert!(opens(&json!({"axes": null}), &json!({})).is_err());
+        assert!(opens(&json!({"downsamplingFactors": [[1, 1], [2, 2]]}), &json!({})).is_ok());
+        assert!(opens(&json!({"scales": [[1, 1, 1]]}), &json!({})).is_err());
+    }
 }

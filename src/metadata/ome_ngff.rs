@@ -166,3 +166,69 @@ fn slowest_first(axes: &[Axis]) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::*;
+    use super::*;
+
+    fn levels_of(own: &Value, dimensions: [&[u64]; 2]) -> (Pyramid, Value, Vec<String>) {
+        let below = [("0", array(dimensions[0], &json!({}))), ("1", array(dimensions[1], &json!({})))];
+        read_levels(&group(&[], own, &below))
+    }
+
+    #[test]
+    fn zarr_order_is_recognised_by_the_axis_names_and_reversed() {
+        // ome-zarr 0.9 through zarr-python's N5FSStore.
+        let own = json!({"multiscales": [{"version": "0.4", "axes": [{"name": "t", "type": "time", "unit": "second"},
+            {"name": "c", "type": "channel"}, {"name": "z", "type": "space", "unit": "micrometer"},
+            {"name": "y", "type": "space", "unit": "micrometer"}, {"name": "x", "type": "space", "unit": "micrometer"}],
+            "datasets": [
+            {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1, 1, 3, 0.5, 0.5]}]},
+            {"path": "1", "coordinateTransformations": [{"type": "scale", "scale": [1, 1, 3, 1, 1]},
+                {"type": "translation", "translation": [0, 0, 0, 0.25, 0.25]}]}]}]});
+        let (pyramid, levels, problems) = levels_of(&own, [&[40, 36, 30, 2, 1], &[20, 18, 30, 2, 1]]);
+        assert_eq!(pyramid.axes.unwrap(), ["x", "y", "z", "c", "t"]);
+        assert_eq!(pyramid.units.unwrap(), ["micrometer", "micrometer", "micrometer", "", "second"]);
+        assert_eq!(levels[1], json!(["1", [2, 2, 1, 1, 1], [1.0, 1.0, 3.0, 1.0, 1.0], [0.25, 0.25, 0.0, 0.0, 0.0]]));
+        assert_eq!(problems.len(), 1);
+    }
+
+    #[test]
+    fn n5_order_is_kept_and_group_transformations_come_last() {
+        let own = json!({"ome": {"version": "0.5", "multiscales": [{"axes": [{"name": "x", "type": "space"},
+            {"name": "y", "type": "space"}, {"name": "c", "type": "channel"}],
+            "coordinateTransformations": [{"type": "scale", "scale": [10, 10, 1]}],
+            "datasets": [
+            {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1, 2, 1]}]},
+            {"path": "1", "coordinateTransformations": [{"type": "scale", "scale": [2, 4, 1]},
+                {"type": "translation", "translation": [0.5, 1, 0]}]}]}]}});
+        let (pyramid, levels, problems) = levels_of(&own, [&[8, 6, 3], &[4, 3, 3]]);
+        assert_eq!(pyramid.axes.unwrap(), ["x", "y", "c"]);
+        assert_eq!(levels[1], json!(["1", [2, 2, 1], [20.0, 40.0, 1.0], [5.0, 10.0, 0.0]]));
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+
+    #[test]
+    fn old_versions_have_string_axes_or_none_and_no_scale() {
+        let datasets = json!([{"path": "0"}, {"path": "1"}]);
+        let own = json!({"multiscales": [{"version": "0.3", "axes": ["y", "x"], "datasets": datasets}]});
+        let (pyramid, levels, _) = levels_of(&own, [&[8, 6], &[4, 6]]);
+        assert_eq!(pyramid.axes.unwrap(), ["x", "y"]);
+        assert_eq!(levels[1], json!(["1", [2, 1], [2.0, 1.0], [0.0, 0.0]]));
+        let own = json!({"multiscales": [{"version": "0.1", "datasets": datasets}]});
+        let (pyramid, ..) = levels_of(&own, [&[8, 6, 1, 1, 1], &[4, 3, 1, 1, 1]]);
+        assert_eq!(pyramid.axes.unwrap(), ["x", "y", "z", "c", "t"]);
+    }
+
+    #[test]
+    fn missing_levels_and_odd_transformations_are_said() {
+        let own = json!({"multiscales": [{"version": "0.4", "axes": 7, "datasets": [
+            {"path": "0", "coordinateTransformations": [{"type": "scale", "path": "file"}, 3]}, {"path": "9"}]}]});
+        let (_, levels, problems) = levels_of(&own, [&[8, 6], &[4, 3]]);
+        assert_eq!(levels, json!([["0", [1, 1], [1.0, 1.0], [0.0, 0.0]]]));
+        assert_eq!(problems.len(), 4, "{problems:?}");
+    }
+}

@@ -69,3 +69,45 @@ fn names_below_data(node: &Node) -> Vec<(usize, String)> {
     let names = (0..GUESSED_LEVELS).map(|number| (number, format!("data/s{number}")));
     names.filter(|(_, path)| node.child_documents.contains_key(path)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::*;
+    use super::*;
+
+    #[test]
+    fn levels_lie_in_the_sub_group_data() {
+        let own = json!({"painteraData": {"type": "label"}, "maxId": 17_295_547_395_306_184_081_u64});
+        let data =
+            json!({"multiScale": true, "offset": [10.0, 0.0, 0.0], "resolution": [4.0, 4.0, 40.0], "unit": "nm"});
+        let s1 = array(&[48, 40, 48], &json!({"downsamplingFactors": [2, 2, 1]}));
+        let below = [("data", data.clone()), ("data/s0", array(&[96, 80, 48], &json!({}))), ("data/s1", s1.clone())];
+        let (pyramid, from_above, problems) = read_levels(&group(&[], &own, &below));
+        assert_eq!((pyramid.convention, pyramid.units.unwrap().len()), (Convention::Paintera, 3));
+        assert_eq!(
+            from_above,
+            json!([
+                ["data/s0", [1, 1, 1], [4.0, 4.0, 40.0], [10.0, 0.0, 0.0]],
+                ["data/s1", [2, 2, 1], [8.0, 8.0, 40.0], [12.0, 2.0, 0.0]]
+            ])
+        );
+        assert!(problems.is_empty(), "{problems:?}");
+        let inner = group(&[own], &data, &[("s0", array(&[96, 80, 48], &json!({}))), ("s1", s1)]);
+        let (_, from_inside, _) = read_levels(&inner);
+        assert_eq!(from_inside[1], json!(["s1", [2, 2, 1], [8.0, 8.0, 40.0], [12.0, 2.0, 0.0]]));
+    }
+
+    #[test]
+    fn data_may_be_a_single_dataset() {
+        let below = [("data", array(&[9, 9, 9], &json!({"resolution": [1, 2, 3]})))];
+        let (_, levels, _) = read_levels(&group(&[], &json!({"painteraData": {"type": "raw"}}), &below));
+        assert_eq!(levels, json!([["data", [1, 1, 1], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]]));
+    }
+
+    #[test]
+    fn nothing_below_makes_it_a_plain_group() {
+        assert!(read(&group(&[], &json!({"painteraData": {}}), &[]), &mut Vec::new()).is_none());
+    }
+}

@@ -48,7 +48,10 @@ impl Physical {
         }
         if let Some(given) = members.get("transform") {
             match cosem::transform(given, rank) {
-                Ok(transform) => physical.fill(transform.axes, transform.units, transform.scale, transform.translate),
+                Ok(transform) => {
+                    cosem::note_order(transform.axes.as_deref(), problems);
+                    physical.fill(transform.axes, transform.units, transform.scale, transform.translate);
+                }
                 Err(problem) => note(problems, problem),
             }
         }
@@ -92,5 +95,62 @@ pub(super) fn pixel_resolution(value: &Value, rank: usize) -> Option<(Vec<f64>, 
             Some((one_per_axis(members.get("dimensions")?, rank)?, unit))
         }
         None => Some((one_per_axis(value, rank)?, None)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::*;
+    use super::*;
+
+    fn of(further: &Value) -> (Physical, Vec<String>) {
+        let mut problems = Vec::new();
+        let physical = Physical::of(&dataset(&array(&[12, 10, 6], further)), &mut problems);
+        (physical, problems)
+    }
+
+    #[test]
+    fn the_keys_of_tensorstore_and_neuroglancer_come_first() {
+        let (physical, problems) =
+            of(&json!({"axes": ["x", "y", "z"], "units": ["nm", "nm", "um"], "resolution": [4, 4, 40.5],
+            "pixelResolution": [1, 1, 1]}));
+        assert_eq!(physical.axes.unwrap(), ["x", "y", "z"]);
+        assert_eq!(physical.units.unwrap(), ["nm", "nm", "um"]);
+        assert_eq!((physical.resolution.unwrap(), physical.translation), (vec![4.0, 4.0, 40.5], None));
+        assert!(problems.is_empty());
+    }
+
+    #[test]
+    fn a_cosem_transform_is_reversed() {
+        let (physical, _) = of(&json!({"transform": {"axes": ["z", "y", "x"], "scale": [3.24, 4.0, 5.0],
+            "translate": [1, 2, 3], "units": ["um", "nm", "nm"]}, "pixelResolution": [9, 9, 9]}));
+        assert_eq!(physical.axes.unwrap(), ["x", "y", "z"]);
+        assert_eq!(physical.units.unwrap(), ["nm", "nm", "um"]);
+        assert_eq!(
+            (physical.resolution.unwrap(), physical.translation.unwrap()),
+            (vec![5.0, 4.0, 3.24], vec![3.0, 2.0, 1.0])
+        );
+    }
+
+    #[test]
+    fn pixel_resolution_is_multiplied_by_the_factors() {
+        let (physical, _) = of(&json!({"pixelResolution": {"unit": "mm", "dimensions": [1.5, 1.5, 1.5]},
+            "downsamplingFactors": [2, 2, 1]}));
+        assert_eq!(physical.units.unwrap(), ["mm", "mm", "mm"]);
+        assert_eq!(
+            (physical.resolution.unwrap(), physical.translation.unwrap()),
+            (vec![3.0, 3.0, 1.5], vec![0.75, 0.75, 0.0])
+        );
+        assert_eq!(of(&json!({"pixelResolution": [1, 2, 3]})).0.resolution.unwrap(), [1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn malformed_keys_are_passed_over_with_a_problem() {
+        let (physical, problems) =
+            of(&json!({"axes": "xyz", "units": ["nm"], "resolution": ["4", 4, 4], "transform": null,
+            "pixelResolution": {"unit": "nm"}}));
+        assert_eq!((physical, problems.len()), (Physical::default(), 5));
     }
 }

@@ -17,6 +17,7 @@ use super::{Node, neuroglancer, tensorstore};
 
 /// Whether each program opens a directory and decodes its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "one answer per program")]
 pub struct Readable {
     /// Neuroglancer's `n5://`.
     pub neuroglancer: bool,
@@ -162,7 +163,7 @@ fn zarr(dataset: &DatasetAttributes, lz4: Option<Lz4>) -> Result<(), String> {
         }
     }
     let data_type = dataset.data_type();
-    let numpy = ["bool", "float16", "complex64", "complex128"].contains(&data_type.name());
+    let numpy = ["bool", "float16"].contains(&data_type.name());
     if data_type.size_bytes().is_none() && !numpy {
         return Err(format!("it has no data type {:?}", data_type.name()));
     }
@@ -243,11 +244,95 @@ fn parameter<'a>(dataset: &'a DatasetAttributes, key: &str) -> Option<&'a Value>
 /// Programs that want `compression` with a type and these members.
 fn has_compression(dataset: &DatasetAttributes, required: &[&str]) -> Result<(), String> {
     let given = dataset.members().get("compression").and_then(Value::as_object);
-    if given.is_none_or(|members| !members.contains_key("type")) {
+    if given.is_none_or(|members| !members.get("type").is_some_and(Value::is_string)) {
         return Err("it wants the attribute compression with a type".to_owned());
     }
     match required.iter().find(|key| parameter(dataset, key).is_none()) {
         Some(missing) => Err(format!("it wants compression.{missing}")),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::{array, dataset, document};
+    use super::*;
+
+    /// Letters of the programs that read a dataset: Neuroglancer, TensorStore, Java, zarr, z5.
+    fn readers(version: &Value, further: &Value) -> String {
+        let mut problems = Vec::new();
+        let root = document(&json!({"n5": version}));
+        let read = of_dataset(&dataset(&array(&[7, 5], further)), &[root], &mut problems);
+        let all =
+            [(read.neuroglancer, 'n'), (read.tensorstore, 't'), (read.java, 'j'), (read.zarr, 'z'), (read.z5, '5')];
+        let refusing = problems.iter().filter(|problem| problem.contains(" cannot read it: ")).count();
+        assert_eq!(refusing, all.iter().filter(|(reads, _)| !reads).count(), "{problems:?}");
+        all.iter().filter(|(reads, _)| *reads).map(|(_, letter)| letter).collect()
+    }
+
+    #[test]
+    fn each_scheme_has_its_readers() {
+        for (compression, expected) in [
+            (json!({"type": "raw"}), "ntjz5"),
+            (json!({"type": "raw", "x": 1}), "njz5"),
+            (json!({"type": "gzip", "level": 6, "useZlib": false}), "ntjz5"),
+            (json!({"type": "gzip"}), "ntj"),
+            (json!({"type": "bzip2", "blockSize": 9}), "tjz5"),
+            (json!({"type": "xz", "preset": 6}), "tjz5"),
+            (json!({"type": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}), "ntjz5"),
+            (
+                json!({"type": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0, "nthreads": 1}),
+                "njz5",
+            ),
+            (json!({"type": "zstd", "level": 3}), "ntjz5"),
+            (json!({"type": "zstd", "level": 3, "id": "zstd", "checksum": false}), "njz5"),
+            (json!({}), "j"),
+            (json!({"type": "zlib", "level": 1}), "z"),
+            (json!({"type": "jpeg"}), ""),
+        ] {
+            let compression = json!({"compression": compression});
+            assert_eq!(readers(&json!("2.0.0"), &compression), expected, "{compression}");
+        }
+    }
+
+    #[test]
+    fn lz4_is_read_by_its_writer_only() {
+        let lz4 = |further: Value| {
+            let mut compression = json!({"type": "lz4"});
+            compression.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+            json!({"compression": compression})
+        };
+        assert_eq!(readers(&json!("4.0.0"), &lz4(json!({"blockSize": 65536}))), "j");
+        assert_eq!(readers(&json!("2.0.0"), &lz4(json!({"blockSize": 65536}))), "5");
+        assert_eq!(readers(&json!("2.1.3"), &lz4(json!({"blockSize": 65536}))), "");
+        assert_eq!(readers(&json!("4.0.0"), &lz4(json!({"blockSize": 6}))), "5");
+        assert_eq!(readers(&json!("2.0.0"), &lz4(json!({"id": "lz4", "acceleration": 1}))), "z");
+    }
+
+    #[test]
+    fn numbers_and_types_divide_them_too() {
+        assert_eq!(readers(&json!("2.0.0"), &json!({"dimensions": ["7", 5]})), "nj");
+        assert_eq!(readers(&json!("2.0.0"), &json!({"dimensions": [7.0, 5]})), "ntj5");
+        assert_eq!(readers(&json!("2.0.0"), &json!({"dataType": "float64"})), "tjz5");
+        assert_eq!(readers(&json!("2.0.0"), &json!({"dataType": "bool"})), "z");
+        assert_eq!(readers(&json!("2.0.0"), &json!({"dataType": "string"})), "j");
+        assert_eq!(
+            readers(&json!("2.0.0"), &json!({"compression": null, "compressionType": "gzip"})),
+            "j",
+            "null is not absent"
+        );
+        assert_eq!(readers(&json!("2.0.0"), &json!({"blockSize": [65536, 65536]})), "nz5");
+    }
+
+    #[test]
+    fn java_reads_versions_up_to_4_of_three_parts() {
+        for accepted in ["4.0.0", "2.5.1", "v2.5.1-SNAPSHOT", "Unknown", ""] {
+            assert!(java_accepts(&json!(accepted)), "{accepted}");
+        }
+        for refused in [json!("5.0.0"), json!("4"), json!("4.0"), json!(4), json!(null), json!({})] {
+            assert!(!java_accepts(&refused), "{refused}");
+        }
     }
 }

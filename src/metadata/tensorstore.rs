@@ -18,7 +18,7 @@ pub(super) const MAX_BLOCK_BYTES: u128 = 1 << 31;
 /// Upper bound of an index interval that TensorStore takes for infinite; none beyond is valid.
 const INFINITE: i128 = 1 << 62;
 
-/// What TensorStore reports of an open dataset. Serialised, the spec has no `kvstore`.
+/// What TensorStore reports of an open dataset. The spec has no `kvstore` before one is given.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorStore {
     spec: Map<String, Value>,
@@ -39,6 +39,13 @@ impl TensorStore {
             spec.insert("kvstore".to_owned(), kvstore);
         }
         Value::Object(spec)
+    }
+
+    /// The same with a `kvstore` in its spec, also when serialised.
+    #[must_use]
+    pub fn with_kvstore(mut self, kvstore: Value) -> Self {
+        self.spec.insert("kvstore".to_owned(), kvstore);
+        self
     }
 
     /// `ts.open(…).schema.to_json()`.
@@ -72,7 +79,7 @@ pub fn tensorstore(dataset: &DatasetAttributes) -> Result<TensorStore, String> {
     let units = per_axis(members, "units", rank, "a string", |v| v.as_str().map(str::to_owned))?;
     let resolution = per_axis(members, "resolution", rank, "a number", Value::as_f64)?;
     let labels = axes.filter(|axes| axes.iter().any(|label| !label.is_empty()));
-    if let Some(label) = labels.iter().flatten().find(|label| repeated(label, &labels)) {
+    if let Some(label) = labels.iter().flatten().find(|label| repeated(label, labels.as_deref().unwrap_or_default())) {
         return Err(format!("the axis label {label:?} is not unique"));
     }
     if block_bytes(dataset).is_none_or(|bytes| bytes > MAX_BLOCK_BYTES) {
@@ -144,8 +151,8 @@ fn integers(numbers: &[i128]) -> Value {
     numbers.iter().map(|number| integer(*number)).collect()
 }
 
-fn repeated(label: &str, labels: &Option<Vec<String>>) -> bool {
-    !label.is_empty() && labels.iter().flatten().filter(|other| *other == label).count() > 1
+fn repeated(label: &str, labels: &[String]) -> bool {
+    !label.is_empty() && labels.iter().filter(|other| *other == label).count() > 1
 }
 
 fn extents(members: &Map<String, Value>, key: &str, least: i128) -> Result<Vec<i128>, String> {
@@ -229,4 +236,108 @@ fn compression(value: Option<&Value>) -> Result<Value, String> {
         parsed.insert((*key).to_owned(), member);
     }
     Ok(Value::Object(parsed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+
+    fn open(further: &Value) -> Result<TensorStore, String> {
+        let mut value = json!({"dimensions": [7, 5], "blockSize": [5, 4], "dataType": "uint8",
+            "compression": {"type": "raw"}});
+        value.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        tensorstore(&dataset(&value))
+    }
+
+    #[test]
+    fn spec_and_schema_are_those_of_tensorstore_0_1_86() {
+        let opened =
+            open(&json!({"dimensions": [7.0, 5], "axes": ["x", "y"], "units": ["nm", "um"], "resolution": [4, 0.5],
+            "compression": {"type": "gzip"}, "foo": {"b": 1, "a": 2.0}}))
+            .unwrap();
+        // Compared as text: 4.0 must stay a float.
+        assert_eq!(
+            opened.schema().to_string(),
+            r#"{"chunk_layout":{"grid_origin":[0,0],"inner_order":[1,0],"read_chunk":{"shape":[5,4]},"write_chunk":{"shape":[5,4]}},"#
+                .to_owned()
+                + r#""codec":{"compression":{"level":-1,"type":"gzip","useZlib":false},"driver":"n5"},"#
+                + r#""dimension_units":[[4.0,"nm"],[0.5,"um"]],"#
+                + r#""domain":{"exclusive_max":[[7],[5]],"inclusive_min":[0,0],"labels":["x","y"]},"dtype":"uint8","rank":2}"#
+        );
+        assert_eq!(
+            opened.spec(Some(http_kvstore("http://h:80", "a/b"))).to_string(),
+            r#"{"driver":"n5","dtype":"uint8","kvstore":{"base_url":"http://h:80","driver":"http","path":"/a/b/"},"#
+                .to_owned()
+                + r#""metadata":{"axes":["x","y"],"blockSize":[5,4],"compression":{"level":-1,"type":"gzip","useZlib":false},"#
+                + r#""dataType":"uint8","dimensions":[7,5],"foo":{"a":2.0,"b":1},"resolution":[4.0,0.5],"units":["nm","um"]},"#
+                + r#""transform":{"input_exclusive_max":[[7],[5]],"input_inclusive_min":[0,0],"input_labels":["x","y"]}}"#
+        );
+        assert!(opened.spec(None).get("kvstore").is_none());
+        let written = serde_json::to_value(opened.with_kvstore(http_kvstore("http://h", "/"))).unwrap();
+        assert_eq!(written["spec"]["kvstore"]["path"], "/");
+    }
+
+    #[test]
+    fn rank_0_has_no_chunk_layout() {
+        let opened =
+            open(&json!({"dimensions": [], "blockSize": [], "axes": [], "units": [], "resolution": []})).unwrap();
+        assert_eq!(
+            *opened.schema(),
+            json!({"codec": {"compression": {"type": "raw"}, "driver": "n5"}, "domain": {"rank": 0}, "dtype": "uint8", "rank": 0})
+        );
+        assert_eq!(opened.spec(None)["transform"], json!({"input_rank": 0}));
+        assert!(opened.spec(None)["metadata"].get("axes").is_none());
+    }
+
+    #[test]
+    fn the_bound_2_to_the_62_is_infinite() {
+        let domain = |sizes: Value| open(&json!({"dimensions": sizes})).map(|opened| opened.schema()["domain"].clone());
+        let limit = 1_u64 << 62;
+        assert_eq!(
+            domain(json!([limit, 5])).unwrap(),
+            json!({"exclusive_max": [["+inf"], [5]], "inclusive_min": [0, 0]})
+        );
+        assert_eq!(domain(json!([limit, limit])).unwrap(), json!({"inclusive_min": [0, 0]}));
+        assert!(domain(json!([limit + 1, 5])).is_err());
+    }
+
+    #[test]
+    fn units_alone_count_once_and_empty_labels_not_at_all() {
+        let opened = open(&json!({"units": ["4nm", ""], "axes": ["", ""]})).unwrap();
+        assert_eq!(opened.schema()["dimension_units"].to_string(), r#"[[1.0,"4nm"],[1.0,""]]"#);
+        assert!(opened.schema()["domain"].get("labels").is_none());
+        assert!(open(&json!({"resolution": [-4, 0]})).unwrap().schema().get("dimension_units").is_none());
+    }
+
+    #[test]
+    fn what_tensorstore_refuses_has_a_reason() {
+        for (further, reason) in [
+            (json!({"dimensions": ["7", 5]}), "dimensions holds \"7\", expected an integer from 0 to 2^63 - 2"),
+            (json!({"axes": ["x", "x"]}), "the axis label \"x\" is not unique"),
+            (json!({"axes": null}), "axes is null, expected an array"),
+            (json!({"units": "nm"}), "units is \"nm\", expected an array"),
+            (json!({"resolution": [1, 2, 3]}), "resolution has 3 entries for 2 axes"),
+            (json!({"resolution": ["1", 2]}), "resolution holds \"1\", expected a number"),
+            (json!({"dataType": "bool"}), "unsupported data type bool"),
+            (json!({"blockSize": [65536, 65536]}), "a block of blockSize is larger than 2 GiB"),
+            (json!({"compression": {}}), "compression has no type"),
+            (json!({"compression": {"type": "lz4"}}), "it has no compression \"lz4\""),
+            (json!({"compression": null, "compressionType": "gzip"}), "compression is null, expected an object"),
+            (json!({"compression": {"type": "gzip", "level": 10}}), "compression.level is 10"),
+            (json!({"compression": {"type": "gzip", "useZlib": null}}), "compression.useZlib is null"),
+            (
+                json!({"compression": {"type": "zstd", "id": "zstd"}}),
+                "compression has the member \"id\", which it does not know",
+            ),
+            (json!({"compression": {"type": "blosc", "cname": "lz4", "clevel": 5}}), "compression.shuffle is missing"),
+            (
+                json!({"compression": {"type": "blosc", "cname": "lz4", "clevel": 5, "shuffle": -1}}),
+                "compression.shuffle is -1",
+            ),
+        ] {
+            assert_eq!(open(&further).unwrap_err(), reason, "{further}");
+        }
+        assert!(open(&json!({"blockSize": [1_u64 << 31, 1]})).is_ok(), "2 GiB itself is allowed");
+    }
 }

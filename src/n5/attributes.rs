@@ -198,14 +198,11 @@ fn numbers(document: &Document, key: &'static str, least: u64) -> Result<Coords,
     };
     let mut numbers = SmallVec::with_capacity(list.len().min(MAX_RANK));
     for (axis, value) in list.iter().enumerate() {
-        match whole_number(value).filter(|n| (least..=MAX_EXTENT).contains(n)) {
-            Some(number) => numbers.push(number),
-            None => {
-                let mut text = value.to_string();
-                text.truncate(text.char_indices().nth(40).map_or(text.len(), |(at, _)| at));
-                return Err(AttributesError::Number(key, axis, text, least));
-            }
-        }
+        let Some(number) = whole_number(value).filter(|n| (least..=MAX_EXTENT).contains(n)) else {
+            let shown = value.to_string().chars().take(40).collect();
+            return Err(AttributesError::Number(key, axis, shown, least));
+        };
+        numbers.push(number);
     }
     Ok(numbers)
 }
@@ -215,7 +212,7 @@ fn whole_number(value: &Value) -> Option<u64> {
     match value {
         Value::Number(number) => number.as_u64().or_else(|| number.as_f64().and_then(whole_float)),
         Value::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
-        _ => None,
+        Value::Null | Value::Bool(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => None,
     }
 }
 

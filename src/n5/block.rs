@@ -114,27 +114,27 @@ impl BlockHeader {
     pub fn parse(stored: &[u8]) -> Result<Self, BlockError> {
         let short = |needed| BlockError::ShortHeader { bytes: stored.len(), needed };
         let mut rest = stored;
-        let mode = match rest.try_get_u16().map_err(|_| short(4))? {
+        let mode = match rest.try_get_u16().or(Err(short(4)))? {
             0 => Mode::Default,
             1 => Mode::VarLength,
             2 => Mode::Object,
             other => return Err(BlockError::UnknownMode(other)),
         };
         if mode == Mode::Object {
-            let bytes = rest.try_get_u32().map_err(|_| short(6))?;
+            let bytes = rest.try_get_u32().or(Err(short(6)))?;
             return Ok(Self { mode, size: Coords::new(), elements: Some(bytes.into()), len: 6 });
         }
-        let rank = usize::from(rest.try_get_u16().map_err(|_| short(4))?);
+        let rank = usize::from(rest.try_get_u16().or(Err(short(4)))?);
         let len = 4 + 4 * rank + if mode == Mode::VarLength { 4 } else { 0 };
         if stored.len() < len {
             return Err(short(len));
         }
         let mut size = Coords::with_capacity(rank);
         for _ in 0..rank {
-            size.push(rest.try_get_u32().map_err(|_| short(len))?.into());
+            size.push(rest.try_get_u32().or(Err(short(len)))?.into());
         }
         let elements = match mode {
-            Mode::VarLength => Some(rest.try_get_u32().map_err(|_| short(len))?.into()),
+            Mode::VarLength => Some(rest.try_get_u32().or(Err(short(len)))?.into()),
             Mode::Default | Mode::Object => product(&size),
         };
         Ok(Self { mode, size, elements, len })
@@ -280,7 +280,7 @@ impl<'a> Plan<'a> {
             });
         }
         let decoded_bytes = usize::try_from(claimed_bytes)
-            .map_err(|_| BlockError::OverLimit { needed_bytes: claimed_bytes, limit_bytes: usize::MAX as u64 })?;
+            .or(Err(BlockError::OverLimit { needed_bytes: claimed_bytes, limit_bytes: usize::MAX as u64 }))?;
         Ok(Self { header, codec, width, decoded_bytes })
     }
 }
@@ -322,7 +322,7 @@ mod tests {
 
     /// Bytes from hexadecimal digits; spaces are skipped.
     fn hex(text: &str) -> Vec<u8> {
-        let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|d| d as u8).collect();
+        let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)?.try_into().ok()).collect();
         digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
     }
 
@@ -411,12 +411,12 @@ mod tests {
 
     #[test]
     fn a_block_that_needs_no_change_shares_the_stored_bytes() {
-        let stored = Bytes::from(hex("00000001 00000002 0102"));
+        let wide = attributes(&[1], &[1], "uint16", "raw");
         let attributes = attributes(&[2], &[2], "uint8", "raw");
+        let stored = Bytes::from(hex("00000001 00000002 0102"));
         let block = Block::decode(stored.clone(), &attributes, &smallvec![0], 2).unwrap();
         assert_eq!(block.data.as_ptr(), stored[8..].as_ptr());
         // Stored bytes that somebody else still holds are not turned round under their hands.
-        let wide = super::tests::attributes(&[1], &[1], "uint16", "raw");
         let stored = Bytes::from(hex("00000001 00000001 0102"));
         let block = Block::decode(stored.clone(), &wide, &smallvec![0], 2).unwrap();
         assert_eq!((&block.data[..], &stored[8..]), (&[2, 1][..], &[1, 2][..]));

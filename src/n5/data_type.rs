@@ -54,10 +54,10 @@ impl DataType {
 
     /// Name as written in `attributes.json`.
     pub fn name(&self) -> &str {
-        match self {
-            Self::Other(name) => name,
-            known => known.row().map_or("", |row| row.1),
+        if let Self::Other(name) = self {
+            return name;
         }
+        self.row().map_or("", |row| row.1)
     }
 
     /// Bytes of one element; `None` for a type that is not decoded.

@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 use crate::n5::{Array, DataType};
 
-pub use negotiate::{NegotiationError, best_of, negotiate};
+pub use negotiate::{NegotiationError, best_of, negotiate, weight_of};
 
 /// A representation of an array.
 ///

@@ -60,6 +60,12 @@ pub fn best_of(known: &[&'static str], accept: Option<&str>) -> Option<&'static 
     welcome.max_by_key(|(rank, _)| *rank).map(|(_, media_type)| media_type)
 }
 
+/// How much `accept` welcomes a media type, in thousandths; 0 for what it excludes.
+pub fn weight_of(media_type: &str, accept: &str) -> u16 {
+    let ranges = ranges(accept);
+    most_specific(&ranges, media_type).map_or(0, |(_, range)| range.weight)
+}
+
 /// A member of `Accept`.
 struct Range {
     media: Mime,

@@ -82,7 +82,7 @@ impl LocalStore {
         let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | wait;
         let resolve = match self.symlinks {
             SymlinkPolicy::Follow => {
-                return Ok(openat(CWD, &self.path(key), flags, Mode::empty())?.into());
+                return Ok(openat(CWD, self.path(key), flags, Mode::empty())?.into());
             }
             SymlinkPolicy::Inside => ResolveFlags::BENEATH,
             SymlinkPolicy::Deny => ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
@@ -208,7 +208,10 @@ impl LocalStore {
                 let metadata = file.metadata().ok()?;
                 (metadata.is_dir() || metadata.is_file()).then(|| metadata.is_dir())
             }
-            _ => None,
+            rustix::fs::FileType::Fifo
+            | rustix::fs::FileType::Socket
+            | rustix::fs::FileType::CharacterDevice
+            | rustix::fs::FileType::BlockDevice => None,
         }
     }
 }
@@ -300,9 +303,11 @@ impl ReadAt for OpenFile {
 fn missing<T>(error: io::Error, key: &Key) -> io::Result<Option<T>> {
     let errno = Errno::from_io_error(&error);
     match errno {
-        Some(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::INVAL) => Ok(None),
-        // A socket or a device without a driver.
-        Some(Errno::NXIO | Errno::NODEV) => Ok(None),
+        Some(
+            Errno::NOENT | Errno::NOTDIR | Errno::ISDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::INVAL
+            // A socket, or a device without a driver.
+            | Errno::NXIO | Errno::NODEV,
+        ) => Ok(None),
         Some(Errno::ACCESS | Errno::PERM) => {
             tracing::warn!(%key, %error, "answered as missing");
             Ok(None)

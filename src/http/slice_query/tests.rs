@@ -267,7 +267,8 @@ proptest! {
         outside in prop::sample::select(vec!["error", "clip", "zero"]),
         as_size in any::<bool>(),
     ) {
-        let list = |f: &dyn Fn(&(u64, i64, u64, u64)) -> String| axes.iter().map(f).collect::<Vec<_>>().join(",");
+        type Number<'a> = &'a dyn Fn(&(u64, i64, u64, u64)) -> String;
+        let list = |f: Number| axes.iter().map(f).collect::<Vec<_>>().join(",");
         let stop = |a: &(u64, i64, u64, u64)| a.1 + i64::try_from(a.2).unwrap();
         let end = if as_size { format!("size={}", list(&|a| a.2.to_string())) } else { format!("stop={}", list(&|a| stop(a).to_string())) };
         let text = format!("outside={outside}&start={}&{end}&step={}", list(&|a| a.1.to_string()), list(&|a| a.3.to_string()));

@@ -127,7 +127,7 @@ impl Header {
                 .and_then(|start| buffer.get(start..))
                 .ok_or_else(out_of_range)?;
             for _ in 0..self.splits(last) {
-                let size = rest.try_get_i32_le().map_err(|_| out_of_range())?;
+                let size = rest.try_get_i32_le().ok().ok_or_else(out_of_range)?;
                 let (part, after) =
                     usize::try_from(size).ok().and_then(|size| rest.split_at_checked(size)).ok_or_else(out_of_range)?;
                 let block_size = if last { leftover } else { self.block_size };

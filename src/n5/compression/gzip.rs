@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Decompressor;
 use memchr::memmem;
@@ -86,22 +86,15 @@ fn single(payload: &[u8], wrapper: Wrapper, len: usize) -> Option<Vec<u8>> {
     if decoded != Ok(len) {
         return None;
     }
-    let (crc, size);
-    let adler;
-    let trailer: &[u8] = match wrapper {
+    let mut trailer = Vec::with_capacity(8);
+    match wrapper {
         Wrapper::Gzip => {
-            crc = libdeflater::crc32(&output).to_le_bytes();
-            size = (len as u64).to_le_bytes();
-            let [a, b, c, d] = crc;
-            let [e, f, g, h, ..] = size;
-            &[a, b, c, d, e, f, g, h]
+            trailer.put_u32_le(libdeflater::crc32(&output));
+            trailer.extend(len.to_le_bytes().into_iter().take(4));
         }
-        Wrapper::Zlib => {
-            adler = libdeflater::adler32(&output).to_be_bytes();
-            &adler
-        }
-    };
-    let end = memmem::find(payload, trailer)?.checked_add(trailer.len())?;
+        Wrapper::Zlib => trailer.put_u32(libdeflater::adler32(&output)),
+    }
+    let end = memmem::find(payload, &trailer)?.checked_add(trailer.len())?;
     (end == payload.len()).then_some(output)
 }
 

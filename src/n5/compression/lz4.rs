@@ -42,7 +42,7 @@ impl Codec for Lz4 {
         match payload.split_first_chunk() {
             Some((size, block)) if u64::from(u32::from_le_bytes(*size)) == len as u64 => {
                 // A bare block may begin like this by chance.
-                bare(block, len).or_else(|error| bare(&payload, len).map_err(|_| error))
+                bare(block, len).or_else(|error| bare(&payload, len).or(Err(error)))
             }
             _ => bare(&payload, len),
         }
@@ -111,7 +111,7 @@ impl JavaHeader {
         if !sound {
             return Err(damaged(NAME, format_args!("a frame of {stored} bytes claims to hold {decoded}")));
         }
-        let length = |n: u32| usize::try_from(n).map_err(|_| damaged(NAME, "a frame's length is out of range"));
+        let length = |n: u32| usize::try_from(n).map_err(|error| damaged(NAME, error));
         Ok(Self { compressed, stored: length(stored)?, decoded: length(decoded)?, checksum })
     }
 
@@ -208,11 +208,13 @@ fn end_of_block(block: &[u8], len: usize) -> Option<usize> {
 /// A length of which the token holds `nibble`; 15 is continued by bytes up to one below 255.
 fn length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
     let mut total = usize::from(nibble);
-    while nibble == 15 {
-        let byte = rest.try_get_u8().ok()?;
-        total = total.checked_add(usize::from(byte))?;
-        if byte < 255 {
-            break;
+    if nibble == 15 {
+        loop {
+            let byte = rest.try_get_u8().ok()?;
+            total = total.checked_add(usize::from(byte))?;
+            if byte < 255 {
+                break;
+            }
         }
     }
     Some(total)

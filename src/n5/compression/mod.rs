@@ -99,13 +99,13 @@ pub static CODECS: &[(&str, Open)] = &[
 pub struct Compression {
     name: String,
     parameters: Map<String, Value>,
-    codec: Option<Arc<dyn Codec>>,
+    codec: Option<(&'static str, Arc<dyn Codec>)>,
 }
 
 impl Compression {
     /// The scheme `name` with its further members as stored; one that is unknown decodes nothing.
     pub(super) fn new(name: &str, parameters: Map<String, Value>) -> Self {
-        let codec = CODECS.iter().find(|row| row.0 == name).map(|row| (row.1)(&parameters));
+        let codec = CODECS.iter().find(|row| row.0 == name).map(|row| (row.0, (row.1)(&parameters)));
         Self { name: name.to_owned(), parameters, codec }
     }
 
@@ -121,6 +121,11 @@ impl Compression {
 
     /// The decoder; `None` when this build has none of that name.
     pub fn codec(&self) -> Option<&dyn Codec> {
-        self.codec.as_deref()
+        self.codec.as_ref().map(|(_, codec)| &**codec)
+    }
+
+    /// The name where it is one of [`CODECS`], else `unknown`: from a small fixed set, as metrics need it.
+    pub fn label(&self) -> &'static str {
+        self.codec.as_ref().map_or("unknown", |(name, _)| name)
     }
 }

@@ -178,8 +178,7 @@ fn one_byte_more_or_less_than_promised_is_the_wrong_length() {
             let result = decode(name, &payload, len);
             // The bare block and its size prefix are told apart by the very length that is wrong here.
             let expected = match (*encoding, &result) {
-                ("numcodecs", Err(_)) => true,
-                ("bare", Err(CodecError::Trailing { .. })) => true,
+                ("numcodecs", Err(_)) | ("bare", Err(CodecError::Trailing { .. })) => true,
                 (_, Err(CodecError::WrongLength { expected, .. })) => *expected == len,
                 _ => false,
             };

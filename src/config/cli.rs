@@ -1,0 +1,197 @@
+//! The command line, and what the server says about its configuration there.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+use super::{Config, File, Root, Sources, values};
+
+const AFTER_HELP: &str = "\
+Routes (more in README.md and openapi.yaml):
+  /                               the container as stored: attributes.json, blocks, listings
+  /slice/DATASET?start=..&stop=.. an arbitrary region, assembled: format=raw, npy, json or png
+  /info/PATH                      one JSON document about a group or dataset
+  /healthz /readyz /metrics /version
+Several containers are mounted under their names: /em/attributes.json, /slice/em/DATASET.
+
+Settings, strongest first:
+  ROOT, --listen
+  --set cache.decoded=1GiB
+  N5_CACHE__DECODED=1GiB          in the environment: N5_, section, two underscores, key
+  --config FILE                   [cache] and decoded = \"1GiB\"
+  --print-default-config          prints every setting with its default and what it is for
+Unknown settings are errors. Lists: N5_CORS__ORIGINS=https://a.org,https://b.org or TOML.
+Sizes:     512MiB, 1.5GiB, 64MB, 1048576   (KiB, MiB, GiB: powers of 1024; kB, MB, GB: of 1000)
+Durations: 500ms, 30s, 5m, 1h 30m, 7d
+
+Examples:
+  n5-server                                      a small demo container
+  n5-server /data/volume.n5                      one container, at http://127.0.0.1:8080/
+  n5-server em=/data/em.n5 seg=/data/seg.n5      two containers, under /em/ and /seg/
+  n5-server /data/volume.n5 --listen 0.0.0.0:80  for other machines too
+  n5-server --config lab.toml --check-config     says what is wrong with lab.toml, all at once
+  n5-server /data/volume.n5 --set cache.decoded=4GiB --set log.format=json
+  curl -o xy.npy 'localhost:8080/slice/s0?start=0,0,9&stop=64,64,10&format=npy'
+
+Exit status: 0 after a shutdown by signal, 1 when serving failed, 2 when the command line or configuration is wrong.";
+
+/// Serves N5 containers over HTTP: metadata, blocks as stored, and arbitrary sub-regions.
+#[derive(Debug, Clone, Default, Parser)]
+#[expect(clippy::struct_excessive_bools, reason = "one for each switch of the command line")]
+#[command(name = "n5-server", version, after_help = AFTER_HELP, max_term_width = 120)]
+pub struct Cli {
+    /// Directory of a container, or NAME=DIRECTORY; several need names. Replaces the containers of the configuration.
+    /// A text whose part before the first "=" holds a slash, or which is an existing directory as a whole, is a path.
+    /// Without any, here or configured, a small demo container is served.
+    #[arg(value_name = "ROOT")]
+    pub roots: Vec<OsString>,
+
+    /// Where to accept connections: IP:PORT (port 0 for any free one) or unix:/path/to/socket [default: 127.0.0.1:8080]
+    #[arg(short, long, value_name = "ADDRESS")]
+    pub listen: Option<String>,
+
+    /// Reads settings from a TOML file
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Sets one setting, such as cache.decoded=1GiB; may be repeated
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+
+    /// Says whether the configuration is valid and what it comes to, then ends: status 0 or 2
+    #[arg(long, conflicts_with = "print_config")]
+    pub check_config: bool,
+
+    /// Prints the configuration that results from all sources, as TOML that --config accepts, then ends
+    #[arg(long)]
+    pub print_config: bool,
+
+    /// Asks the server that runs with this configuration whether it lives, then ends: status 0 or 1
+    #[arg(long, conflicts_with_all = ["print_config", "check_config"])]
+    pub healthcheck: bool,
+
+    /// Prints every setting with its default, unit and purpose, as TOML, then ends
+    #[arg(long, conflicts_with_all = ["print_config", "check_config"])]
+    pub print_default_config: bool,
+}
+
+impl Cli {
+    /// What the configuration is made from: the arguments, the text of the `--config` file, and the environment.
+    /// `is_directory` decides about a ROOT that contains `=`.
+    pub fn sources(
+        &self,
+        file: Option<File>,
+        environment: Vec<(String, String)>,
+        is_directory: impl Fn(&Path) -> bool,
+    ) -> Sources {
+        Sources {
+            file,
+            environment,
+            set: self.set.clone(),
+            listen: self.listen.clone(),
+            roots: self.roots.iter().map(|text| Root::parse(text, &is_directory)).collect(),
+        }
+    }
+}
+
+impl Config {
+    /// The configuration as TOML that [`Config::load`] reads back.
+    ///
+    /// # Errors
+    /// When a path is not UTF-8, which TOML cannot hold.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(self)
+    }
+
+    /// The most memory that caches and budgets can hold together, in bytes; the rest of the process comes on top.
+    pub fn memory_bytes(&self) -> u64 {
+        let Self { cache, limits, .. } = self;
+        [cache.decoded, cache.stored, limits.slice_budget, limits.decode_budget, limits.transfer_budget]
+            .into_iter()
+            .fold(0, u64::saturating_add)
+    }
+
+    /// What the configuration comes to, in a few lines for people.
+    pub fn summary(&self) -> String {
+        let mut text = format!("listens on  {}", self.server.listen);
+        if !self.server.base_path.is_empty() {
+            let _ = write!(text, ", under {}", self.server.base_path);
+        }
+        if self.containers.is_empty() {
+            text.push_str("\nserves      the embedded demo container");
+        }
+        for container in &self.containers {
+            let slash = if container.name.is_empty() { "" } else { "/" };
+            let _ = write!(
+                text,
+                "\nserves      {}/{}{slash} from {} (cache-control {}, symlinks {})",
+                self.server.base_path,
+                container.name,
+                container.root.display(),
+                container.cache_control,
+                match container.symlinks {
+                    super::Symlinks::Inside => "inside",
+                    super::Symlinks::Deny => "deny",
+                    super::Symlinks::Follow => "follow",
+                },
+            );
+        }
+        let size = values::size::format;
+        let _ = write!(
+            text,
+            "\nmemory      {} at most: caches {} decoded, {} stored; budgets {} slices, {} decoding, {} transfer",
+            size(self.memory_bytes()),
+            size(self.cache.decoded),
+            size(self.cache.stored),
+            size(self.limits.slice_budget),
+            size(self.limits.decode_budget),
+            size(self.limits.transfer_budget),
+        );
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn arguments_become_sources() {
+        let cli =
+            Cli::try_parse_from(["n5-server", "em=/a", "-l", "127.0.0.1:0", "--set", "log.format=json", "seg=/b"]);
+        let sources = cli.unwrap().sources(None, Vec::new(), |_| false);
+        let config = Config::load(&sources).unwrap();
+        assert_eq!(config.containers.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["em", "seg"]);
+        assert_eq!(config.log.format, super::super::LogFormat::Json);
+    }
+
+    #[test]
+    fn the_help_names_every_section_rule_a_person_needs() {
+        let help = Cli::command().render_long_help().to_string();
+        for word in ["N5_CACHE__DECODED", "/slice/", "--listen", "MiB", "30s", "--check-config", "Exit status"] {
+            assert!(help.contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn the_summary_tells_where_what_and_how_much() {
+        let mut config = Config::default();
+        assert!(config.summary().contains("embedded demo"));
+        let sources = Sources {
+            roots: vec![Root { name: "em".into(), path: "/data/em.n5".into() }],
+            set: vec!["server.base_path=/n5data".into()],
+            ..Sources::default()
+        };
+        config = Config::load(&sources).unwrap();
+        insta::assert_snapshot!(config.summary());
+    }
+}

@@ -1,0 +1,153 @@
+//! The defaults as values; a test holds them equal to `config/default.toml`.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use super::{
+    Cache, Compression, Config, ContainerDefaults, Cors, EvictionPolicy, Limits, Listen, Log, LogFormat, Recheck,
+    Server,
+};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = KIB << 10;
+const GIB: u64 = MIB << 10;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            server: Server::default(),
+            containers: Vec::new(),
+            container_defaults: ContainerDefaults::default(),
+            limits: Limits::default(),
+            cache: Cache::default(),
+            cors: Cors::default(),
+            compression: Compression { slices: false },
+            log: Log::default(),
+        }
+    }
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            listen: Listen::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 8080))),
+            base_path: String::new(),
+            trusted_proxies: Vec::new(),
+            header_timeout: Duration::from_secs(75),
+            request_timeout: Duration::from_secs(60),
+            send_timeout: Duration::from_secs(30),
+            shutdown_timeout: Duration::from_secs(30),
+            max_connections: 10_240,
+            threads: 0,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            slice: 64 * GIB,
+            slice_budget: 128 * MIB,
+            decode_budget: 96 * MIB,
+            transfer_budget: 32 * MIB,
+            decode_factor: 16,
+            attributes: MIB,
+            budget_wait: Duration::from_secs(10),
+            concurrent_requests: 1024,
+        }
+    }
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Self {
+            decoded: 256 * MIB,
+            stored: 64 * MIB,
+            policy: EvictionPolicy::Lru,
+            recheck_cached_metadata: Recheck::Always,
+            recheck_cached_data: Recheck::Always,
+        }
+    }
+}
+
+impl Default for Cors {
+    fn default() -> Self {
+        Self { origins: vec!["*".to_owned()] }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, level: "info".to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::{ContainerConfig, DEFAULTS};
+    use super::*;
+
+    /// default.toml with its commented-out keys (`#key`, not `# prose`) switched on.
+    fn uncommented() -> String {
+        let live = |line: &'static str| match line.strip_prefix('#') {
+            Some(key) if key.starts_with(|c: char| c == '[' || c.is_lowercase()) => key,
+            _ => line,
+        };
+        DEFAULTS.lines().map(live).collect::<Vec<_>>().join("\n")
+    }
+
+    fn keys(table: &toml::Table) -> BTreeSet<String> {
+        let inner = |value: &toml::Value| value.as_table().or_else(|| value.as_array()?.first()?.as_table()).cloned();
+        table
+            .iter()
+            .flat_map(|(section, value)| match inner(value) {
+                Some(inner) => inner.keys().map(|key| format!("{section}.{key}")).collect(),
+                None => vec![section.clone()],
+            })
+            .collect()
+    }
+
+    #[test]
+    fn default_toml_is_the_default() {
+        assert_eq!(toml::from_str::<Config>(DEFAULTS).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn default_toml_has_every_field_and_nothing_else() {
+        let container = ContainerConfig {
+            name: String::new(),
+            root: "/data/volume.n5".into(),
+            cache_control: ContainerDefaults::default().cache_control,
+            symlinks: ContainerDefaults::default().symlinks,
+        };
+        let config = Config { containers: vec![container], ..Config::default() };
+        assert_eq!(toml::from_str::<Config>(&uncommented()).unwrap(), config);
+        assert_eq!(keys(&uncommented().parse().unwrap()), keys(&toml::Table::try_from(config).unwrap()));
+    }
+
+    #[test]
+    fn every_key_of_default_toml_is_explained() {
+        let mut prose = false;
+        for line in DEFAULTS.lines() {
+            let key = line.trim_start_matches('#').split_once(" = ").is_some_and(|(key, _)| !key.contains(' '));
+            assert!(!key || prose, "{line:?} follows no comment");
+            prose = line.starts_with("# ");
+        }
+    }
+
+    #[test]
+    fn the_example_is_valid() {
+        let text = include_str!("../../config/example.toml");
+        let file = super::super::File { name: "example.toml".into(), text: text.into() };
+        let config =
+            Config::load(&super::super::Sources { file: Some(file), ..super::super::Sources::default() }).unwrap();
+        assert_eq!(config.containers.len(), 2);
+    }
+
+    #[test]
+    fn caches_and_budgets_leave_room_below_600_mib() {
+        assert_eq!(Config::default().memory_bytes(), 576 * MIB);
+    }
+}

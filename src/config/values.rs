@@ -1,0 +1,281 @@
+//! How sizes, durations, addresses and policies are written.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+use super::{CachePolicy, Listen, Recheck};
+
+/// Sizes in bytes: a number, or text such as `512MiB`.
+pub(super) mod size {
+    use bytesize::ByteSize;
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn parse(text: &str) -> Result<u64, String> {
+        text.trim().parse::<ByteSize>().map(|size| size.as_u64()).map_err(|_reason| {
+            format!(
+                "{text:?} is not a size: write a number of bytes (1048576) or a number with a unit (\"512MiB\", \
+                 \"1.5GiB\"); B, KiB, MiB, GiB, TiB are powers of 1024, kB, MB, GB, TB of 1000"
+            )
+        })
+    }
+
+    /// The shortest text that [`parse`] reads back exactly.
+    pub(crate) fn format(bytes: u64) -> String {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let (mut number, mut unit) = (bytes, 0);
+        while number >= 1024 && number.is_multiple_of(1024) && unit + 1 < UNITS.len() {
+            number /= 1024;
+            unit += 1;
+        }
+        format!("{number}{}", UNITS.get(unit).copied().unwrap_or_default())
+    }
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+    pub(crate) fn serialize<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format(*bytes))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        parse(&super::text(&toml::Value::deserialize(deserializer)?)).map_err(D::Error::custom)
+    }
+}
+
+/// Durations: text such as `1m 30s`.
+pub(super) mod duration {
+    use std::time::Duration;
+
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+        humantime::parse_duration(text.trim()).map_err(|_reason| {
+            format!(
+                "{text:?} is not a duration: write whole numbers with units, ms, s, m (minutes), h or d: \"500ms\", \
+                 \"30s\", \"1h 30m\""
+            )
+        })
+    }
+
+    pub(crate) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_duration(*duration))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        parse(&super::text(&toml::Value::deserialize(deserializer)?)).map_err(D::Error::custom)
+    }
+}
+
+/// A text without its quotes, anything else as TOML writes it.
+fn text(value: &toml::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Networks, `10.0.0.0/8`, or single addresses.
+pub(super) mod networks {
+    use ipnet::IpNet;
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(networks: &[IpNet], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(networks.iter().map(ToString::to_string))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        texts.iter().map(|text| super::network(text).map_err(D::Error::custom)).collect()
+    }
+}
+
+fn network(text: &str) -> Result<ipnet::IpNet, String> {
+    text.parse().or_else(|_not_a_network| text.parse::<IpAddr>().map(ipnet::IpNet::from)).map_err(|_neither| {
+        format!("{text:?} is neither an address (\"10.0.0.7\", \"::1\") nor a network (\"10.0.0.0/8\")")
+    })
+}
+
+/// A whole number that is not negative.
+pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D) -> Result<T, D::Error> {
+    let value = toml::Value::deserialize(deserializer)?;
+    let number = value.as_integer().and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| D::Error::custom(format!("{value} is not a whole number of 0 or more")))
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:") {
+            Some("") => Err("\"unix:\" names no socket: write \"unix:/path/to/socket\"".to_owned()),
+            Some(path) => Ok(Self::Unix(PathBuf::from(path))),
+            None => text.parse().map(Self::Tcp).map_err(|_reason| {
+                format!(
+                    "{text:?} is not an address: write IP:PORT (\"127.0.0.1:8080\", \"0.0.0.0:8080\", \
+                     \"[::1]:8080\", port 0 for any free one) or \"unix:/path/to/socket\""
+                )
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for CachePolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "immutable" => Ok(Self::Immutable),
+            "revalidate" => Ok(Self::Revalidate),
+            other => duration::parse(other).map(Self::MaxAge).map_err(|_reason| {
+                format!("{text:?} is not a cache policy: write \"immutable\", \"revalidate\" or a duration (\"60s\")")
+            }),
+        }
+    }
+}
+
+impl fmt::Display for CachePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Immutable => f.write_str("immutable"),
+            Self::Revalidate => f.write_str("revalidate"),
+            Self::MaxAge(age) => humantime::format_duration(*age).fmt(f),
+        }
+    }
+}
+
+impl FromStr for Recheck {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "always" => Ok(Self::Always),
+            "never" => Ok(Self::Never),
+            other => duration::parse(other).map(Self::After).map_err(|_reason| {
+                format!("{text:?} says not when to check: write \"always\", \"never\" or a duration (\"10s\")")
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Recheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Always => f.write_str("always"),
+            Self::Never => f.write_str("never"),
+            Self::After(age) => humantime::format_duration(*age).fmt(f),
+        }
+    }
+}
+
+/// Lets serde read and write a type as the text of its `FromStr` and `Display`.
+macro_rules! as_text {
+    ($($name:ident),*) => {$(
+        impl TryFrom<String> for $name {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(value: $name) -> Self {
+                value.to_string()
+            }
+        }
+    )*};
+}
+
+as_text!(Listen, CachePolicy, Recheck);
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_exactly() {
+        const MIB: u64 = 1 << 20;
+        for (text, bytes) in [
+            ("0", 0),
+            ("1048576", MIB),
+            ("512MiB", 512 * MIB),
+            (" 512 MiB ", 512 * MIB),
+            ("512mib", 512 * MIB),
+            ("1.5GiB", 1536 * MIB),
+            ("64M", 64_000_000),
+            ("64kB", 64_000),
+            ("9007199254740993B", 9_007_199_254_740_993),
+        ] {
+            assert_eq!(size::parse(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_come_back_from_their_text() {
+        for bytes in [0, 1, 1023, 1024, 1025, 3 << 20, (1 << 40) + 1, 5 << 50, u64::MAX] {
+            assert_eq!(size::parse(&size::format(bytes)), Ok(bytes));
+        }
+        assert_eq!(size::format(64 << 30), "64GiB");
+    }
+
+    #[test]
+    fn what_is_no_size_is_answered_with_the_forms() {
+        for text in ["", "lots", "-1", "12 parsecs", "1e9", "MiB"] {
+            let error = size::parse(text).unwrap_err();
+            assert!(error.contains("512MiB") && error.contains(&format!("{text:?}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn durations_need_units() {
+        assert_eq!(duration::parse("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration::parse("1h 30m"), Ok(Duration::from_secs(5400)));
+        for text in ["10", "", "-3s", "1 fortnight", "1.5.2s"] {
+            let error = duration::parse(text).unwrap_err();
+            assert!(error.contains("1h 30m"), "{error}");
+        }
+    }
+
+    #[test]
+    fn addresses_policies_and_rechecks_come_back_from_their_text() {
+        for text in ["127.0.0.1:8080", "[::1]:0", "unix:/run/n5.sock"] {
+            assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
+        }
+        for text in ["immutable", "revalidate", "1m 5s"] {
+            assert_eq!(text.parse::<CachePolicy>().unwrap().to_string(), text);
+        }
+        for text in ["always", "never", "10s"] {
+            assert_eq!(text.parse::<Recheck>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn wrong_addresses_are_answered_with_the_forms() {
+        for text in ["localhost:8080", ":8080", "127.0.0.1", "8080", ""] {
+            assert!(text.parse::<Listen>().unwrap_err().contains("127.0.0.1:8080"));
+        }
+        assert!("unix:".parse::<Listen>().is_err());
+    }
+
+    #[test]
+    fn a_single_address_is_a_network_of_one() {
+        assert_eq!(network("10.0.0.7").unwrap().to_string(), "10.0.0.7/32");
+        assert_eq!(network("::1").unwrap().to_string(), "::1/128");
+        assert_eq!(network("10.0.0.0/8").unwrap().to_string(), "10.0.0.0/8");
+        assert!(network("proxy.example.org").is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! Who may import whom. A module imports only from rows below its own; the table is the design.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Module, and the modules of this crate that it may name.
+const IMPORTS: &[(&str, &[&str])] = &[
+    ("n5", &[]),
+    ("metadata", &["n5"]),
+    ("store", &[]),
+    ("demo", &["store"]),
+    ("cpu", &[]),
+    ("metrics", &[]),
+    ("container", &["n5", "store", "cpu", "metrics"]),
+    ("output", &["n5"]),
+    ("http", &["n5", "metadata", "store", "cpu", "metrics", "container", "output"]),
+    ("config", &[]),
+    ("telemetry", &["config", "metrics"]),
+    ("app", &["config", "telemetry", "container", "http", "store", "demo", "metrics", "n5"]),
+];
+
+fn sources(path: &Path) -> Vec<PathBuf> {
+    if path.is_file() {
+        return vec![path.to_owned()];
+    }
+    let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| sources(&path)).filter(|path| path.extension().is_some_and(|e| e == "rs")).collect()
+}
+
+fn source_of(module: &str) -> PathBuf {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let file = src.join(format!("{module}.rs"));
+    if file.exists() { file } else { src.join(module) }
+}
+
+/// Names that follow `crate::`, groups in braces taken apart.
+fn imported(text: &str) -> BTreeSet<String> {
+    let word =
+        |text: &str| text.trim_start().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
+    let mut found = BTreeSet::new();
+    for (at, _) in text.match_indices("crate::") {
+        let rest = &text[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            None => found.insert(word(rest)),
+            Some(group) => {
+                let mut depth = 0;
+                let mut item = true;
+                for (i, c) in group.char_indices() {
+                    match c {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        ',' if depth == 0 => item = true,
+                        c if item && !c.is_whitespace() => {
+                            found.insert(word(&group[i..]));
+                            item = false;
+                        }
+                        _ => {}
+                    }
+                }
+                true
+            }
+        };
+    }
+    found
+}
+
+#[test]
+fn modules_import_only_what_lies_below_them() {
+    for (module, allowed) in IMPORTS {
+        for path in sources(&source_of(module)) {
+            let text = fs::read_to_string(&path).unwrap();
+            for name in imported(&text) {
+                let lawful = name == *module || allowed.contains(&name.as_str());
+                assert!(lawful, "{} imports crate::{name}; {module} may import {allowed:?}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_module_has_its_row() {
+    let text = fs::read_to_string(source_of("lib")).unwrap();
+    let declared: BTreeSet<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')).collect();
+    assert_eq!(declared, IMPORTS.iter().map(|row| row.0).collect());
+}
+
+#[test]
+fn imports_are_found_however_they_are_written() {
+    let text = "use crate::n5::Block; use crate::{cpu::Cpu, store::{self, Key},\n metrics}; crate::http::x()";
+    let expected: BTreeSet<String> = ["n5", "cpu", "store", "metrics", "http"].map(str::to_owned).into();
+    assert_eq!(imported(text), expected);
+}
+
+#[test]
+fn data_is_never_copied_on_its_way_out() {
+    for module in ["container", "http"] {
+        for path in sources(&source_of(module)) {
+            let text = fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap();
+            for forbidden in ["copy_from_slice", "BytesMut"] {
+                assert!(!code.contains(forbidden), "{} uses {forbidden}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn files_have_one_subject() {
+    for path in sources(source_of("lib").parent().unwrap()) {
+        if path.file_name().is_some_and(|name| name == "tests.rs") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = text.split("#[cfg(test)]\nmod tests").next().unwrap().lines().count();
+        assert!(lines <= 400, "{} has {lines} lines: it has found a second subject", path.display());
+    }
+}

@@ -1,0 +1,244 @@
+//! One load however many wait, budgets that come back, caches that see what changes.
+
+use std::fs;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Request;
+use n5_server::container::{Recheck, Settings};
+
+use crate::support::stores::Probe;
+use crate::support::writer::N5;
+use crate::support::{Client, local, options, settings};
+
+fn probed(n5: &N5, settings: Settings) -> (Arc<Probe>, Client) {
+    let probe = Probe::new(local(n5.root()));
+    let client = Client::new(Arc::<Probe>::clone(&probe), settings, options());
+    (probe, client)
+}
+
+/// Files written this long ago have times that tell their versions apart.
+fn settle() {
+    std::thread::sleep(std::time::Duration::from_millis(30));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_clients_cause_one_load_also_when_the_first_hangs_up() {
+    let n5 = N5::new();
+    n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
+    settle();
+    let (probe, client) = probed(&n5, settings());
+    probe.close();
+    let first = tokio::spawn({
+        let client = client.clone();
+        async move { client.get("/slice/a").await }
+    });
+    while probe.gets() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let others: Vec<_> = (0..100)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.get("/slice/a").await })
+        })
+        .collect();
+    first.abort();
+    assert!(first.await.is_err());
+    probe.open();
+    for other in others {
+        let reply = other.await.unwrap();
+        assert_eq!((reply.status.as_u16(), reply.body.len()), (200, 64 * 64 * 2));
+    }
+    assert_eq!(probe.gets(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_clients_cause_one_read_of_a_stored_block() {
+    let n5 = N5::new();
+    n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
+    settle();
+    let (probe, client) = probed(&n5, settings());
+    probe.close();
+    let clients: Vec<_> = (0..100)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.get("/a/0/0").await.status.as_u16() })
+        })
+        .collect();
+    while probe.gets() == 0 {
+        tokio::task::yield_now().await;
+    }
+    probe.open();
+    for client in clients {
+        assert_eq!(client.await.unwrap(), 200);
+    }
+    assert_eq!(probe.gets(), 1);
+}
+
+#[tokio::test]
+async fn errors_are_never_cached() {
+    let n5 = N5::new();
+    n5.dataset("a", &[4], &[4], "raw").fill(|_| true, |_| false);
+    let (probe, client) = probed(&n5, settings());
+    probe.fail(2);
+    let slice = client.get("/slice/a").await;
+    assert_eq!((slice.status.as_u16(), slice.problem().as_str()), (503, "storage-unavailable"));
+    assert_eq!(slice.header("retry-after"), Some("1"));
+    assert!(!slice.json()["detail"].as_str().unwrap().contains("os error"), "the cause belongs into the log");
+    assert_eq!(client.get("/a/0").await.status, 503);
+    assert_eq!(client.get("/slice/a").await.status, 200);
+    assert_eq!(client.get("/a/0").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_warm_slice_reads_no_block_again() {
+    let n5 = N5::new();
+    n5.dataset("a", &[64, 64], &[16, 16], "gzip").fill(|p| p[0] != 1, |_| false);
+    settle();
+    let (probe, client) = probed(&n5, settings());
+    let cold = client.get("/slice/a").await;
+    assert_eq!(probe.gets(), 16, "holes are looked for once, too");
+    let warm = client.get("/slice/a").await;
+    assert_eq!(probe.gets(), 16);
+    assert_eq!(warm.body, cold.body);
+    assert_eq!(warm.header("n5-missing-blocks"), Some("4"));
+    assert!(warm.header("server-timing").unwrap().contains("cache;desc=hit"));
+}
+
+#[tokio::test]
+async fn one_request_compares_each_block_once() {
+    let n5 = N5::new();
+    n5.dataset("a", &[64, 64], &[16, 16], "gzip").fill(|_| true, |_| false);
+    settle();
+    let (probe, client) = probed(&n5, settings());
+    client.get("/slice/a").await;
+    let before = probe.heads();
+    client.get("/slice/a").await;
+    assert_eq!(probe.heads() - before, 16);
+}
+
+#[tokio::test]
+async fn a_replaced_block_is_seen_when_it_is_rechecked_and_only_then() {
+    for (recheck, seen) in [(Recheck::Always, true), (Recheck::Never, false)] {
+        let n5 = N5::new();
+        let dataset = n5.dataset("a", &[4], &[4], "raw");
+        dataset.fill(|_| true, |_| false);
+        settle();
+        let (_, client) = probed(&n5, Settings { recheck_data: recheck, ..settings() });
+        let old = (client.get("/slice/a").await.body, client.get("/a/0").await.body);
+        let mut block = fs::read(dataset.block_path(&[0])).unwrap();
+        *block.last_mut().unwrap() ^= 0xff;
+        fs::write(dataset.block_path(&[0]), &block).unwrap();
+        let new = (client.get("/slice/a").await.body, client.get("/a/0").await.body);
+        assert_eq!((new.0 != old.0, new.1 != old.1), (seen, seen));
+    }
+}
+
+#[tokio::test]
+async fn a_block_of_the_same_length_written_at_once_is_seen() {
+    let n5 = N5::new();
+    let dataset = n5.dataset("a", &[4], &[4], "raw");
+    dataset.fill(|_| true, |_| false);
+    let client = Client::of(n5.root());
+    let mut block = fs::read(dataset.block_path(&[0])).unwrap();
+    for n in 0..200u8 {
+        *block.last_mut().unwrap() = n;
+        fs::write(dataset.block_path(&[0]), &block).unwrap();
+        assert_eq!(client.get("/slice/a?start=3").await.body[0], n);
+        assert_eq!(client.get("/a/0").await.body, block);
+    }
+}
+
+#[tokio::test]
+async fn changed_attributes_change_what_the_blocks_mean() {
+    let n5 = N5::new();
+    n5.dataset("a", &[4], &[4], "raw").fill(|_| true, |_| false);
+    let client = Client::of(n5.root());
+    assert_eq!(client.get("/slice/a").await.header("n5-data-type"), Some("uint16"));
+    n5.file(
+        "a/attributes.json",
+        r#"{"dimensions":[4],"blockSize":[4],"dataType":"int16","compression":{"type":"raw"}}"#,
+    );
+    let reply = client.get("/slice/a").await;
+    assert_eq!((reply.header("n5-data-type"), reply.body.len()), (Some("int16"), 8));
+    fs::remove_file(n5.root().join("a/attributes.json")).unwrap();
+    assert_eq!(client.get("/slice/a").await.problem(), "not-a-dataset");
+    fs::remove_dir_all(n5.root().join("a")).unwrap();
+    assert_eq!(client.get("/slice/a").await.problem(), "not-found");
+}
+
+#[tokio::test]
+async fn memory_comes_back_when_the_body_is_dropped() {
+    let n5 = N5::new();
+    n5.dataset("a", &[100, 100], &[16, 16], "raw").fill(|_| true, |_| false);
+    let budget_wait = std::time::Duration::from_millis(200);
+    let tight = Settings { slice_budget: 20 * 1024, budget_wait, ..settings() };
+    let (_, client) = probed(&n5, tight);
+    let held = client.ask(Request::get("/slice/a").body(Body::empty()).unwrap()).await;
+    assert_eq!(held.status(), 200);
+    let refused = client.get("/slice/a?start=0,0&size=50,50").await;
+    assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (503, "overloaded"));
+    drop(held);
+    assert_eq!(client.get("/slice/a?start=0,0&size=50,50").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_walk_plane_by_plane_decodes_each_block_once_also_after_a_scan() {
+    let n5 = N5::new();
+    // A layer is 64 x 64 x 16 uint16 = 128 KiB; the cache holds it, but not two.
+    let walked = n5.dataset("walked", &[64, 64, 48], &[16, 16, 16], "gzip");
+    walked.fill(|_| true, |_| false);
+    n5.dataset("scanned", &[64, 64, 64], &[16, 16, 16], "gzip").fill(|_| true, |_| false);
+    settle();
+    let (probe, client) = probed(&n5, Settings { decoded_cache: 144 << 10, ..settings() });
+    assert_eq!(client.get("/slice/scanned").await.status, 200);
+    let before = probe.gets();
+    for z in 0..48 {
+        let reply = client.get(&format!("/slice/walked?select=:,:,{z}")).await;
+        assert_eq!(reply.body[..2], walked.value(&[0, 0, z]).to_le_bytes());
+    }
+    assert_eq!(probe.gets() - before, 4 * 4 * 3);
+}
+
+#[tokio::test]
+async fn caches_of_no_size_still_answer() {
+    let n5 = N5::new();
+    n5.dataset("a", &[40, 40], &[16, 16], "gzip").fill(|_| true, |_| false);
+    let (_, client) = probed(&n5, Settings { decoded_cache: 0, stored_cache: 0, ..settings() });
+    for _ in 0..3 {
+        assert_eq!(client.get("/slice/a").await.body.len(), 40 * 40 * 2);
+        assert_eq!(client.get("/a/0/0").await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn one_stored_block_leaves_without_a_copy() {
+    let n5 = N5::new();
+    n5.dataset("a", &[32, 32], &[16, 16], "gzip").fill(|_| true, |_| false);
+    settle();
+    let (_, client) = probed(&n5, settings());
+    let access = client.container.resources().begin();
+    let dataset =
+        client.container.dataset(access, &n5_server::store::Key::from_segments(["a"]).unwrap()).await.unwrap();
+    let region = n5_server::n5::Region::new(
+        [16, 0].into_iter().collect(),
+        [16, 16].into_iter().collect(),
+        [1, 1].into_iter().collect(),
+    );
+    let slice = client.container.plan_slice(&dataset, region.unwrap()).unwrap();
+    let (a, _, _) = client.container.read_slice(access, &slice, 0).await.unwrap();
+    let (b, _, _) = client.container.read_slice(access, &slice, 0).await.unwrap();
+    assert_eq!(a.as_ptr(), b.as_ptr());
+    let answered = client.get("/slice/a?start=16,0&size=16,16").await.body;
+    assert_eq!(answered.as_ptr(), a.as_ptr());
+}
+
+#[tokio::test]
+async fn bodies_of_stored_blocks_share_the_cached_bytes() {
+    let n5 = N5::new();
+    n5.dataset("a", &[32, 32], &[16, 16], "gzip").fill(|_| true, |_| false);
+    settle();
+    let client = Client::of(n5.root());
+    let (a, b) = (client.get("/a/0/0").await.body, client.get("/n5/a/0/0").await.body);
+    assert_eq!(a.as_ptr(), b.as_ptr());
+}

@@ -1,0 +1,87 @@
+//! The command line as a person meets it: what the program prints, and its exit status.
+
+use std::process::{Command, Output};
+
+/// Runs the program without the settings of the environment it is tested in.
+fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("N5_")) {
+        command.env_remove(name);
+    }
+    command.args(arguments).envs(environment.iter().copied()).output().unwrap()
+}
+
+fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+fn stderr(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).unwrap()
+}
+
+#[test]
+fn a_valid_configuration_is_confirmed_with_what_it_comes_to() {
+    let output = run(&["--check-config", "em=/data/em.n5"], &[("N5_CACHE__DECODED", "1GiB")]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stdout(&output).starts_with("configuration is valid\n"));
+    assert!(stdout(&output).contains("/em/ from /data/em.n5") && stdout(&output).contains("1GiB decoded"));
+}
+
+#[test]
+fn a_wrong_configuration_ends_with_status_2_and_every_fault() {
+    let output = run(&["--set", "cache.decodedd=1GiB"], &[("N5_SERVER__LISTEN", "nowhere")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(stdout(&output), "");
+    for text in ["did you mean cache.decoded?", "environment variable N5_SERVER__LISTEN", "127.0.0.1:8080"] {
+        assert!(stderr(&output).contains(text), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_missing_file_or_an_unknown_option_ends_with_status_2() {
+    let output = run(&["--config", "no-such-file.toml"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("no-such-file.toml: cannot be read"));
+    assert_eq!(run(&["--no-such-option"], &[]).status.code(), Some(2));
+}
+
+#[test]
+fn a_printed_configuration_can_be_fed_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("printed.toml");
+    let first = run(&["--print-config", "--listen", "[::1]:0", "a=/a", "b=/b"], &[("N5_LOG__FORMAT", "json")]);
+    assert_eq!(first.status.code(), Some(0));
+    std::fs::write(&file, &first.stdout).unwrap();
+    let second = run(&["--print-config", "--config", file.to_str().unwrap()], &[]);
+    assert_eq!(stdout(&second), stdout(&first));
+    assert!(stdout(&first).contains("listen = \"[::1]:0\""));
+}
+
+#[test]
+fn the_printed_defaults_are_a_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("default.toml");
+    std::fs::write(&file, run(&["--print-default-config"], &[]).stdout).unwrap();
+    let read = run(&["--print-config", "--config", file.to_str().unwrap()], &[]);
+    assert_eq!(stdout(&read), stdout(&run(&["--print-config"], &[])));
+    assert_eq!(read.status.code(), Some(0));
+}
+
+#[test]
+fn an_existing_directory_with_an_equals_sign_is_a_root_without_a_name() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("run=7")).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_n5-server"))
+        .current_dir(directory.path())
+        .args(["--check-config", "run=7"])
+        .output()
+        .unwrap();
+    assert!(stdout(&output).contains("/ from run=7"), "{}", stdout(&output));
+}
+
+#[test]
+fn the_version_lists_the_codecs() {
+    let output = run(&["--version"], &[]);
+    assert!(stdout(&output).starts_with(&format!("n5-server {}\ncodecs: raw gzip", env!("CARGO_PKG_VERSION"))));
+    assert_eq!(stdout(&run(&["-V"], &[])).trim(), format!("n5-server {}", env!("CARGO_PKG_VERSION")));
+}

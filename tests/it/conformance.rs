@@ -1,0 +1,202 @@
+//! What every store must do, run against each.
+
+use std::fs;
+use std::time::Duration;
+
+use bytes::Bytes;
+use n5_server::store::{Data, Entry, Key, LocalStore, MemoryStore, Store, SymlinkPolicy};
+use tempfile::TempDir;
+
+/// The tree that the suite expects.
+const FILES: &[(&str, &[u8])] = &[
+    ("attributes.json", b"{}"),
+    ("a/attributes.json", b"{\"x\":1}"),
+    ("a/0/0", b"0123456789"),
+    ("a/0/10", b""),
+    ("b/c/d/e", b"deep"),
+    ("with space/%41/\u{e9}", b"odd names"),
+];
+
+fn key(path: &str) -> Key {
+    Key::from_segments(path.split('/').filter(|s| !s.is_empty())).unwrap()
+}
+
+async fn bytes(store: &dyn Store, path: &str, inline: u64) -> Option<Bytes> {
+    let object = store.get(&key(path), inline).await.unwrap()?;
+    assert_eq!(Some(object.meta.clone()), store.head(&key(path)).await.unwrap());
+    Some(match object.data {
+        Data::Whole(bytes) => bytes,
+        Data::Open(reader) => reader.read_at(0..object.meta.len).await.unwrap(),
+    })
+}
+
+async fn suite(store: &dyn Store) {
+    store.probe().await.unwrap();
+    for (path, content) in FILES {
+        for inline in [0, 5, 1 << 20] {
+            assert_eq!(bytes(store, path, inline).await.as_deref(), Some(*content), "{path}");
+        }
+        let meta = store.head(&key(path)).await.unwrap().unwrap();
+        assert_eq!(meta.len, content.len() as u64);
+        assert!(meta.etag.starts_with('"') && meta.etag.ends_with('"'), "a strong tag");
+        assert!(!store.is_directory(&key(path)).await.unwrap());
+    }
+    // Missing things, directories, paths through files: no object, no error.
+    for path in ["x", "a", "a/0", "", "a/0/0/0", "attributes.json/x", "b/c/d/e/f", "A", "%61"] {
+        assert!(store.get(&key(path), 100).await.unwrap().is_none(), "{path}");
+        assert!(store.head(&key(path)).await.unwrap().is_none(), "{path}");
+    }
+    for (path, is_directory) in [("", true), ("a", true), ("a/0", true), ("x", false), ("a/0/0/0", false)] {
+        assert_eq!(store.is_directory(&key(path)).await.unwrap(), is_directory, "{path}");
+    }
+    let keys = vec![key("a/0/0"), key("nothing"), key("a/0/10")];
+    let many: Vec<Option<u64>> = store.head_many(keys).await.unwrap().into_iter().map(|m| m.map(|m| m.len)).collect();
+    assert_eq!(many, [Some(10), None, Some(0)]);
+    listings(store).await;
+    ranges(store).await;
+}
+
+async fn listings(store: &dyn Store) {
+    let entry = |name: &str, is_directory| Entry { name: name.to_owned(), is_directory };
+    let root = store.list(&Key::root(), None, 100).await.unwrap().unwrap();
+    assert_eq!(
+        root.entries,
+        [entry("a", true), entry("attributes.json", false), entry("b", true), entry("with space", true)]
+    );
+    assert!(!root.more);
+    let page = store.list(&Key::root(), Some("a"), 2).await.unwrap().unwrap();
+    assert_eq!((page.entries.len(), page.entries[0].name.as_str(), page.more), (2, "attributes.json", true));
+    let rest = store.list(&Key::root(), Some("b"), 2).await.unwrap().unwrap();
+    assert_eq!((rest.entries.len(), rest.more), (1, false));
+    // By bytes, not by number.
+    let names: Vec<String> =
+        store.list(&key("a/0"), None, 10).await.unwrap().unwrap().entries.into_iter().map(|e| e.name).collect();
+    assert_eq!(names, ["0", "10"]);
+    for path in ["x", "a/0/0", "attributes.json"] {
+        assert!(store.list(&key(path), None, 10).await.unwrap().is_none(), "{path}");
+    }
+}
+
+async fn ranges(store: &dyn Store) {
+    let object = store.get(&key("a/0/0"), 0).await.unwrap().unwrap();
+    if let Data::Open(reader) = object.data {
+        assert_eq!(reader.read_at(3..7).await.unwrap(), "3456");
+        assert_eq!(reader.read_at(10..10).await.unwrap(), "");
+        assert!(reader.read_at(8..12).await.is_err(), "beyond the end");
+    }
+}
+
+fn tree() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    for (path, content) in FILES {
+        let path = dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(30));
+    dir
+}
+
+#[tokio::test]
+async fn the_local_store_conforms() {
+    for policy in [SymlinkPolicy::Inside, SymlinkPolicy::Deny, SymlinkPolicy::Follow] {
+        let dir = tree();
+        suite(&LocalStore::open(dir.path(), policy, Duration::from_secs(5)).unwrap()).await;
+    }
+}
+
+#[tokio::test]
+async fn the_memory_store_conforms() {
+    suite(&MemoryStore::new(FILES.iter().map(|(path, bytes)| (key(path), Bytes::from_static(bytes))), 0)).await;
+}
+
+#[tokio::test]
+async fn links_are_followed_as_far_as_the_policy_says() {
+    let (dir, outside) = (tree(), TempDir::new().unwrap());
+    fs::write(outside.path().join("secret"), "secret").unwrap();
+    let link = |to: &std::path::Path, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
+    link("a".as_ref(), "relative");
+    link(&dir.path().join("a"), "absolute");
+    link("b/../a".as_ref(), "winding");
+    link(outside.path(), "out");
+    link("../../../../../../../../etc".as_ref(), "up");
+    link("loop".as_ref(), "loop");
+    link("nowhere".as_ref(), "dangling");
+    let open = |policy| LocalStore::open(dir.path(), policy, Duration::from_secs(5)).unwrap();
+    for (policy, inside, out) in
+        [(SymlinkPolicy::Inside, true, false), (SymlinkPolicy::Deny, false, false), (SymlinkPolicy::Follow, true, true)]
+    {
+        let store = open(policy);
+        for name in ["relative", "absolute", "winding"] {
+            let path = format!("{name}/0/0");
+            assert_eq!(store.get(&key(&path), 100).await.unwrap().is_some(), inside, "{policy:?} {path}");
+            assert_eq!(store.head(&key(&path)).await.unwrap().is_some(), inside, "{policy:?} {path}");
+            assert_eq!(store.list(&key(name), None, 9).await.unwrap().is_some(), inside, "{policy:?} {name}");
+        }
+        assert_eq!(store.get(&key("out/secret"), 100).await.unwrap().is_some(), out, "{policy:?}");
+        assert_eq!(store.head(&key("out/secret")).await.unwrap().is_some(), out, "{policy:?}");
+        assert_eq!(store.list(&key("out"), None, 9).await.unwrap().is_some(), out, "{policy:?}");
+        assert_eq!(store.is_directory(&key("out")).await.unwrap(), out, "{policy:?}");
+        assert!(store.get(&key("loop/x"), 100).await.unwrap().is_none());
+        assert!(store.get(&key("dangling"), 100).await.unwrap().is_none());
+        let names: Vec<String> =
+            store.list(&Key::root(), None, 99).await.unwrap().unwrap().entries.into_iter().map(|e| e.name).collect();
+        assert_eq!(names.contains(&"out".to_owned()), out, "{policy:?}");
+        assert_eq!(names.contains(&"absolute".to_owned()), inside, "{policy:?}");
+        assert!(!names.contains(&"loop".to_owned()) && !names.contains(&"dangling".to_owned()));
+    }
+}
+
+#[tokio::test]
+async fn what_is_neither_file_nor_directory_is_missing_and_does_not_wait() {
+    let dir = tree();
+    let fifo = dir.path().join("7");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("8")).unwrap();
+    let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
+    for name in ["7", "8"] {
+        assert!(store.get(&key(name), 100).await.unwrap().is_none());
+        assert!(!store.is_directory(&key(name)).await.unwrap());
+    }
+    let names = store.list(&Key::root(), None, 99).await.unwrap().unwrap().entries;
+    assert!(!names.iter().any(|entry| entry.name == "7" || entry.name == "8"));
+}
+
+#[tokio::test]
+async fn names_that_cannot_be_addressed_are_left_out() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tree();
+    for name in [&b"\xff\xfe"[..], b"back\\slash", b"new\nline"] {
+        fs::create_dir(dir.path().join(std::ffi::OsStr::from_bytes(name))).unwrap();
+    }
+    let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
+    assert_eq!(store.list(&Key::root(), None, 99).await.unwrap().unwrap().entries.len(), 4);
+}
+
+#[tokio::test]
+async fn a_root_that_is_replaced_is_found_again() {
+    let dir = TempDir::new().unwrap();
+    let root = dir.path().join("root");
+    fs::create_dir(&root).unwrap();
+    fs::write(root.join("1"), "old").unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    let store = LocalStore::open(&root, SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
+    assert_eq!(bytes(&store, "1", 10).await.unwrap(), "old");
+    fs::remove_dir_all(&root).unwrap();
+    assert!(store.probe().await.is_err());
+    assert!(store.get(&key("1"), 10).await.unwrap().is_none());
+    fs::create_dir(&root).unwrap();
+    fs::write(root.join("1"), "new").unwrap();
+    store.probe().await.unwrap();
+    assert!(matches!(store.get(&key("1"), 10).await.unwrap().unwrap().data, Data::Whole(new) if new == "new"));
+}
+
+#[tokio::test]
+async fn an_open_object_keeps_its_bytes_when_its_name_is_taken() {
+    let dir = tree();
+    let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
+    let Data::Open(reader) = store.get(&key("a/0/0"), 0).await.unwrap().unwrap().data else { panic!("not open") };
+    fs::write(dir.path().join("new"), "replaced!!").unwrap();
+    fs::rename(dir.path().join("new"), dir.path().join("a/0/0")).unwrap();
+    assert_eq!(reader.read_at(0..10).await.unwrap(), "0123456789");
+}

@@ -1,0 +1,22 @@
+//! The server asked over HTTP, in process or as a real one on a free port.
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::missing_panics_doc,
+    clippy::cast_possible_truncation
+)]
+
+mod architecture;
+mod concurrency;
+mod config;
+mod conformance;
+mod docs;
+mod golden;
+mod openapi;
+mod slice;
+mod stored;
+mod support;

@@ -1,0 +1,293 @@
+//! The container as stored: bytes, directories, listings, headers.
+
+use n5_server::http::Options;
+
+use crate::support::writer::N5;
+use crate::support::{Client, local, options, settings};
+
+fn nested() -> N5 {
+    let n5 = N5::new();
+    n5.dataset("a/b", &[40, 40], &[10, 10], "gzip").fill(|p| p[0] != 2, |_| false);
+    n5.dataset("one", &[40], &[10], "raw").fill(|p| p[0] != 2, |_| false);
+    n5.file("one/2/attributes.json", "{}");
+    n5.file("a/b/7/attributes.json", r#"{"a child":"of a dataset"}"#);
+    n5.file("a/100%/x y/attributes.json", "{}");
+    n5.file("slice/attributes.json", r#"{"hidden":true}"#);
+    n5.file("a/.hidden/attributes.json", "{}");
+    for junk in ["a/.DS_Store", "a/b/0/0.__lock", "a/b/0/1.partial", "a/b/0/.nfs0001", "a/b/0/01", "a/readme.txt"] {
+        n5.file(junk, "junk");
+    }
+    n5
+}
+
+fn names(listing: &serde_json::Value) -> Vec<String> {
+    let entries = listing["entries"].as_array().unwrap();
+    entries.iter().map(|e| format!("{}:{}", e["name"].as_str().unwrap(), e["kind"].as_str().unwrap())).collect()
+}
+
+#[tokio::test]
+async fn objects_leave_byte_for_byte_with_their_headers() {
+    let n5 = nested();
+    let client = Client::of(n5.root());
+    for (path, media_type) in [("a/b/0/0", "application/octet-stream"), ("a/b/attributes.json", "application/json")] {
+        let stored = std::fs::read(n5.root().join(path)).unwrap();
+        for prefix in ["/", "/n5/"] {
+            let (get, head) = (
+                client.get(&format!("{prefix}{path}")).await,
+                client.send("HEAD", &format!("{prefix}{path}"), &[]).await,
+            );
+            assert_eq!((get.status.as_u16(), &get.body[..]), (200, &stored[..]));
+            assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
+            for reply in [&get, &head] {
+                assert_eq!(reply.header("content-type"), Some(media_type));
+                assert_eq!(reply.header("content-length").unwrap(), stored.len().to_string());
+                assert_eq!(
+                    (reply.header("accept-ranges"), reply.header("accept-range")),
+                    (Some("bytes"), Some("bytes"))
+                );
+                assert!(reply.header("content-encoding").is_none());
+                assert!(reply.header("etag").unwrap().starts_with('"'));
+                assert!(reply.header("last-modified").is_some());
+                assert_eq!(reply.header("cache-control"), Some("no-cache"));
+                assert_eq!(reply.header("access-control-allow-origin"), Some("*"));
+            }
+            assert_eq!(get.header("etag"), head.header("etag"));
+        }
+    }
+    let gzip = client.get_with("/a/b/attributes.json", &[("accept-encoding", "gzip, zstd, br")]).await;
+    assert!(gzip.header("content-encoding").is_none());
+}
+
+#[tokio::test]
+async fn only_n5_keys_are_served_and_anything_else_is_missing() {
+    let n5 = nested();
+    let client = Client::of(n5.root());
+    for path in [
+        "/a/.DS_Store",
+        "/a/b/0/0.__lock",
+        "/a/b/0/1.partial",
+        "/a/b/0/.nfs0001",
+        "/a/b/0/01",
+        "/a/readme.txt",
+        "/.zarray",
+        "/zarr.json",
+        "/info",
+        "/manifest.ocdbt",
+        "/a/b/2/0",
+        "/a/b/0/99",
+        "/a/attributes.json",
+        "/nothing/",
+        "/as/attributes.json",
+        "/as/gzip/a",
+        "/zarr2/.zgroup",
+        "/zarr3/attributes.json",
+        "/precomputed/info",
+        "/viewer/",
+        "/stats/a/b",
+        "/healthz/x",
+        "/a/b/0/0/",
+        "/a/b/attributes.json/",
+        "/info/nothing",
+        "/slice/nothing",
+        "/slice",
+        "/slice/",
+        "/attributes.json/0",
+    ] {
+        let reply = client.get(path).await;
+        assert_eq!(reply.status, 404, "{path}");
+        assert!(["not-found", "not-a-dataset"].contains(&reply.problem().as_str()));
+        assert!(reply.header("cache-control").is_some_and(|policy| !policy.contains("immutable")));
+    }
+}
+
+#[tokio::test]
+async fn directories_redirect_but_for_absent_blocks() {
+    let n5 = nested();
+    let client = Client::of(n5.root());
+    for (path, location) in [
+        ("/a", "a/"),
+        ("/a/b?token=x", "b/?token=x"),
+        ("/n5", "n5/"),
+        ("/n5/a/b/0", "0/"),
+        ("/a/100%25/x%20y", "x%20y/"),
+        ("/n5/slice", "slice/"),
+        // Not a position of the grid: it has one axis more, or lies beyond.
+        ("/a/b/7", "7/"),
+    ] {
+        for method in ["GET", "HEAD"] {
+            let reply = client.send(method, path, &[]).await;
+            assert_eq!((reply.status.as_u16(), reply.header("location")), (301, Some(location)), "{method} {path}");
+        }
+    }
+    let absent = client.get("/one/2").await;
+    assert_eq!(absent.status, 404, "a directory where a block of a one-dimensional dataset would be");
+    assert_eq!(client.get("/one/2/").await.status, 200);
+    assert_eq!(client.get("/one/2/attributes.json").await.status, 200);
+}
+
+#[tokio::test]
+async fn listings_name_groups_datasets_and_attributes() {
+    let n5 = nested();
+    let client = Client::of(n5.root());
+    let root = client.get("/?format=json").await.json();
+    assert_eq!(names(&root), ["a:group", "attributes.json:file", "one:dataset", "slice:group"]);
+    assert_eq!((root["path"].as_str(), root["next"].is_null()), (Some(""), true));
+    let a = client.get_with("/a/", &[("accept", "application/json")]).await;
+    assert_eq!(a.header("vary"), Some("accept"));
+    assert_eq!(names(&a.json()), [".hidden:group", "100%:group", "b:dataset"]);
+    assert_eq!(names(&client.get("/a/b/?format=json").await.json()), ["7:group", "attributes.json:file"]);
+    assert_eq!(names(&client.get("/a/b/0/?format=json").await.json()), [] as [&str; 0]);
+    let blocks = client.get("/a/b/?format=json&blocks=1").await.json();
+    assert_eq!(names(&blocks), ["0:group", "1:group", "3:group", "7:group", "attributes.json:file"]);
+    let blocks = client.get("/a/b/0/?format=json&blocks=1").await.json();
+    assert_eq!(names(&blocks), ["0:file", "1:file", "2:file", "3:file"]);
+    assert_eq!(client.get_with("/a/", &[("accept", "image/png")]).await.problem(), "not-acceptable");
+}
+
+#[tokio::test]
+async fn the_page_has_an_entry_a_line_and_no_other_link() {
+    let n5 = nested();
+    n5.file("<&\"'>/attributes.json", "{}");
+    let client = Client::of(n5.root());
+    for accept in ["*/*", "text/html", "text/html,application/xhtml+xml,*/*;q=0.8"] {
+        let reply = client.get_with("/a/", &[("accept", accept)]).await;
+        assert_eq!(reply.header("content-type"), Some("text/html; charset=utf-8"));
+        let page = String::from_utf8(reply.body.to_vec()).unwrap();
+        let links: Vec<&str> = page.lines().filter(|line| line.contains("href=")).collect();
+        assert_eq!(
+            links,
+            [
+                "<li><a href=\".hidden/\">.hidden/</a></li>",
+                "<li><a href=\"100%25/\">100%/</a></li>",
+                "<li><a href=\"b/\">b/</a></li>"
+            ]
+        );
+        assert!(!page.contains("://"), "fsspec takes every absolute URL for an entry");
+    }
+    let page = String::from_utf8(client.get("/").await.body.to_vec()).unwrap();
+    assert!(page.contains("<a href=\"%3C%26%22%27%3E/\">&lt;&amp;&quot;'&gt;/</a>"), "{page}");
+}
+
+#[tokio::test]
+async fn long_listings_come_in_pages() {
+    let n5 = N5::new();
+    for n in 0..10_050 {
+        std::fs::create_dir(n5.root().join(format!("g{n:05}"))).unwrap();
+    }
+    let client = Client::of(n5.root());
+    let first = client.get("/?format=json").await;
+    assert_eq!(first.json()["entries"].as_array().unwrap().len(), 10_000);
+    let link = first.header("link").unwrap().to_owned();
+    assert_eq!(link, "<?after=g09998&format=json>; rel=\"next\"");
+    assert_eq!(first.json()["next"], "g09998");
+    let second = client.get("/?after=g09998&format=json").await;
+    assert_eq!(second.json()["entries"].as_array().unwrap().len(), 51);
+    assert!(second.header("link").is_none());
+}
+
+#[tokio::test]
+async fn ranges_and_preconditions_hold_for_objects() {
+    let n5 = nested();
+    let client = Client::of(n5.root());
+    let whole = client.get("/a/b/0/0").await;
+    let (etag, len) = (whole.header("etag").unwrap().to_owned(), whole.body.len());
+    let part = client.get_with("/a/b/0/0", &[("range", "bytes=2-5")]).await;
+    assert_eq!((part.status.as_u16(), &part.body[..]), (206, &whole.body[2..6]));
+    assert_eq!(part.header("content-range").unwrap(), format!("bytes 2-5/{len}"));
+    assert_eq!(part.header("content-length"), Some("4"));
+    let suffix = client.get_with("/a/b/0/0", &[("range", "bytes=-3")]).await;
+    assert_eq!(&suffix.body[..], &whole.body[len - 3..]);
+    let beyond = client.get_with("/a/b/0/0", &[("range", &format!("bytes={len}-"))]).await;
+    assert_eq!((beyond.status.as_u16(), beyond.header("content-range").unwrap()), (416, &*format!("bytes */{len}")));
+    let known = client.get_with("/a/b/0/0", &[("if-none-match", &etag)]).await;
+    assert_eq!((known.status.as_u16(), known.body.len(), known.header("etag")), (304, 0, Some(&*etag)));
+    assert_eq!(client.get_with("/a/b/0/0", &[("if-match", "\"other\"")]).await.problem(), "precondition-failed");
+}
+
+#[tokio::test]
+async fn a_base_path_is_part_of_every_path() {
+    let n5 = nested();
+    let client = Client::new(local(n5.root()), settings(), Options { base_path: "/x/y".to_owned(), ..options() });
+    assert_eq!(client.get("/x/y/attributes.json").await.status, 200);
+    assert_eq!(client.get("/x/y").await.header("location"), Some("y/"));
+    assert_eq!(client.get("/x/y/slice/one?size=1").await.status, 200);
+    for outside in ["/attributes.json", "/x/attributes.json", "/", "/x"] {
+        assert_eq!(client.get(outside).await.status, 404, "{outside}");
+    }
+    for operation in ["/healthz", "/x/y/healthz", "/metrics", "/version", "/openapi.yaml", "/readyz"] {
+        assert_eq!(client.get(operation).await.status, 200, "{operation}");
+    }
+    let urls = client.get("/x/y/info/a/b").await.json()["urls"].clone();
+    assert_eq!(urls["slice"], "http://test/x/y/slice/a/b");
+}
+
+#[tokio::test]
+async fn every_answer_carries_cors_and_a_request_id() {
+    let n5 = nested();
+    let client = Client::new(local(n5.root()), settings(), Options { base_path: String::new(), ..options() });
+    for (method, path, status) in [
+        ("GET", "/a/", 200),
+        ("GET", "/a", 301),
+        ("GET", "/%zz", 400),
+        ("GET", "/nothing", 404),
+        ("POST", "/a/", 405),
+        ("DELETE", "/slice/one", 405),
+        ("GET", "/slice/one?start=-1", 400),
+        ("GET", "/slice/one?format=tif", 400),
+    ] {
+        let reply = client.send(method, path, &[("x-request-id", "mine-1"), ("origin", "http://viewer")]).await;
+        assert_eq!(reply.status.as_u16(), status, "{method} {path}");
+        assert_eq!(reply.header("access-control-allow-origin"), Some("*"));
+        assert!(reply.header("access-control-expose-headers").unwrap().contains("n5-shape"));
+        assert_eq!(reply.header("x-request-id"), Some("mine-1"));
+        assert_eq!(reply.header("cross-origin-resource-policy"), Some("cross-origin"));
+        assert_eq!(reply.header("timing-allow-origin"), Some("*"));
+    }
+    assert_eq!(client.send("PUT", "/a/", &[]).await.header("allow"), Some("GET, HEAD, OPTIONS"));
+    let odd = client.get_with("/", &[("x-request-id", "a b<script>")]).await;
+    assert_ne!(odd.header("x-request-id"), Some("a b<script>"));
+}
+
+#[tokio::test]
+async fn preflight_is_answered_without_a_body() {
+    let n5 = nested();
+    let client = Client::of(n5.root());
+    let asked = [
+        ("origin", "http://viewer"),
+        ("access-control-request-method", "GET"),
+        ("access-control-request-headers", "range"),
+        ("access-control-request-private-network", "true"),
+    ];
+    let reply = client.send("OPTIONS", "/a/b/0/0", &asked).await;
+    assert_eq!((reply.status.as_u16(), reply.body.len()), (204, 0));
+    assert_eq!(reply.header("access-control-allow-methods"), Some("GET,HEAD,OPTIONS"));
+    let allowed = reply.header("access-control-allow-headers").unwrap();
+    for header in [
+        "range",
+        "if-none-match",
+        "if-match",
+        "if-modified-since",
+        "if-range",
+        "cache-control",
+        "authorization",
+        "x-request-id",
+    ] {
+        assert!(allowed.split(',').any(|name| name.trim() == header), "{header}");
+    }
+    assert_eq!(reply.header("access-control-max-age"), Some("86400"));
+    assert_eq!(reply.header("access-control-allow-private-network"), Some("true"));
+}
+
+#[tokio::test]
+async fn listed_origins_are_told_apart() {
+    let n5 = nested();
+    let origins = vec!["http://good".to_owned(), "http://fine:81".to_owned()];
+    let client = Client::new(local(n5.root()), settings(), Options { origins, ..options() });
+    let good = client.get_with("/nothing", &[("origin", "http://good")]).await;
+    assert_eq!(good.header("access-control-allow-origin"), Some("http://good"));
+    let evil = client.get_with("/nothing", &[("origin", "http://evil")]).await;
+    assert_eq!(evil.header("access-control-allow-origin"), None);
+    for reply in [good, evil] {
+        assert!(reply.headers.get_all("vary").iter().any(|v| v.to_str().unwrap().eq_ignore_ascii_case("origin")));
+    }
+}

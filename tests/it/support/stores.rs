@@ -1,0 +1,96 @@
+//! Stores that count, wait or fail on behalf of a real one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use n5_server::store::{Key, Listing, Meta, Object, Store, StoreError};
+use tokio::sync::Semaphore;
+
+/// Passes everything on; counts, may hold back and may fail the reading of objects.
+#[derive(Debug)]
+pub struct Probe {
+    inner: Arc<dyn Store>,
+    gets: AtomicUsize,
+    heads: AtomicUsize,
+    /// Reads of blocks that are let through; others wait.
+    gate: Semaphore,
+    /// Reads of blocks that fail before any succeeds.
+    failures: AtomicUsize,
+}
+
+impl Probe {
+    pub fn new(inner: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            gets: AtomicUsize::new(0),
+            heads: AtomicUsize::new(0),
+            gate: Semaphore::new(Semaphore::MAX_PERMITS / 2),
+            failures: AtomicUsize::new(0),
+        })
+    }
+
+    /// Lets no read of a block through until [`Self::open`].
+    pub fn close(&self) {
+        self.gate.forget_permits(Semaphore::MAX_PERMITS);
+    }
+
+    pub fn open(&self) {
+        self.gate.add_permits(Semaphore::MAX_PERMITS / 2);
+    }
+
+    pub fn fail(&self, times: usize) {
+        self.failures.store(times, Ordering::SeqCst);
+    }
+
+    /// Blocks read so far.
+    pub fn gets(&self) -> usize {
+        self.gets.load(Ordering::SeqCst)
+    }
+
+    /// Blocks whose facts were asked for so far.
+    pub fn heads(&self) -> usize {
+        self.heads.load(Ordering::SeqCst)
+    }
+}
+
+fn is_block(key: &Key) -> bool {
+    key.name() != Some("attributes.json")
+}
+
+#[async_trait]
+impl Store for Probe {
+    fn backend(&self) -> &'static str {
+        "probe"
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
+        self.heads.fetch_add(usize::from(is_block(key)), Ordering::SeqCst);
+        self.inner.head(key).await
+    }
+
+    async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
+        if is_block(key) {
+            self.gets.fetch_add(1, Ordering::SeqCst);
+            drop(self.gate.acquire().await);
+            let failing = self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+            if failing.is_ok() {
+                let cause = Arc::new(std::io::Error::from_raw_os_error(5));
+                return Err(StoreError::Io { action: "read", key: key.clone(), cause });
+            }
+        }
+        self.inner.get(key, inline_bytes).await
+    }
+
+    async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
+        self.inner.is_directory(key).await
+    }
+
+    async fn list(&self, key: &Key, after: Option<&str>, limit: usize) -> Result<Option<Listing>, StoreError> {
+        self.inner.list(key, after, limit).await
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.inner.probe().await
+    }
+}
