@@ -6,6 +6,7 @@ pub mod config;
 pub mod container;
 pub mod cpu;
 pub mod demo;
+pub mod healthcheck;
 pub mod http;
 pub mod metadata;
 pub mod metrics;

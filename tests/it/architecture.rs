@@ -17,6 +17,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("output", &["n5"]),
     ("http", &["n5", "metadata", "store", "cpu", "metrics", "container", "output"]),
     ("config", &[]),
+    ("healthcheck", &["config"]),
     ("telemetry", &["config", "metrics"]),
     ("app", &["config", "telemetry", "container", "http", "store", "demo", "metrics", "n5"]),
 ];
