@@ -1,5 +1,6 @@
 //! n5-server: serves N5 containers over HTTP.
 
+pub mod allocator;
 pub mod app;
 pub mod config;
 pub mod container;

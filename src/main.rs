@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use n5_server::config::{Cli, Config, DEFAULTS, File};
-use n5_server::{app, n5, telemetry};
+use n5_server::{allocator, app, n5, telemetry};
 
 /// Most threads that wait for the disk or decode; work beyond queues up. Decoding is bounded to the cores on its own.
 const MAX_BLOCKING_THREADS: usize = 256;
@@ -19,6 +19,7 @@ const MAX_BLOCKING_THREADS: usize = 256;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    allocator::return_large_buffers();
     let command = Cli::command().long_version(long_version());
     let cli = match Cli::from_arg_matches(&command.get_matches()) {
         Ok(cli) => cli,

@@ -11,6 +11,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("store", &[]),
     ("demo", &["store"]),
     ("cpu", &[]),
+    ("allocator", &[]),
     ("metrics", &[]),
     ("container", &["n5", "store", "cpu", "metrics"]),
     ("output", &["n5"]),
