@@ -279,8 +279,9 @@ FILES = [
     Case("a file where the grid's directory should be", lambda d: (write(d / "attributes.json", attributes([4, 4], [4, 4])), write(d / "0", b"x")), ZEROS),
 ]  # fmt: skip
 
+# For a server that is not root.
 UNREADABLE = [
-    Case("a block without permission", replaced("0/0", lambda p: (p.write_bytes(b"x"), p.chmod(0))), ZEROS),
+    Case("block without permission", replaced("0/0", lambda p: (p.write_bytes(b"x"), p.chmod(0))), ZEROS),
     Case("attributes without permission", replaced("attributes.json", lambda p: (p.write_bytes(b"{}"), p.chmod(0))), NOT_A_DATASET),
 ]  # fmt: skip
 

@@ -48,14 +48,17 @@ def binary() -> Path:
 class Server:
     """A running n5-server. `stop` fails when it panicked or did not end well."""
 
-    def __init__(self, *args: str | Path, listen: str = "127.0.0.1:0", level: str = "warn"):
+    def __init__(
+        self, *args: str | Path, listen: str = "127.0.0.1:0", level: str = "warn", user: str | None = None,
+        program: Path | None = None,
+    ):  # fmt: skip
         self.log_path = Path(tempfile.mkstemp(prefix="n5-server-", suffix=".log")[1])
-        command = [binary(), *args, "--listen", listen, "--set", f"log.level={level}"]
+        command = [program or binary(), *args, "--listen", listen, "--set", f"log.level={level}"]
         environment = {k: v for k, v in os.environ.items() if not re.match(r"N5_\w+__", k)}
         environment |= {"RUST_BACKTRACE": "1"}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(part) for part in command], stdout=subprocess.PIPE, stderr=log, env=environment
+                [str(part) for part in command], stdout=subprocess.PIPE, stderr=log, env=environment, user=user
             )
         line = self.process.stdout.readline().decode()
         found = re.fullmatch(r"n5-server \S+ listening on (\S+)\n", line)

@@ -1,5 +1,7 @@
 """A real nginx in front, with the repository's own configuration for it."""
 
+import getpass
+import os
 import re
 import shutil
 import socket
@@ -37,11 +39,12 @@ class Proxy(Server):
             f"{name}_temp_path {directory}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
         main = directory / "nginx.conf"
+        # Workers that root starts would be somebody who may not enter this directory.
+        user = f"user {getpass.getuser()};\n" if os.geteuid() == 0 else ""
         main.write_text(
-            f"daemon off; pid {directory}/nginx.pid; error_log {directory}/error.log;\n"
+            f"{user}daemon off; pid {directory}/nginx.pid; error_log {directory}/error.log;\n"
             f"events {{}}\nhttp {{\naccess_log off;\n{paths}{site}\n}}\n"
         )
-        directory.chmod(0o755)
         self.process = subprocess.Popen([NGINX, "-p", directory, "-c", main, "-e", directory / "error.log"])
         deadline = time.monotonic() + 10
         while True:
@@ -103,9 +106,13 @@ def test_ranges_and_conditions_pass(proxy, root):
         assert (part.status, part.body) == (206, stored[4:12])
         assert part["content-range"] == f"bytes 4-11/{len(stored)}"
         assert proxy.get(f"{prefix}/50%25/0/0/0", Range="bytes=999999-").status == 416
-        assert proxy.get(f"{prefix}/50%25/0/0/0", If_None_Match=whole["etag"]).status == 304
+        # Where nginx caches blocks, it withholds the condition; a whole answer is correct, too.
+        allowed = (304,) if prefix else (200, 304)
+        assert proxy.get(f"{prefix}/50%25/0/0/0", If_None_Match=whole["etag"]).status in allowed
         other = proxy.get(f"{prefix}/50%25/0/0/0", Range="bytes=4-11", If_Range='"other"')
         assert (other.status, other.body) == (200, stored)
+    for target in ("/50%25/attributes.json", "/slice/50%25"):
+        assert proxy.get(target, If_None_Match=proxy.get(target)["etag"]).status == 304, target
 
 
 def test_head_agrees_with_get(proxy):
