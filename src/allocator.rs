@@ -1,4 +1,4 @@
-//! How the C library's allocator treats large buffers.
+//! How the C library's allocator gives memory back.
 #![cfg_attr(all(target_os = "linux", target_env = "gnu"), expect(unsafe_code, reason = "mallopt has no safe binding"))]
 
 /// Buffers of this size and above are mapped from the system one by one and given back when freed.
@@ -16,4 +16,37 @@ pub fn return_large_buffers() {
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES);
     }
+}
+
+/// Resident bytes that must have come since memory was last given back, for it to be worth the work again.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const GROWN_BYTES: usize = 32 << 20;
+
+/// Gives the freed parts of the heaps back to the system, where the process has grown since the last call.
+///
+/// Blocks below the threshold above are freed into heaps that they share with what lives longer, and glibc alone
+/// gives back only what lies at a heap's end.
+pub fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        static LAST: AtomicUsize = AtomicUsize::new(0);
+        let Some(resident) = resident_bytes() else { return };
+        if resident > LAST.load(Ordering::Relaxed).saturating_add(GROWN_BYTES) {
+            // SAFETY: malloc_trim may be called at any time by any thread; it takes the heaps' own locks.
+            unsafe {
+                libc::malloc_trim(0);
+            }
+        }
+        LAST.store(resident_bytes().unwrap_or(resident), Ordering::Relaxed);
+    }
+}
+
+/// Memory of this process that is in RAM, in bytes.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[expect(clippy::disallowed_methods, reason = "the process's own figures, no container's file")]
+fn resident_bytes() -> Option<usize> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: usize = statm.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages.saturating_mul(rustix::param::page_size()))
 }

@@ -25,13 +25,20 @@ use tower::ServiceExt;
 
 use crate::config::{CachePolicy, Config, ContainerConfig, EvictionPolicy, Listen, Recheck, Symlinks};
 use crate::container::{self, Container, Resources, Settings};
+use crate::cpu::Cpu;
 use crate::http::{self, App, Mount};
 use crate::store::{LocalStore, Store, SymlinkPolicy};
-use crate::{demo, metrics, n5, telemetry};
+use crate::{allocator, demo, metrics, n5, telemetry};
 
 /// Time after a signal in which connections are still accepted, so that whoever asks `/readyz` learns
 /// that the server goes before it is gone.
 const DRAIN: Duration = Duration::from_secs(1);
+
+/// Longest request head, in bytes: long tokens fit, and connections that send no more than a head stay cheap.
+const HEADER_BYTES: usize = 64 << 10;
+
+/// How often memory that the allocator keeps for itself is given back.
+const TRIM: Duration = Duration::from_secs(1);
 
 /// HTTP/2 streams of one connection; viewers ask for 100 blocks at once.
 const STREAMS: u32 = 256;
@@ -59,9 +66,12 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     metrics::describe();
     metrics::describe_codecs(n5::CODECS.iter().map(|(name, _)| *name));
     tokio::spawn(metrics.clone().upkeep());
+    tokio::spawn(trim());
     let server = Server::bind(config, move || metrics.render()).await?;
+    // Before anybody can know the address.
+    let stop = signal()?;
     server.announce();
-    server.run(signal()).await;
+    server.run(stop).await;
     Ok(())
 }
 
@@ -233,13 +243,25 @@ impl Connections {
 
 fn builder(config: &Config) -> Builder<TokioExecutor> {
     let mut http = Builder::new(TokioExecutor::new());
-    http.http1().timer(TokioTimer::new()).header_read_timeout(config.server.header_timeout);
+    http.http1().timer(TokioTimer::new()).header_read_timeout(config.server.header_timeout).max_buf_size(HEADER_BYTES);
     http.http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
+        .max_header_list_size(u32::try_from(HEADER_BYTES).unwrap_or(u32::MAX))
         .keep_alive_interval(Some(config.server.header_timeout))
         .keep_alive_timeout(config.server.header_timeout);
     http
+}
+
+/// Gives freed memory back to the system for ever.
+async fn trim() {
+    let cpu = Cpu::new(1);
+    loop {
+        tokio::time::sleep(TRIM).await;
+        if cpu.run(allocator::trim).await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Whether no answer begins within a moment.
@@ -268,20 +290,16 @@ async fn remove_stale_socket(path: &PathBuf) {
     }
 }
 
-/// Ready when the process is told to stop.
-async fn signal() {
+/// Ready when the process is told to stop. Listens from the call on, not from the first poll.
+fn signal() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).ok();
-    let terminated = async {
-        match &mut terminate {
-            Some(signal) => signal.recv().await,
-            None => std::future::pending().await,
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
         }
-    };
-    tokio::select! {
-        _ = terminated => {}
-        _ = tokio::signal::ctrl_c() => {}
-    }
+    })
 }
 
 fn mounts(config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Vec<Mount>> {

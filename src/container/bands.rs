@@ -5,6 +5,9 @@ use crate::n5::{BlockGrid, Coords, Region};
 /// Bands of thin layers are joined up to this many bytes.
 const JOINED_BYTES: u64 = 16 << 20;
 
+/// What touching a block costs at least, as if this many bytes were decoded: looking it up.
+const BLOCK_COST_BYTES: u128 = 4 << 10;
+
 /// Bounds that decide.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
@@ -12,6 +15,8 @@ pub(super) struct Bounds {
     pub(super) slice_bytes: u64,
     /// Most bytes assembled at once.
     pub(super) budget_bytes: u64,
+    /// Most bytes of a band, so that a stream leaves some of the budget to others.
+    pub(super) band_bytes: u64,
     /// How many times the bytes of an answer may be decoded for it.
     pub(super) decode_factor: u64,
 }
@@ -69,30 +74,49 @@ pub(super) fn plan(
     let width = width as u64;
     let limit_bytes = bounds.slice_bytes;
     let bytes = region.elements().and_then(|elements| elements.checked_mul(width));
-    let piece = || piece(region, grid, width, bounds);
     let Some(bytes) = bytes.filter(|bytes| *bytes <= limit_bytes) else {
-        return Err(Refusal::TooLarge { bytes, limit_bytes, piece: piece() });
+        return Err(Refusal::TooLarge { bytes, limit_bytes, piece: piece(region, grid, width, bounds) });
     };
-    let bands = (bytes > bounds.budget_bytes).then(|| Bands::new(region, grid, width, bounds.budget_bytes));
-    let (bands, times) = match bands {
-        None => (None, 1),
-        // Not even one run along the first axis fits.
-        Some(None) => return Err(Refusal::TooLarge { bytes: Some(bytes), limit_bytes, piece: piece() }),
-        Some(Some(bands)) => {
-            let times = bands.decodes_per_block(grid);
-            (Some(bands), times)
+    let bands = if bytes > bounds.budget_bytes {
+        // `None`: not even one element fits.
+        match Bands::new(region, grid, width, bounds.band_bytes) {
+            Some(bands) => Some(bands),
+            None => {
+                return Err(Refusal::TooLarge {
+                    bytes: Some(bytes),
+                    limit_bytes,
+                    piece: piece(region, grid, width, bounds),
+                });
+            }
         }
+    } else {
+        None
     };
-    let block = grid.block_size().iter().zip(grid.dimensions()).map(|(b, d)| u128::from(*b.min(d)));
-    let block_bytes = block.fold(u128::from(width), u128::saturating_mul);
-    let touched = grid.covering(region).total().saturating_mul(block_bytes);
-    let decoded_bytes = touched.saturating_mul(u128::from(times));
-    let factor = u128::from(bounds.decode_factor);
-    let limit_bytes = factor.saturating_mul(u128::from(bytes.max(bounds.budget_bytes)));
-    if decoded_bytes > limit_bytes || times > bounds.decode_factor.max(1) {
-        return Err(Refusal::TooCostly { decoded_bytes, bytes, limit_bytes, piece: piece() });
+    let (decoded_bytes, limit_bytes) = cost(region, grid, width, bytes, bands.as_ref(), bounds);
+    if decoded_bytes > limit_bytes {
+        let piece = piece(region, grid, width, bounds);
+        return Err(Refusal::TooCostly { decoded_bytes, bytes, limit_bytes, piece });
     }
     Ok((bytes, bands))
+}
+
+/// Bytes that are decoded for an answer when the cache keeps no block, and how many may be.
+fn cost(
+    region: &Region,
+    grid: &BlockGrid,
+    width: u64,
+    bytes: u64,
+    bands: Option<&Bands>,
+    bounds: Bounds,
+) -> (u128, u128) {
+    let block = grid.block_size().iter().zip(grid.dimensions()).map(|(b, d)| u128::from(*b.min(d)));
+    let block_bytes = block.fold(u128::from(width), u128::saturating_mul).max(BLOCK_COST_BYTES);
+    let times = bands.map_or(1, |bands| bands.decodes_per_block(grid));
+    let decoded = grid.covering(region).total().saturating_mul(block_bytes).saturating_mul(u128::from(times));
+    let factor = u128::from(bounds.decode_factor.max(1));
+    let allowed = factor.saturating_mul(u128::from(bytes.max(bounds.budget_bytes)));
+    // Where bands cut layers of blocks, each block may be decoded so many times and no more.
+    if u128::from(times) > factor { (decoded.max(allowed + 1), allowed) } else { (decoded, allowed) }
 }
 
 impl Bands {
@@ -144,13 +168,9 @@ impl Bands {
             // Equal parts: the last one of a layer is not a sliver.
             return depth.div_ceil(depth.div_ceil(fitting)).min(rest);
         }
-        while depth < rest {
-            let longer = depth.saturating_add(self.rest_of_layer(from.saturating_add(depth)));
-            if longer > joined {
-                break;
-            }
-            depth = longer;
-        }
+        // Whole further layers, as many as fit.
+        let layer = self.block.div_ceil(self.region.step()[self.axis]).max(1);
+        depth = depth.saturating_add(joined.saturating_sub(depth) / layer * layer);
         depth.min(rest)
     }
 
@@ -192,26 +212,30 @@ impl Iterator for Bands {
     }
 }
 
-/// Shape of a part of `region` that fits the budget and touches few blocks in vain: whole blocks along
-/// slow axes, cut down from the slowest on.
+/// Shape of a part of `region`, in samples, that is accepted: whole blocks along slow axes, cut down from the
+/// slowest on until it fits the budget and little is decoded in vain.
 fn piece(region: &Region, grid: &BlockGrid, width: u64, bounds: Bounds) -> Coords {
     let budget = u128::from(bounds.budget_bytes.min(bounds.slice_bytes));
     let mut piece = region.shape().clone();
     let bytes = |shape: &Coords| shape.iter().fold(u128::from(width), |n, x| n.saturating_mul(u128::from(*x)));
-    for axis in (0..region.rank()).rev() {
-        let layer = grid.block_size()[axis].div_ceil(region.step()[axis]).max(1);
-        let others = bytes(&piece) / u128::from(piece[axis].max(1));
-        if bytes(&piece) <= budget {
-            break;
-        }
-        let fitting = u64::try_from(budget / others.max(1)).unwrap_or(u64::MAX);
-        piece[axis] = (fitting / layer).max(1).saturating_mul(layer).min(piece[axis]);
-    }
-    // Blocks larger than the budget: fewer planes than a block has.
-    for axis in (0..region.rank()).rev() {
-        let others = bytes(&piece) / u128::from(piece[axis].max(1));
-        if bytes(&piece) > budget {
-            piece[axis] = u64::try_from(budget / others.max(1)).unwrap_or(u64::MAX).clamp(1, piece[axis].max(1));
+    let accepted = |shape: &Coords| {
+        let size = bytes(shape);
+        let part = Region::new(region.start().clone(), shape.clone(), region.step().clone());
+        size <= budget
+            && part.is_ok_and(|part| {
+                let (decoded, allowed) =
+                    cost(&part, grid, width, u64::try_from(size).unwrap_or(u64::MAX), None, bounds);
+                decoded <= allowed
+            })
+    };
+    // First down to whole blocks along every axis, the slowest first; then below.
+    for whole_blocks in [true, false] {
+        for axis in (0..region.rank()).rev() {
+            let least = if whole_blocks { grid.block_size()[axis].div_ceil(region.step()[axis]).max(1) } else { 1 };
+            while piece[axis] > least && !accepted(&piece) {
+                let half = (piece[axis] / 2).div_ceil(least).saturating_mul(least);
+                piece[axis] = half.clamp(least, piece[axis] - 1);
+            }
         }
     }
     piece
@@ -225,7 +249,7 @@ mod tests {
     use super::*;
 
     fn bounds(budget_bytes: u64) -> Bounds {
-        Bounds { slice_bytes: 1 << 40, budget_bytes, decode_factor: 16 }
+        Bounds { slice_bytes: 1 << 40, budget_bytes, band_bytes: budget_bytes, decode_factor: 16 }
     }
 
     fn grid(dimensions: &[u64], block: &[u64]) -> BlockGrid {
@@ -234,7 +258,7 @@ mod tests {
 
     #[test]
     fn an_answer_within_the_budget_leaves_whole() {
-        let grid = grid(&[100, 100], &[10, 10]);
+        let grid = grid(&[100, 100], &[50, 50]);
         let (bytes, bands) = plan(&Region::whole(grid.dimensions()), &grid, 2, bounds(20_000)).unwrap();
         assert_eq!(bytes, 20_000);
         assert!(bands.is_none());
@@ -289,6 +313,27 @@ mod tests {
     }
 
     #[test]
+    fn a_plane_across_too_many_blocks_is_refused_with_a_piece_that_is_not() {
+        let grid = grid(&[8192, 8192, 8192], &[64, 64, 64]);
+        for (shape, step) in [([1, 8192, 8192], [1, 1, 1]), ([128, 128, 128], [64, 64, 64])] {
+            let (shape, step) = (Coords::from_slice(&shape), Coords::from_slice(&step));
+            let region = Region::new(smallvec![0, 0, 0], shape, step.clone()).unwrap();
+            let Err(Refusal::TooCostly { piece, .. }) = plan(&region, &grid, 1, bounds(16 << 20)) else {
+                panic!("accepted");
+            };
+            let part = Region::new(smallvec![0, 0, 0], piece.clone(), step).unwrap();
+            assert!(plan(&part, &grid, 1, bounds(16 << 20)).is_ok(), "{piece:?}");
+        }
+    }
+
+    #[test]
+    fn a_plane_of_a_usual_volume_is_not_too_costly() {
+        let grid = grid(&[2048, 2048, 2048], &[64, 64, 64]);
+        let plane = Region::new(smallvec![9, 0, 0], smallvec![1, 2048, 2048], smallvec![1, 1, 1]).unwrap();
+        assert!(plan(&plane, &grid, 2, bounds(128 << 20)).is_ok());
+    }
+
+    #[test]
     fn one_element_is_never_too_costly() {
         let grid = grid(&[4096, 4096, 4096], &[256, 256, 256]);
         let one = Region::new(smallvec![7, 7, 7], smallvec![1, 1, 1], smallvec![1, 1, 1]).unwrap();
@@ -296,6 +341,30 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_piece_of_a_refusal_is_accepted(
+            axes in prop::collection::vec((1u64..40, 1u64..9, 1u64..5), 1..4),
+            budget in 8u64..400,
+            factor in 1u64..5,
+        ) {
+            let grid = BlockGrid::new(
+                axes.iter().map(|a| a.0).collect(),
+                axes.iter().map(|a| a.1).collect(),
+            ).unwrap();
+            let region = Region::new(
+                axes.iter().map(|_| 0).collect(),
+                axes.iter().map(|a| a.0.div_ceil(a.2)).collect(),
+                axes.iter().map(|a| a.2).collect(),
+            ).unwrap();
+            // One block may be decoded, whatever the budget.
+            let budget = budget + 9 * 9 * 9 * 8 + u64::try_from(BLOCK_COST_BYTES).unwrap();
+            let tight = Bounds { slice_bytes: budget, budget_bytes: budget, band_bytes: budget, decode_factor: factor };
+            if let Err(Refusal::TooLarge { piece, .. } | Refusal::TooCostly { piece, .. }) = plan(&region, &grid, 8, tight) {
+                let part = Region::new(region.start().clone(), piece.clone(), region.step().clone()).unwrap();
+                prop_assert!(plan(&part, &grid, 8, tight).is_ok(), "{:?}", piece);
+            }
+        }
+
         #[test]
         fn bands_are_the_region_in_order_and_fit_the_budget(
             axes in prop::collection::vec((0u64..12, 1u64..6, -3i64..5, 1u64..9, 1u64..4), 1..4),

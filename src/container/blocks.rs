@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use moka::future::Cache;
 use moka::ops::compute::Op;
 
 use super::budget::{self, Budget, Permit};
 use super::fresh::{self, Checked};
-use super::objects::Objects;
+use super::objects::{LargeObject, Objects, Source};
 use super::{CacheSettings, Dataset, ReadError, cache_of};
 use crate::cpu::Cpu;
 use crate::metrics::{self, Lookup};
@@ -18,8 +19,8 @@ use crate::store::{Key, Store};
 
 const CACHE: metrics::Cache = metrics::Cache::Decoded;
 
-/// Bookkeeping of one entry, in bytes, estimated.
-const ENTRY_BYTES: usize = 256;
+/// Bookkeeping of one entry, in bytes, estimated generously.
+const ENTRY_BYTES: usize = 768;
 
 /// Pause before a damaged block is read once more: somebody may be writing it.
 const SECOND_LOOK: Duration = Duration::from_millis(20);
@@ -81,11 +82,12 @@ impl Place {
 
 impl Blocks {
     pub(super) fn new(settings: CacheSettings, objects: Objects, cpu: Cpu, decode_bytes: u64, wait: Duration) -> Self {
-        let cache = cache_of(CACHE, settings, |_: &EntryKey, loaded: &Arc<Loaded>| {
+        let cache = cache_of(CACHE, settings, |key: &EntryKey, loaded: &Arc<Loaded>| {
             let bytes = loaded.block.as_ref().map_or(0, |block| budget::rounded(block.data.len()));
-            u32::try_from(bytes + ENTRY_BYTES).unwrap_or(u32::MAX)
+            // The position, in the key and in the map of who loads it.
+            u32::try_from(bytes + ENTRY_BYTES + 16 * key.1.len()).unwrap_or(u32::MAX)
         });
-        let budget = Budget::new(metrics::Budget::Decode, settings.capacity_bytes.saturating_add(decode_bytes), wait);
+        let budget = Budget::new(metrics::Budget::Decode, settings.held_bytes().saturating_add(decode_bytes), wait);
         Self { cache, objects, cpu, budget, block_bytes: decode_bytes, wait }
     }
 
@@ -173,7 +175,7 @@ impl Blocks {
 
     async fn decode(&self, place: &Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
         match self.decode_once(place, since, times).await {
-            Err(ReadError::Block { ref error, .. }) if error.may_be_torn() => {
+            Err(ref error) if error.may_be_torn() => {
                 tokio::time::sleep(SECOND_LOOK).await;
                 // Nothing read before now counts for the second look.
                 let again = self.decode_once(place, fresh::now(), times).await;
@@ -188,29 +190,75 @@ impl Blocks {
 
     async fn decode_once(&self, place: &Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
         let Place { container, store, dataset, position } = place;
-        let checked = Checked::at(fresh::now());
+        let now = fresh::now();
         let key = dataset.block_key(position);
         let started = Instant::now();
-        let stored = self.objects.read(*container, &**store, &key, since, self.block_bytes).await?;
-        times.store += started.elapsed();
-        let Some((meta, bytes)) = stored else {
-            return Ok(Arc::new(Loaded { block: None, stored: None, checked }));
+        let source = self.objects.read(*container, &**store, &key, since).await?;
+        let (meta, bytes, checked, mut permit, is_shared) = match source {
+            None => return Ok(Arc::new(Loaded { block: None, stored: None, checked: Checked::at(now) })),
+            Some(Source::Cached { meta, bytes, checked }) => (meta, bytes, checked, None, true),
+            Some(Source::Read { meta, bytes, permit }) => (meta, bytes, now, Some(permit), false),
+            Some(Source::Open(large)) => {
+                let (bytes, permit) = self.read_large(dataset, &key, &large).await?;
+                (large.meta().clone(), bytes, now, Some(permit), false)
+            }
         };
+        times.store += started.elapsed();
         let blame = |error| ReadError::Block { key: key.clone(), position: position.clone(), error };
         let attributes = &dataset.attributes;
         let needed_bytes = Block::decoding_bytes(&bytes, attributes, position).map_err(blame)?;
         if needed_bytes > self.block_bytes {
             return Err(blame(BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes }));
         }
-        let mut permit = self.take(needed_bytes).await?;
+        // A large block has brought its share with it.
+        let held = permit.as_mut().and_then(|permit| permit.split_of(metrics::Budget::Decode, needed_bytes));
+        let decoding = match held {
+            Some(share) => share,
+            None => self.take(needed_bytes).await?,
+        };
         let started = Instant::now();
         let (job, at, limit) = (Arc::clone(dataset), position.clone(), self.block_bytes);
-        let block = self.cpu.run(move || Block::decode(bytes, &job.attributes, &at, limit)).await?.map_err(blame)?;
+        // The job holds what it uses: it runs on when whoever waits for it has gone.
+        let job = move || {
+            let range = bytes.as_ptr_range();
+            let block = Block::decode(bytes, &job.attributes, &at, limit)?;
+            // What the cache of stored objects counts must not live on in this one.
+            let data = if is_shared && range.contains(&block.data.as_ptr()) {
+                Bytes::from(Vec::from(block.data))
+            } else {
+                block.data
+            };
+            let mut decoding = decoding;
+            decoding.shrink(data.len() as u64);
+            drop(permit);
+            Ok(Block { size: block.size, data: decoding.own(data) })
+        };
+        let block = self.cpu.run(job).await?.map_err(blame)?;
         times.decode += started.elapsed();
         metrics::block_decoded(attributes.compression().label(), started.elapsed());
-        permit.shrink(block.data.len() as u64);
-        let block = Block { size: block.size, data: permit.own(block.data) };
-        Ok(Arc::new(Loaded { block: Some(block), stored: Some((meta.etag, meta.version)), checked }))
+        let stored = Some((meta.etag, meta.version));
+        Ok(Arc::new(Loaded { block: Some(block), stored, checked: Checked::at(checked) }))
+    }
+
+    /// Reads a block that is too large for the transfer budget to be counted on: under one share of the decode
+    /// budget that also covers its decoding, so that no two loads wait for each other's second half.
+    async fn read_large(
+        &self,
+        dataset: &Dataset,
+        key: &Key,
+        large: &LargeObject,
+    ) -> Result<(Bytes, Permit), ReadError> {
+        let bytes = large.meta().len;
+        let needed = Block::most_decoding_bytes(&dataset.attributes, bytes).saturating_add(bytes);
+        let limit_bytes = self.block_bytes;
+        if bytes > limit_bytes {
+            return Err(ReadError::StoredTooLarge { key: key.clone(), bytes, limit_bytes });
+        }
+        let permit = self.take(needed.min(limit_bytes)).await?;
+        match large.all().await {
+            Ok(bytes) => Ok((bytes, permit)),
+            Err(error) => Err(error),
+        }
     }
 
     /// A share of the decode budget. The budget holds the whole cache besides what is in flight, so

@@ -25,6 +25,8 @@ pub(super) struct Budget {
 pub(super) struct Permit {
     units: OwnedSemaphorePermit,
     label: metrics::Budget,
+    /// Shared by all shares of one stream.
+    stream: Option<Arc<()>>,
 }
 
 /// Why there is no share.
@@ -90,7 +92,50 @@ impl Budget {
             return Err(BudgetError::Waited { budget: self.label.name(), waited: wait });
         };
         metrics::budget_taken(self.label, bytes_of(&units));
-        Ok(Permit { units, label: self.label })
+        Ok(Permit { units, label: self.label, stream: None })
+    }
+}
+
+/// How often a stream looks whether there is memory for its next band.
+const LOOK: Duration = Duration::from_millis(5);
+
+impl Budget {
+    /// The most that [`Self::take_for_stream`] gives, in bytes: a quarter is left for short answers.
+    pub(super) fn stream_bytes(&self) -> u64 {
+        (self.capacity_bytes - self.capacity_bytes / 4).max(1)
+    }
+
+    /// Takes a share for a part of a stream, without getting in anybody's way: it does not queue, and leaves a
+    /// quarter of the budget free. Waits as long as earlier parts of the stream are being sent, for they are what
+    /// it waits for; after that at most `wait`.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub(super) async fn take_for_stream(
+        &self,
+        bytes: u64,
+        stream: &Arc<()>,
+        wait: Duration,
+    ) -> Result<Permit, BudgetError> {
+        let wanted = u32::try_from(units(bytes)).unwrap_or(u32::MAX);
+        let reserve = usize::try_from(units(self.capacity_bytes) / 4).unwrap_or(0);
+        let mut idle = Duration::ZERO;
+        loop {
+            let free = self.units.available_permits().saturating_sub(reserve);
+            if free >= usize::try_from(wanted).unwrap_or(usize::MAX)
+                && let Ok(units) = Arc::clone(&self.units).try_acquire_many_owned(wanted)
+            {
+                metrics::budget_taken(self.label, bytes_of(&units));
+                return Ok(Permit { units, label: self.label, stream: Some(Arc::clone(stream)) });
+            }
+            // One is the caller's.
+            idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + LOOK };
+            if idle > wait {
+                metrics::request_shed(Shed::SliceBudget);
+                return Err(BudgetError::Waited { budget: self.label.name(), waited: wait });
+            }
+            tokio::time::sleep(LOOK).await;
+        }
     }
 }
 
@@ -98,6 +143,12 @@ impl Permit {
     /// Gives back all but `bytes` of this share.
     pub(super) fn shrink(&mut self, bytes: u64) {
         drop(self.split_off_rest(bytes));
+    }
+
+    /// Takes `bytes` out of this share, where it is one of that budget and has as many.
+    pub(super) fn split_of(&mut self, label: metrics::Budget, bytes: u64) -> Option<Self> {
+        let enough = bytes_of(&self.units) >= bytes && self.label == label;
+        enough.then(|| self.split(bytes)).flatten()
     }
 
     /// Takes `bytes` of this share out of it, or all there are.
@@ -113,7 +164,7 @@ impl Permit {
 
     fn split_units(&mut self, count: usize) -> Option<Self> {
         let all = self.units.num_permits();
-        self.units.split(count.min(all)).map(|units| Self { units, label: self.label })
+        self.units.split(count.min(all)).map(|units| Self { units, label: self.label, stream: self.stream.clone() })
     }
 
     /// `bytes` that give this share back when the last clone of them is dropped.

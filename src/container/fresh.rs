@@ -52,6 +52,10 @@ impl Checked {
         self.0.load(Ordering::Relaxed) >= since
     }
 
+    pub(super) fn moment(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
     pub(super) fn touch(&self, moment: u64) {
         self.0.fetch_max(moment, Ordering::Relaxed);
     }

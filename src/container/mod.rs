@@ -239,6 +239,22 @@ pub enum ReadError {
     Died(String),
 }
 
+impl ReadError {
+    /// Whether reading again at once may help: somebody could have been writing.
+    fn may_be_torn(&self) -> bool {
+        match self {
+            Self::Block { error, .. } => error.may_be_torn(),
+            Self::Store(error) => matches!(error, StoreError::Short(_)),
+            Self::NotFound(_)
+            | Self::NotADataset { .. }
+            | Self::AttributesTooLarge { .. }
+            | Self::StoredTooLarge { .. }
+            | Self::Budget(_)
+            | Self::Died(_) => false,
+        }
+    }
+}
+
 impl From<JobDied> for ReadError {
     fn from(died: JobDied) -> Self {
         Self::Died(died.to_string())
@@ -251,8 +267,15 @@ struct CacheSettings {
     weigh_frequency: bool,
 }
 
-/// A cache weighed in bytes. One part in 64 is added for the bookkeeping that weighers count, so that
-/// data of exactly the configured size fits.
+impl CacheSettings {
+    /// The most that the cache holds: one part in 64 is added for the bookkeeping that weighers count, so that
+    /// data of exactly the configured size fits.
+    fn held_bytes(self) -> u64 {
+        self.capacity_bytes.saturating_add(self.capacity_bytes / 64)
+    }
+}
+
+/// A cache weighed in bytes.
 fn cache_of<K, V>(label: metrics::Cache, settings: CacheSettings, weigher: fn(&K, &V) -> u32) -> Cache<K, V>
 where
     K: std::hash::Hash + Eq + Send + Sync + 'static,
@@ -260,7 +283,7 @@ where
 {
     let policy = if settings.weigh_frequency { EvictionPolicy::tiny_lfu() } else { EvictionPolicy::lru() };
     Cache::builder()
-        .max_capacity(settings.capacity_bytes.saturating_add(settings.capacity_bytes / 64))
+        .max_capacity(settings.held_bytes())
         .eviction_policy(policy)
         .weigher(weigher)
         .eviction_listener(move |_, _, cause| {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use moka::future::Cache;
 use moka::ops::compute::Op;
 
-use super::budget::{self, Budget};
+use super::budget::{self, Budget, Permit};
 use super::fresh::{self, Checked};
 use super::{CacheSettings, ReadError, cache_of};
 use crate::metrics::{self, Lookup, StoreOperation};
@@ -21,8 +21,8 @@ const INLINE_BYTES: u64 = 1 << 20;
 /// Objects up to this size are read whole and may be cached; larger ones are read piece by piece.
 pub(super) const WHOLE_BYTES: u64 = 16 << 20;
 
-/// Bookkeeping of one entry, in bytes, estimated.
-const ENTRY_BYTES: usize = 256;
+/// Bookkeeping of one entry, in bytes, estimated generously.
+const ENTRY_BYTES: usize = 768;
 
 /// How often a request looks again when what it finds keeps changing.
 const ATTEMPTS: usize = 3;
@@ -71,10 +71,14 @@ impl LargeObject {
         Ok(permit.own(self.reader.read_at(from..to).await?))
     }
 
-    /// All of it, for decoding; the caller has checked the length.
-    async fn whole(&self) -> Result<Bytes, ReadError> {
-        let permit = self.budget.take(self.meta.len).await?;
-        Ok(permit.own(self.reader.read_at(0..self.meta.len).await?))
+    /// Facts about it.
+    pub(super) fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// All of it; the caller holds the memory.
+    pub(super) async fn all(&self) -> Result<Bytes, ReadError> {
+        Ok(self.reader.read_at(0..self.meta.len).await?)
     }
 }
 
@@ -91,6 +95,23 @@ type EntryKey = (u32, Key);
 #[derive(Debug)]
 enum Uncached {
     Failed(ReadError),
+    Large(LargeObject),
+}
+
+/// A stored object on its way to be decoded.
+pub(super) enum Source {
+    /// From the cache, which counts its memory; compared with the store at the moment `checked`.
+    Cached { meta: Meta, bytes: Bytes, checked: u64 },
+    /// Just read. The permit stands for the bytes and goes when they do: it is not tied to them, since a decoded
+    /// block may share their buffer and outlive it by far.
+    Read { meta: Meta, bytes: Bytes, permit: Permit },
+    /// To be read by the caller.
+    Open(LargeObject),
+}
+
+/// What one look at the store found.
+enum Fetched {
+    Whole(Meta, Bytes, Permit),
     Large(LargeObject),
 }
 
@@ -113,8 +134,7 @@ impl Objects {
             let bytes = entry.object.as_ref().map_or(0, |(_, bytes)| budget::rounded(bytes.len()));
             u32::try_from(bytes + key.1.as_str().len() + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
-        let budget =
-            Budget::new(metrics::Budget::Transfer, settings.capacity_bytes.saturating_add(transfer_bytes), wait);
+        let budget = Budget::new(metrics::Budget::Transfer, settings.held_bytes().saturating_add(transfer_bytes), wait);
         Self { cache, budget }
     }
 
@@ -153,28 +173,24 @@ impl Objects {
         Some(entry.object.as_ref().map(|(meta, _)| meta.clone()))
     }
 
-    /// The object at `key` for decoding, with its facts: taken from the cache when fresh, else read and
-    /// not cached, since the decoded block will be.
+    /// The object at `key` for decoding: taken from the cache when fresh, else opened or read and not cached,
+    /// since the decoded block will be.
     pub(super) async fn read(
         &self,
         container: u32,
         store: &dyn Store,
         key: &Key,
         since: u64,
-        limit_bytes: u64,
-    ) -> Result<Option<(Meta, Bytes)>, ReadError> {
+    ) -> Result<Option<Source>, ReadError> {
         let cached = self.cache.get(&(container, key.clone())).await;
         if let Some(entry) = cached.filter(|entry| entry.checked.is_fresh(since)) {
-            return Ok(entry.object.clone());
+            let checked = entry.checked.moment();
+            return Ok(entry.object.clone().map(|(meta, bytes)| Source::Cached { meta, bytes, checked }));
         }
-        match self.fetch(store, key).await? {
-            None => Ok(None),
-            Some(Stored::Whole(meta, bytes)) => Ok(Some((meta, bytes))),
-            Some(Stored::Large(large)) if large.meta.len > limit_bytes => {
-                Err(ReadError::StoredTooLarge { key: key.clone(), bytes: large.meta.len, limit_bytes })
-            }
-            Some(Stored::Large(large)) => Ok(Some((large.meta.clone(), large.whole().await?))),
-        }
+        Ok(self.fetch_once(store, key).await?.map(|fetched| match fetched {
+            Fetched::Whole(meta, bytes, permit) => Source::Read { meta, bytes, permit },
+            Fetched::Large(large) => Source::Open(large),
+        }))
     }
 
     /// Whether `entry` still equals what the store holds.
@@ -223,39 +239,43 @@ impl Objects {
         }
     }
 
+    /// Reads an object, or opens it where it is too large to be held. One that becomes shorter meanwhile is
+    /// looked at once more.
     async fn fetch(&self, store: &dyn Store, key: &Key) -> Result<Option<Stored>, ReadError> {
+        let mut second_look = false;
+        loop {
+            let large = match self.fetch_once(store, key).await? {
+                None => return Ok(None),
+                Some(Fetched::Whole(meta, bytes, permit)) => return Ok(Some(Stored::Whole(meta, permit.own(bytes)))),
+                Some(Fetched::Large(large)) if large.meta.len > WHOLE_BYTES => return Ok(Some(Stored::Large(large))),
+                Some(Fetched::Large(large)) => large,
+            };
+            let permit = self.budget.take(large.meta.len).await?;
+            match large.all().await {
+                Ok(bytes) => {
+                    metrics::store_read_bytes(store.backend(), bytes.len() as u64);
+                    return Ok(Some(Stored::Whole(large.meta, permit.own(bytes))));
+                }
+                Err(ReadError::Store(StoreError::Short(_))) if !second_look => second_look = true,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn fetch_once(&self, store: &dyn Store, key: &Key) -> Result<Option<Fetched>, ReadError> {
         let mut permit = self.budget.take(INLINE_BYTES.min(self.budget.capacity_bytes())).await?;
         let started = Instant::now();
         let object = store.get(key, INLINE_BYTES).await;
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         let Some(Object { meta, data }) = object? else { return Ok(None) };
-        match data {
+        Ok(Some(match data {
             Data::Whole(bytes) => {
                 metrics::store_read_bytes(store.backend(), bytes.len() as u64);
                 permit.shrink(bytes.len() as u64);
-                Ok(Some(Stored::Whole(meta, permit.own(bytes))))
+                Fetched::Whole(meta, bytes, permit)
             }
-            Data::Open(reader) => {
-                drop(permit);
-                let large = LargeObject { meta, reader, budget: self.budget.clone() };
-                if large.meta.len > WHOLE_BYTES {
-                    return Ok(Some(Stored::Large(large)));
-                }
-                metrics::store_read_bytes(store.backend(), large.meta.len);
-                match large.whole().await {
-                    Ok(bytes) => Ok(Some(Stored::Whole(large.meta, bytes))),
-                    // Cut off meanwhile: the next look finds it as it is now.
-                    Err(ReadError::Store(StoreError::Short(_))) => {
-                        let again = store.get(key, WHOLE_BYTES).await?;
-                        Ok(again.and_then(|object| match object.data {
-                            Data::Whole(bytes) => Some(Stored::Whole(object.meta, bytes)),
-                            Data::Open(_) => None,
-                        }))
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-        }
+            Data::Open(reader) => Fetched::Large(LargeObject { meta, reader, budget: self.budget.clone() }),
+        }))
     }
 
     /// Drops `stale`, unless somebody has replaced it already.

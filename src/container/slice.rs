@@ -38,6 +38,8 @@ pub struct Slice {
     width: usize,
     bytes: u64,
     bands: Option<Bands>,
+    /// Held by every piece of a stream that has not been sent yet.
+    pieces: Arc<()>,
 }
 
 impl Slice {
@@ -109,6 +111,17 @@ pub type Finish = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
 struct Slab {
     region: Region,
     data: Vec<u8>,
+    /// Goes where the data goes, also into a job that nobody waits for any more.
+    permit: Option<Permit>,
+}
+
+impl Slab {
+    fn into_bytes(self) -> Bytes {
+        match self.permit {
+            Some(permit) => permit.own(self.data),
+            None => self.data.into(),
+        }
+    }
 }
 
 impl Container {
@@ -121,11 +134,12 @@ impl Container {
         let bounds = Bounds {
             slice_bytes: settings.slice,
             budget_bytes: settings.slice_budget,
+            band_bytes: self.resources.slice_budget.stream_bytes(),
             decode_factor: settings.decode_factor,
         };
         let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
         let (bytes, bands) = plan(&region, dataset.attributes.grid(), width, bounds)?;
-        Ok(Slice { dataset: Arc::clone(dataset), region, width, bytes, bands })
+        Ok(Slice { dataset: Arc::clone(dataset), region, width, bytes, bands, pieces: Arc::new(()) })
     }
 
     /// Reads a slice that is not streamed, with `extra_bytes` of memory for what will be made of it.
@@ -147,11 +161,11 @@ impl Container {
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
             return Ok((bytes, Memory(extra), stats));
         }
-        let slab = Slab { data: zeroed(slice.bytes)?, region: slice.region.clone() };
+        let slab = Slab { data: zeroed(slice.bytes)?, region: slice.region.clone(), permit: Some(permit) };
         stats = ReadStats::default();
         let mut slabs = self.gather(access, slice, &slice.region, vec![slab], 0, &mut stats).await?;
-        let data = slabs.pop().map(|slab| slab.data).unwrap_or_default();
-        Ok((permit.own(data), Memory(extra), stats))
+        let data = slabs.pop().map(Slab::into_bytes).unwrap_or_default();
+        Ok((data, Memory(extra), stats))
     }
 
     /// Reads the next band of a streamed slice: pieces to be sent in this order, each giving its memory
@@ -172,27 +186,33 @@ impl Container {
             return Ok(None);
         };
         let bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.width as u64);
-        let budget = &self.resources.slice_budget;
-        let patience = if is_first { 1 } else { BAND_PATIENCE };
-        let mut permit = budget.take_within(bytes, self.resources.settings.budget_wait * patience).await?;
+        let wait = self.resources.settings.budget_wait * if is_first { 1 } else { BAND_PATIENCE };
+        let mut permit = self.resources.slice_budget.take_for_stream(bytes, &slice.pieces, wait).await?;
         let plane_bytes = (bytes / band.shape()[axis].max(1)).max(1);
         let depth = (SLAB_BYTES / plane_bytes).max(1);
         let mut slabs = Vec::new();
         for from in (0..band.shape()[axis]).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
             let region = band.part(axis, from, depth);
-            slabs.push(Slab { data: zeroed(region.shape()[axis] * plane_bytes)?, region });
+            let bytes = region.shape()[axis] * plane_bytes;
+            slabs.push(Slab { data: zeroed(bytes)?, permit: permit.split(bytes), region });
         }
+        drop(permit);
         let mut stats = ReadStats::default();
         let slabs = self.gather(access, slice, &band, slabs, axis, &mut stats).await?;
-        let mut pieces: Vec<Bytes> = slabs.into_iter().map(|slab| Bytes::from(slab.data)).collect();
-        if let Some(finish) = finish {
-            pieces = self.resources.cpu.run(move || pieces.into_iter().map(|piece| finish(piece)).collect()).await?;
-        }
-        let owned = pieces.into_iter().map(|piece| match permit.split(piece.len() as u64) {
-            Some(share) => share.own(piece),
-            None => piece,
-        });
-        Ok(Some((owned.collect(), stats)))
+        let pieces = match finish {
+            None => slabs.into_iter().map(Slab::into_bytes).collect(),
+            Some(finish) => {
+                let finished = move |slab: Slab| {
+                    let bytes = finish(Bytes::from(slab.data));
+                    match slab.permit {
+                        Some(permit) => permit.own(bytes),
+                        None => bytes,
+                    }
+                };
+                self.resources.cpu.run(move || slabs.into_iter().map(finished).collect()).await?
+            }
+        };
+        Ok(Some((pieces, stats)))
     }
 
     /// A number that depends on the position and entity tag of every block that `slice` touches, as

@@ -181,26 +181,22 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
     let data_type = plan.dataset.attributes.data_type().clone();
     let array = Array { shape: plan.selection.shape(), data_type, data };
     let (format, options, encoding) = (plan.format, plan.options.clone(), plan.encoding);
+    let is_made = plan.extra_bytes > 0;
+    // The job holds its share of memory: it runs on when the client has hung up.
     let encode = move || -> Result<Vec<Bytes>, String> {
-        let parts = format.encode(&array, &options).map_err(|error| error.to_string())?;
-        match encoding {
-            None => Ok(parts),
-            Some(encoding) => encoding.compress(&parts).map(|bytes| vec![bytes]).map_err(|error| error.to_string()),
+        let mut parts = format.encode(&array, &options).map_err(|error| error.to_string())?;
+        if let Some(encoding) = encoding {
+            parts = vec![encoding.compress(&parts).map_err(|error| error.to_string())?];
         }
-    };
-    // What costs nothing needs no core.
-    let parts = if plan.extra_bytes == 0 {
-        encode()
-    } else {
-        mount.container.resources().cpu().run(encode).await.map_err(ReadError::from)?
-    };
-    let mut parts = parts.map_err(|why| Problem::own(problem::INTERNAL, "the server has a fault", why))?;
-    if plan.extra_bytes > 0 {
-        // What has been made holds its share of memory until it is sent.
-        if let Some(last) = parts.pop() {
+        if let (true, Some(last)) = (is_made, parts.pop()) {
             parts.push(memory.own(last));
         }
-    }
+        Ok(parts)
+    };
+    // What costs nothing needs no core.
+    let parts =
+        if is_made { mount.container.resources().cpu().run(encode).await.map_err(ReadError::from)? } else { encode() };
+    let parts = parts.map_err(|why| Problem::own(problem::INTERNAL, "the server has a fault", why))?;
     insert(&mut headers, ETAG, &etag);
     if let Some(encoding) = plan.encoding {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
@@ -231,18 +227,17 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
     tokio::spawn(async move {
         let mut next = Ok(Some(first));
         loop {
-            let (pieces, failed) = match next {
-                Ok(Some(pieces)) => (Ok(pieces), false),
+            // Waits until the band before is on its way: no more than two are held. A client that has hung up ends
+            // the work.
+            let Ok(place) = sender.reserve().await else { return };
+            match next {
+                Ok(Some(pieces)) => place.send(Ok(pieces)),
                 Ok(None) => return,
                 Err(error) => {
                     metrics::broken_answer();
                     tracing::error!(id, %error, "answer broken off");
-                    (Err(error), true)
+                    return place.send(Err(error));
                 }
-            };
-            // A client that has hung up ends the work.
-            if sender.send(pieces).await.is_err() || failed {
-                return;
             }
             next = tokio::select! {
                 band = bands.next() => band,

@@ -190,8 +190,22 @@ impl Block {
     /// payload can hold; [`BlockError::Unsupported`] for what this build does not decode.
     pub fn decoding_bytes(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<u64, BlockError> {
         let plan = Plan::new(stored, attributes, position)?;
-        let scratch = plan.codec.scratch_bytes(plan.decoded_bytes) as u64;
+        let payload = stored.get(plan.header.len..).unwrap_or_default();
+        let scratch = plan.codec.scratch_bytes(payload, plan.decoded_bytes) as u64;
         Ok((plan.decoded_bytes as u64).saturating_add(scratch))
+    }
+
+    /// The most bytes that decoding any block of `stored_bytes` of this dataset can take, judged without reading
+    /// it; as [`Self::decoding_bytes`].
+    pub fn most_decoding_bytes(attributes: &DatasetAttributes, stored_bytes: u64) -> u64 {
+        let (Some(codec), Some(width)) = (attributes.compression().codec(), attributes.data_type().size_bytes()) else {
+            return 0;
+        };
+        let full = product(attributes.block_size()).unwrap_or(u64::MAX).saturating_mul(width as u64);
+        let held = codec.max_decoded_bytes(usize::try_from(stored_bytes).unwrap_or(usize::MAX));
+        let decoded = full.min(held);
+        let scratch = codec.scratch_bytes(&[], usize::try_from(decoded).unwrap_or(usize::MAX)) as u64;
+        decoded.saturating_add(scratch)
     }
 
     /// Decodes the stored block at `position` of a dataset.

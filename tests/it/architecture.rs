@@ -19,7 +19,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("config", &[]),
     ("healthcheck", &["config"]),
     ("telemetry", &["config", "metrics"]),
-    ("app", &["config", "telemetry", "container", "http", "store", "demo", "metrics", "n5"]),
+    ("app", &["allocator", "cpu", "config", "telemetry", "container", "http", "store", "demo", "metrics", "n5"]),
 ];
 
 fn sources(path: &Path) -> Vec<PathBuf> {

@@ -242,3 +242,48 @@ async fn bodies_of_stored_blocks_share_the_cached_bytes() {
     let (a, b) = (client.get("/a/0/0").await.body, client.get("/n5/a/0/0").await.body);
     assert_eq!(a.as_ptr(), b.as_ptr());
 }
+
+/// Raw blocks of one-byte elements share the file's buffer; they must not keep what was lent for reading them.
+#[tokio::test]
+async fn raw_bytes_beyond_the_caches_are_read_again_and_again() {
+    let n5 = N5::new();
+    let attributes =
+        r#"{"dimensions":[256,256,16],"blockSize":[64,64,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
+    n5.file("a/attributes.json", attributes);
+    for position in crate::support::writer::all_indices(&[4, 4, 4]) {
+        let mut block = vec![0, 0, 0, 3, 0, 0, 0, 64, 0, 0, 0, 64, 0, 0, 0, 4];
+        block.resize(16 + 64 * 64 * 4, u8::try_from(position[2]).unwrap());
+        n5.file(&format!("a/{}/{}/{}", position[0], position[1], position[2]), &block);
+    }
+    settle();
+    let small = Settings {
+        decoded_cache: 512 << 10,
+        stored_cache: 64 << 10,
+        transfer_budget: 128 << 10,
+        decode_budget: 128 << 10,
+        budget_wait: std::time::Duration::from_secs(2),
+        ..settings()
+    };
+    let (_, client) = probed(&n5, small);
+    for _ in 0..3 {
+        let reply = client.get("/slice/a").await;
+        assert_eq!((reply.status.as_u16(), reply.body.len()), (200, 1 << 20), "{:?}", &reply.body[..60]);
+        assert_eq!(client.get("/a/0/0/0").await.status, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_reader_of_a_stream_leaves_room_for_short_answers() {
+    let n5 = N5::new();
+    n5.dataset("a", &[256, 256, 64], &[64, 64, 16], "raw").fill(|_| true, |_| false);
+    settle();
+    let budget_wait = std::time::Duration::from_millis(500);
+    let (_, client) = probed(&n5, Settings { slice_budget: 4 << 20, budget_wait, ..settings() });
+    let stalled = client.ask(Request::get("/slice/a").body(Body::empty()).unwrap()).await;
+    assert_eq!(stalled.status(), 200);
+    for _ in 0..20 {
+        assert_eq!(client.get("/slice/a?start=0,0,0&size=64,64,16").await.status, 200);
+    }
+    drop(stalled);
+    assert_eq!(client.get("/slice/a").await.body.len(), 256 * 256 * 64 * 2);
+}

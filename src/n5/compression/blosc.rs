@@ -56,8 +56,9 @@ impl Codec for Blosc {
     }
 
     /// Two blosc blocks, each at most as large as the result, and the inner decoder's state.
-    fn scratch_bytes(&self, len: usize) -> usize {
-        len.saturating_mul(2).saturating_add(256 << 10)
+    fn scratch_bytes(&self, payload: &[u8], len: usize) -> usize {
+        let block = Header::parse(payload).map_or(len, |header| header.block_size.min(len));
+        block.saturating_mul(2).saturating_add(256 << 10)
     }
 }
 

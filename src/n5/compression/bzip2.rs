@@ -33,7 +33,7 @@ impl Codec for Bzip2 {
     }
 
     /// Four bytes for each of a block's 900 000, and the tables.
-    fn scratch_bytes(&self, _: usize) -> usize {
+    fn scratch_bytes(&self, _: &[u8], _: usize) -> usize {
         4 << 20
     }
 }

@@ -46,7 +46,7 @@ impl Codec for Gzip {
     }
 
     /// The larger of the two libraries' states.
-    fn scratch_bytes(&self, _: usize) -> usize {
+    fn scratch_bytes(&self, _: &[u8], _: usize) -> usize {
         128 << 10
     }
 }

@@ -53,9 +53,9 @@ impl Codec for Lz4 {
         stream::at_most(payload_len, 255)
     }
 
-    /// LZ4 frames: three of their largest blocks, 4 MiB each, and a window.
-    fn scratch_bytes(&self, _: usize) -> usize {
-        13 << 20
+    /// Only LZ4 frames need any: three of their largest blocks, 4 MiB each, and a window.
+    fn scratch_bytes(&self, payload: &[u8], _: usize) -> usize {
+        if payload.is_empty() || payload.starts_with(FRAME_MAGIC) { 13 << 20 } else { 0 }
     }
 }
 

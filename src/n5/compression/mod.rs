@@ -36,8 +36,9 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// that claims more lies, which is found before anything is allocated.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64;
 
-    /// Memory that decoding to `len` bytes needs besides the result, in bytes.
-    fn scratch_bytes(&self, len: usize) -> usize;
+    /// Memory that decoding `payload` to `len` bytes needs besides the result, in bytes; the most that any payload
+    /// needs, for an empty one.
+    fn scratch_bytes(&self, payload: &[u8], len: usize) -> usize;
 }
 
 /// Why a payload cannot be decoded.

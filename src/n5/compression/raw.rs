@@ -28,7 +28,7 @@ impl Codec for Raw {
         payload_len as u64
     }
 
-    fn scratch_bytes(&self, _: usize) -> usize {
+    fn scratch_bytes(&self, _: &[u8], _: usize) -> usize {
         0
     }
 }

@@ -46,7 +46,7 @@ impl Codec for Xz {
 
     /// Resident bytes: liblzma reserves the dictionary that the stream names, 64 MiB for preset 9 even
     /// where the block is small, but touches only as much of it as it decodes.
-    fn scratch_bytes(&self, len: usize) -> usize {
+    fn scratch_bytes(&self, _: &[u8], len: usize) -> usize {
         len.saturating_add(STATE_BYTES)
     }
 }

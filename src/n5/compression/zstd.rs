@@ -37,7 +37,7 @@ impl Codec for Zstd {
     }
 
     /// A decompression context.
-    fn scratch_bytes(&self, _: usize) -> usize {
+    fn scratch_bytes(&self, _: &[u8], _: usize) -> usize {
         192 << 10
     }
 }
