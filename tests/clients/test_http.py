@@ -530,6 +530,13 @@ def test_a_server_told_to_stop_finishes_what_it_has_begun(root):
     server.stop()
 
 
+def test_a_server_told_to_stop_as_soon_as_it_has_its_address_ends_well(root):
+    for _ in range(5):
+        server = Server(root)
+        server.process.terminate()
+        server.stop()
+
+
 def test_json_slices_hold_the_values(server):
     document = json.loads(server.get("/slice/vol?start=0,0,0&size=3,2,1&format=json").body)
     assert document["data"] == [[[0], [10]], [[1], [11]], [[2], [12]]]
