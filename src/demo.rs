@@ -25,14 +25,13 @@ pub fn store() -> MemoryStore {
 /// `url` is where the server is reached: `http://host:port/` with a slash at the end, or `unix:` and the path of a
 /// socket.
 pub fn tour(url: &str) -> String {
-    let (curl, base) = match url.strip_prefix("unix:") {
-        Some(socket) => (format!("curl -s --unix-socket '{socket}'"), "http://localhost/"),
-        None => ("curl -s".to_owned(), url),
+    let (curl, base, viewer) = match url.strip_prefix("unix:") {
+        Some(socket) => (format!("curl -s --unix-socket '{socket}'"), "http://localhost/", String::new()),
+        None => ("curl -s".to_owned(), url, format!("\n  n5://{url}n5/volume/em  the same for Neuroglancer")),
     };
     format!(
         "  {base}                  what there is: photo, cell, volume, compressions\n\
-         \x20 {base}info/volume/em     a volume and its scales\n\
-         \x20 n5://{base}n5/volume/em  the same for Neuroglancer\n\
+         \x20 {base}info/volume/em     a volume and its scales{viewer}\n\
          try\n\
          \x20 {curl} '{base}info/volume/em/s0'\n\
          \x20 {curl} '{base}slice/compressions/gzip?start=0,0,0&size=4,2,1&format=json'\n\
