@@ -223,9 +223,8 @@ fn container_warm_block(bencher: Bencher) {
     let key = Key::from_segments(["gzip"]).unwrap();
     let access = container.resources().begin();
     let dataset = RUNTIME.block_on(container.dataset(access, &key)).unwrap();
-    let [at, size, step] = [64, 64, 1u64];
     let axes = |n: u64| [n; 3].into_iter().collect();
-    let region = Region::new([at; 3].into_iter().collect(), axes(size), axes(step)).unwrap();
+    let region = Region::new([64; 3].into_iter().collect(), axes(64), axes(1)).unwrap();
     let read = async || {
         let slice = container.plan_slice(&dataset, region.clone()).unwrap();
         container.read_slice(access, &slice, 0).await.unwrap().0
