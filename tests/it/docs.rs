@@ -224,7 +224,7 @@ fn printed(command: &str, directory: &Path) -> String {
     let output = Command::new("sh").args(["-c", command]).current_dir(directory).output().unwrap();
     assert!(output.status.success(), "{command}: {}", output.status);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+    text.lines().flat_map(|line| [line.trim_end(), "\n"]).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
