@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,13 +139,13 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { app, listener, config } = self;
         let router = http::router(Arc::clone(&app));
-        let connections = Arc::new(Connections {
+        let connections = Connections {
             http: builder(&config),
             send_timeout: config.server.send_timeout,
             graceful: GracefulShutdown::new(),
             slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
             router,
-        });
+        };
         let accepting = async {
             match &listener {
                 Listener::Tcp(listener) => loop {
@@ -182,15 +182,13 @@ impl Server {
             let _ = tokio::fs::remove_file(path).await;
         }
         drop(listener);
-        // A task still holds `connections` only while it starts to serve.
-        while Arc::strong_count(&connections) > 1 {
-            tokio::task::yield_now().await;
-        }
-        let Some(connections) = Arc::into_inner(connections) else { return };
         let deadline = config.server.shutdown_timeout;
-        match tokio::time::timeout(deadline, connections.graceful.shutdown()).await {
-            Ok(()) => tracing::info!("all answers finished"),
-            Err(_elapsed) => tracing::warn!(?deadline, "answers cut off at the deadline"),
+        // Connections on which part of a request has come would be waited for; nobody has an answer there.
+        let answered = async { while app.running() > 0 || !quiet(&app).await {} };
+        tokio::select! {
+            () = connections.graceful.shutdown() => tracing::info!("all answers finished"),
+            () = answered => tracing::info!("all answers finished"),
+            () = tokio::time::sleep(deadline) => tracing::warn!(?deadline, "answers cut off at the deadline"),
         }
     }
 }
@@ -244,6 +242,17 @@ fn builder(config: &Config) -> Builder<TokioExecutor> {
     http
 }
 
+/// Whether no answer begins within a moment.
+async fn quiet(app: &App) -> bool {
+    for _ in 0..5 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if app.running() > 0 {
+            return false;
+        }
+    }
+    true
+}
+
 /// A connection that could not be accepted: out of descriptors, or gone already. Never the end.
 async fn refused(error: &std::io::Error) {
     tracing::warn!(%error, "connection not accepted");
@@ -258,47 +267,6 @@ async fn remove_stale_socket(path: &PathBuf) {
         let _ = tokio::fs::remove_file(path).await;
     }
 }
-
-/// Asks the server that runs with this configuration for `/healthz`, for containers without a shell.
-///
-/// # Errors
-/// When nobody answers 200 in time.
-pub fn healthcheck(config: &Config) -> anyhow::Result<()> {
-    use std::io::Read;
-    let patience = Some(Duration::from_secs(5));
-    let ask = |stream: &mut dyn ReadWrite| -> std::io::Result<String> {
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.take(4096).read_to_string(&mut answer)?;
-        Ok(answer)
-    };
-    let answer = match &config.server.listen {
-        Listen::Tcp(address) => {
-            let mut address = *address;
-            if address.ip().is_unspecified() {
-                let local: IpAddr =
-                    if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-                address.set_ip(local);
-            }
-            let mut stream = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-            stream.set_read_timeout(patience)?;
-            ask(&mut stream)?
-        }
-        Listen::Unix(path) => {
-            let mut stream = std::os::unix::net::UnixStream::connect(path)?;
-            stream.set_read_timeout(patience)?;
-            ask(&mut stream)?
-        }
-    };
-    let status = answer.lines().next().unwrap_or("nothing");
-    anyhow::ensure!(status.contains(" 200 "), "/healthz answered {status:?}");
-    Ok(())
-}
-
-/// A connection of either kind.
-trait ReadWrite: std::io::Read + Write {}
-
-impl<T: std::io::Read + Write> ReadWrite for T {}
 
 /// Ready when the process is told to stop.
 async fn signal() {

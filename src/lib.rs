@@ -54,11 +54,13 @@
 //!    [`paste`](n5::paste)s what is ready.
 //! 7. [`Format::encode`](output::Format::encode) puts a header before the elements; the answer leaves.
 
+pub mod allocator;
 pub mod app;
 pub mod config;
 pub mod container;
 pub mod cpu;
 pub mod demo;
+pub mod healthcheck;
 pub mod http;
 pub mod metadata;
 pub mod metrics;

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use n5_server::config::{Cli, Config, DEFAULTS, File};
-use n5_server::{app, n5, telemetry};
+use n5_server::{allocator, app, healthcheck, n5, telemetry};
 
 /// Most threads that wait for the disk or decode; work beyond queues up. Decoding is bounded to the cores on its own.
 const MAX_BLOCKING_THREADS: usize = 256;
@@ -19,6 +19,7 @@ const MAX_BLOCKING_THREADS: usize = 256;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    allocator::return_large_buffers();
     let command = Cli::command().long_version(long_version());
     let cli = match Cli::from_arg_matches(&command.get_matches()) {
         Ok(cli) => cli,
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
             Err(error) => fail(&error.into(), USAGE),
         };
     }
-    let ended = if cli.healthcheck { app::healthcheck(&config) } else { run(config) };
+    let ended = if cli.healthcheck { healthcheck::healthcheck(&config) } else { run(config) };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, 1),
@@ -78,14 +79,17 @@ fn run(config: Config) -> anyhow::Result<()> {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
-    tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .max_blocking_threads(MAX_BLOCKING_THREADS)
         .thread_name("n5-server")
         .enable_all()
         .build()
-        .context("the threads cannot be started")?
-        .block_on(app::serve(config))
+        .context("the threads cannot be started")?;
+    let served = runtime.block_on(app::serve(config));
+    // A read that hangs in the storage must not keep the process.
+    runtime.shutdown_background();
+    served
 }
 
 /// What `--version` adds to `-V`.

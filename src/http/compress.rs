@@ -3,28 +3,43 @@
 
 use std::io::Write;
 
-use axum::http::header::ACCEPT_ENCODING;
-use axum::http::{HeaderMap, Response};
+use axum::body::Body;
+use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH};
+use axum::http::{HeaderValue, Response};
 use bytes::Bytes;
-use tower_http::compression::predicate::Predicate;
+use http_body::Body as _;
+use http_body_util::BodyExt;
 
+use super::problem::{self, Problem};
+use super::{Answer, Ask, vary};
 use crate::output::{Format, weight_of};
 
-/// Marks an answer as a document that may be compressed.
+/// Documents shorter than this are not worth it.
+const SHORT_BYTES: usize = 1024;
+
+/// Marks an answer as a document that may be compressed. Blocks and attributes never are: they leave byte
+/// for byte, with their length.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Compressible;
 
-/// Compresses marked answers only: blocks and attributes leave byte for byte, with their length.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct OnlyMarked;
-
-impl Predicate for OnlyMarked {
-    fn should_compress<B: http_body::Body>(&self, response: &Response<B>) -> bool {
-        response.extensions().get::<Compressible>().is_some()
-    }
+/// Compresses a document where the client accepts it.
+pub(super) async fn document(ask: &Ask<'_>, response: Response<Body>) -> Answer {
+    let (mut parts, body) = response.into_parts();
+    vary(&mut parts.headers, "accept-encoding");
+    let length = body.size_hint().exact().unwrap_or(0);
+    let encoding = negotiate(ask).filter(|_| length >= SHORT_BYTES as u64);
+    let Some(encoding) = encoding else { return Ok(Response::from_parts(parts, body)) };
+    let fault = |cause: String| Problem::own(problem::INTERNAL, "the server has a fault", cause);
+    let bytes = body.collect().await.map_err(|error| fault(error.to_string()))?.to_bytes();
+    let compress = move || encoding.compress(&[bytes]);
+    let compressed = ask.app.resources.cpu().run(compress).await.map_err(|error| fault(error.to_string()))?;
+    let compressed = compressed.map_err(|error| fault(error.to_string()))?;
+    parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(compressed.len()));
+    parts.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
+    Ok(Response::from_parts(parts, Body::from(compressed)))
 }
 
-/// A content coding of whole slices.
+/// A content coding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
     Zstd,
@@ -79,8 +94,11 @@ pub(super) fn extra_bytes(bytes: u64) -> u64 {
 }
 
 /// The coding that `Accept-Encoding` likes best; `None` for none.
-pub(super) fn negotiate(headers: &HeaderMap) -> Option<Encoding> {
-    let accepted = headers.get(ACCEPT_ENCODING)?.to_str().ok()?;
+pub(super) fn negotiate(ask: &Ask<'_>) -> Option<Encoding> {
+    best(&ask.list_header(&ACCEPT_ENCODING)?)
+}
+
+fn best(accepted: &str) -> Option<Encoding> {
     // Codings are weighed as media types are; each becomes one of a common type.
     let ranges: Vec<String> = accepted
         .split(',')
@@ -100,8 +118,7 @@ mod tests {
     use super::*;
 
     fn chosen(accept: &str) -> Option<&'static str> {
-        let headers = [(ACCEPT_ENCODING, accept.parse().unwrap())].into_iter().collect();
-        negotiate(&headers).map(Encoding::name)
+        best(accept).map(Encoding::name)
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use std::time::SystemTime;
 
-use axum::http::header::RANGE;
+use axum::http::header::{IF_RANGE, RANGE};
 use axum::http::{HeaderMap, HeaderValue, Method};
-use headers::{ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfRange, IfUnmodifiedSince, LastModified};
+use headers::{ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfUnmodifiedSince};
 
 /// What a request wants of a representation that exists.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub(super) fn evaluate(
     modified: Option<SystemTime>,
     len: Option<u64>,
 ) -> Verdict {
+    let tag = etag;
     let etag: Option<ETag> = etag.and_then(|etag| etag.parse().ok());
     if let Some(wanted) = headers.typed_get::<IfMatch>() {
         if !etag.as_ref().is_some_and(|etag| wanted.precondition_passes(etag)) {
@@ -53,13 +54,18 @@ pub(super) fn evaluate(
     }
     let (Some(len), true) = (len, method == Method::GET) else { return Verdict::Whole };
     let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else { return Verdict::Whole };
-    if let Some(condition) = headers.typed_get::<IfRange>() {
-        let last_modified = modified.map(LastModified::from);
-        if condition.is_modified(etag.as_ref(), last_modified.as_ref()) {
-            return Verdict::Whole;
-        }
+    if let Some(condition) = headers.get(IF_RANGE)
+        && !is_same(condition, tag, modified)
+    {
+        return Verdict::Whole;
     }
     part(range, len).unwrap_or(Verdict::Whole)
+}
+
+/// Whether an `If-Range` names exactly this representation: its strong tag, or its very date (§13.1.5).
+fn is_same(condition: &HeaderValue, etag: Option<&str>, modified: Option<SystemTime>) -> bool {
+    let tagged = etag.is_some_and(|etag| etag.starts_with('"') && condition.as_bytes() == etag.as_bytes());
+    tagged || modified.and_then(last_modified).is_some_and(|date| date == *condition)
 }
 
 /// The bytes that a `Range` of one range means, cut off at the end of the representation; `None` for what
@@ -164,5 +170,11 @@ mod tests {
         assert_eq!(ask(&[("if-range", "\"b\""), ("range", "bytes=0-1")]), Verdict::Whole);
         assert_eq!(ask(&[("if-range", "W/\"a-1\""), ("range", "bytes=0-1")]), Verdict::Whole);
         assert_eq!(ask(&[("if-range", "\"b\""), ("range", "bytes=99-")]), Verdict::Whole);
+        assert_eq!(ask(&[("if-range", "garbage"), ("range", "bytes=0-1")]), Verdict::Whole);
+        assert_eq!(ask(&[("if-range", "a-1"), ("range", "bytes=0-1")]), Verdict::Whole);
+        let date = "Sun, 09 Sep 2001 01:46:40 GMT";
+        assert_eq!(ask(&[("if-range", date), ("range", "bytes=0-1")]), Verdict::Part(0, 2));
+        let later = "Sun, 09 Sep 2001 01:46:41 GMT";
+        assert_eq!(ask(&[("if-range", later), ("range", "bytes=0-1")]), Verdict::Whole);
     }
 }

@@ -1,13 +1,12 @@
-//! Headers that every answer carries, and what a trusted proxy says of the request.
+//! What other origins may read, and what a trusted proxy says of the request.
 
 use std::net::IpAddr;
 
-use axum::body::Body;
 use axum::http::header::{
     ACCEPT_RANGES, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HOST, HeaderName, IF_MATCH,
     IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, ORIGIN, RANGE,
 };
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method};
 use tower_http::cors::{AllowOrigin, AllowPrivateNetwork, CorsLayer};
 
 use super::{Ask, Options};
@@ -66,37 +65,20 @@ pub(super) fn cors(origins: &[String]) -> CorsLayer {
     }
 }
 
-/// What is the same on every answer.
-pub(super) async fn finish(mut response: Response<Body>) -> Response<Body> {
-    let headers = response.headers_mut();
-    headers.insert("timing-allow-origin", HeaderValue::from_static("*"));
-    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("cross-origin"));
-    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
-    response
-}
-
-/// A preflight request is answered with 204: there is no body.
-pub(super) async fn preflight(mut response: Response<Body>) -> Response<Body> {
-    if response.status() == StatusCode::OK && response.headers().contains_key("access-control-allow-methods") {
-        *response.status_mut() = StatusCode::NO_CONTENT;
-        response.headers_mut().remove(CONTENT_LENGTH);
-    }
-    response
-}
-
-/// Whether forwarded headers of this peer are believed; a Unix socket's peer has no address and is local.
+/// Whether forwarded headers of this peer are believed. A Unix socket's peer has no address: it is a proxy
+/// on this machine that was given access to the socket.
 fn is_trusted(peer: Option<IpAddr>, options: &Options) -> bool {
-    peer.is_some_and(|peer| options.trusted_proxies.iter().any(|network| network.contains(&peer)))
+    peer.is_none_or(|peer| options.trusted_proxies.iter().any(|network| network.contains(&peer)))
 }
 
 /// `scheme://host/prefix` under which the client reaches this server, without a slash at the end.
 ///
 /// `Forwarded` is read before `X-Forwarded-*`, both only from trusted peers; of lists the first element
-/// counts, which the proxy next to the client wrote.
+/// counts, which the proxy nearest to the client wrote: a proxy must replace what clients send.
 pub(super) fn public_base(ask: &Ask<'_>) -> String {
     let options = &ask.app.options;
     let trusted = is_trusted(ask.peer, options);
-    let forwarded = |name: &str| first_of(ask.headers, name).filter(|_| trusted);
+    let forwarded = |name: &str| first_of(ask.headers(), name).filter(|_| trusted);
     let standard = forwarded("forwarded").unwrap_or_default();
     let parameter = |name: &str| {
         let pairs = standard.split(';').filter_map(|pair| pair.trim().split_once('='));
@@ -106,9 +88,11 @@ pub(super) fn public_base(ask: &Ask<'_>) -> String {
     let scheme = parameter("proto").or_else(|| forwarded("x-forwarded-proto"));
     let scheme = scheme.filter(|scheme| scheme == "https").unwrap_or_else(|| "http".to_owned());
     let host = parameter("host").or_else(|| forwarded("x-forwarded-host"));
-    let host = host.or_else(|| first_of(ask.headers, HOST.as_str())).filter(|host| is_host(host));
+    // HTTP/2 has the authority in place of the header.
+    let authority = ask.parts.uri.authority().map(ToString::to_string);
+    let host = host.or(authority).or_else(|| first_of(ask.headers(), HOST.as_str())).filter(|host| is_host(host));
     let host = host.unwrap_or_else(|| "localhost".to_owned());
-    let prefix = forwarded("x-forwarded-prefix").filter(|prefix| prefix.starts_with('/')).unwrap_or_default();
+    let prefix = forwarded("x-forwarded-prefix").filter(|prefix| is_prefix(prefix)).unwrap_or_default();
     format!("{scheme}://{host}{}{}", prefix.trim_end_matches('/'), options.base_path)
 }
 
@@ -120,4 +104,9 @@ fn first_of(headers: &HeaderMap, name: &str) -> Option<String> {
 /// Letters, digits and what addresses and ports need; nothing that could end a URL's host.
 fn is_host(host: &str) -> bool {
     host.len() <= 255 && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte))
+}
+
+/// A path that can stand in a URL as it is.
+fn is_prefix(prefix: &str) -> bool {
+    prefix.starts_with('/') && prefix.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~%".contains(&byte))
 }

@@ -94,7 +94,7 @@ fn document(ask: &Ask<'_>, path: &str, node: &Node, cache: HeaderValue) -> axum:
     members.insert("path".to_owned(), json!(path));
     members.insert("tensorstore".to_owned(), json!(tensorstore));
     members.insert("urls".to_owned(), urls);
-    let mut response = respond(ask.method, StatusCode::OK, "application/json", Value::Object(members).to_string());
+    let mut response = respond(StatusCode::OK, "application/json", Value::Object(members).to_string());
     response.headers_mut().insert(CACHE_CONTROL, cache);
     response.extensions_mut().insert(Compressible);
     response

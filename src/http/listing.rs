@@ -23,7 +23,7 @@ pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
         ask.app.mounts.iter().map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group }).collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     let is_html = wants_html(ask)?;
-    let mut response = page(ask, "", &Listed { entries, more: false }, is_html, false);
+    let mut response = page("", &Listed { entries, more: false }, is_html, false);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     Ok(response)
 }
@@ -31,40 +31,41 @@ pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
 /// The listing of a group or dataset.
 pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Answer {
     let is_html = wants_html(ask)?;
-    let after = query::parameter(ask.query, "after");
-    let blocks = query::parameter(ask.query, "blocks").is_some_and(|value| value == "1");
+    let after = query::parameter(ask.query(), "after");
+    let blocks = query::parameter(ask.query(), "blocks").is_some_and(|value| value == "1");
     let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, blocks).await?;
     let listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
-    let mut response = page(ask, path.trim_end_matches('/'), &listed, is_html, blocks);
+    let mut response = page(path.trim_end_matches('/'), &listed, is_html, blocks);
     response.headers_mut().insert(CACHE_CONTROL, mount.cache_found.clone());
     Ok(response)
 }
 
 /// HTML unless JSON is asked for, by `format=json` or by an `Accept` that names it and not HTML.
 fn wants_html(ask: &Ask<'_>) -> Result<bool, Problem> {
-    match query::parameter(ask.query, "format").as_deref() {
+    match query::parameter(ask.query(), "format").as_deref() {
         Some("json") => return Ok(false),
         Some("html") => return Ok(true),
         _ => {}
     }
-    let accept = ask.headers.get(axum::http::header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    match output::best_of(&["text/html", "application/json"], accept) {
+    let accept = ask.list_header(&axum::http::header::ACCEPT);
+    match output::best_of(&["text/html", "application/json"], accept.as_deref()) {
         Some("application/json") => Ok(false),
         Some(_) => Ok(true),
         None => Err(Problem::new(
             problem::NOT_ACCEPTABLE,
             "a listing is text/html or application/json; Accept allows neither",
         )
-        .with("known", json!(["text/html", "application/json"]))),
+        .with("known", json!(["text/html", "application/json"]))
+        .varying("accept")),
     }
 }
 
-fn page(ask: &Ask<'_>, path: &str, listed: &Listed, is_html: bool, blocks: bool) -> Response<Body> {
+fn page(path: &str, listed: &Listed, is_html: bool, blocks: bool) -> Response<Body> {
     let next = listed.more.then(|| listed.entries.last().map(|entry| entry.name.clone())).flatten();
     let mut response = if is_html {
         let page = html(path, listed, next.as_deref(), blocks);
-        respond(ask.method, StatusCode::OK, "text/html; charset=utf-8", page)
+        respond(StatusCode::OK, "text/html; charset=utf-8", page)
     } else {
         let entries: Vec<_> = listed
             .entries
@@ -79,7 +80,7 @@ fn page(ask: &Ask<'_>, path: &str, listed: &Listed, is_html: bool, blocks: bool)
             })
             .collect();
         let document = json!({ "path": path, "entries": entries, "next": next });
-        respond(ask.method, StatusCode::OK, "application/json", document.to_string())
+        respond(StatusCode::OK, "application/json", document.to_string())
     };
     vary(response.headers_mut(), "accept");
     response.extensions_mut().insert(Compressible);

@@ -6,6 +6,7 @@ mod conditional;
 mod forwarded;
 mod info;
 mod listing;
+mod observe;
 mod operations;
 pub mod problem;
 mod query;
@@ -19,28 +20,27 @@ use std::fmt;
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_LENGTH, HeaderName, VARY};
+use axum::http::header::{CONTENT_LENGTH, HeaderName, VARY};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use futures_util::FutureExt;
-use tokio::sync::Semaphore;
-use tower_http::compression::CompressionLayer;
 
 use crate::container::{Access, Container, Resources};
 use crate::metrics;
 use crate::store::Key;
+use compress::Compressible;
+use observe::{REQUEST_ID, RequestId, Route};
 use problem::Problem;
 use target::{Operation, Target, View};
 
 /// An answer, or the problem that stands in its way.
 type Answer = Result<Response<Body>, Problem>;
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What the HTTP layer itself is told; everything else it gets from the containers.
 #[derive(Debug, Clone)]
@@ -78,7 +78,8 @@ pub struct App {
     resources: Arc<Resources>,
     options: Options,
     draining: AtomicBool,
-    slots: Semaphore,
+    /// Requests whose answers have not been sent to the end.
+    running: AtomicUsize,
     render_metrics: Box<dyn Fn() -> String + Send + Sync>,
     id_base: u64,
     id_count: AtomicU64,
@@ -100,7 +101,7 @@ impl App {
     ) -> Arc<Self> {
         use std::hash::{BuildHasher, RandomState};
         Arc::new(Self {
-            slots: Semaphore::new(options.concurrent_requests.clamp(1, Semaphore::MAX_PERMITS)),
+            running: AtomicUsize::new(0),
             mounts,
             resources,
             options,
@@ -114,6 +115,11 @@ impl App {
     /// From now on `/readyz` tells load balancers to send nothing more.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Requests whose answers have not been sent to the end.
+    pub fn running(&self) -> usize {
+        self.running.load(Ordering::Relaxed)
     }
 
     /// The container that `segments` lead into and the key within; `Ok(None)` where several containers
@@ -148,16 +154,38 @@ impl App {
 /// A request as the handlers see it.
 struct Ask<'a> {
     app: &'a App,
-    method: &'a Method,
-    headers: &'a HeaderMap,
-    /// The raw path.
-    path: &'a str,
-    /// The raw query string.
-    query: Option<&'a str>,
+    parts: &'a Parts,
+    id: &'a str,
     /// The other end of the connection.
     peer: Option<IpAddr>,
     access: Access,
     target: &'a Target,
+}
+
+impl Ask<'_> {
+    fn method(&self) -> &Method {
+        &self.parts.method
+    }
+
+    fn headers(&self) -> &HeaderMap {
+        &self.parts.headers
+    }
+
+    /// The raw path.
+    fn path(&self) -> &str {
+        self.parts.uri.path()
+    }
+
+    /// The raw query string.
+    fn query(&self) -> Option<&str> {
+        self.parts.uri.query()
+    }
+
+    /// All lines of a list header as one; `None` where there is none that is text.
+    fn list_header(&self, name: &HeaderName) -> Option<String> {
+        let lines: Vec<&str> = self.headers().get_all(name).iter().filter_map(|line| line.to_str().ok()).collect();
+        (!lines.is_empty()).then(|| lines.join(", "))
+    }
 }
 
 /// The router: one fallback that answers everything, within the layers that touch every answer.
@@ -166,29 +194,17 @@ struct Ask<'a> {
 /// decoded and a key may have any depth.
 pub fn router(app: Arc<App>) -> Router {
     let cors = forwarded::cors(&app.options.origins);
-    Router::new()
-        .fallback(answer)
-        .layer(CompressionLayer::new().compress_when(compress::OnlyMarked))
-        .layer(axum::middleware::map_response(forwarded::finish))
-        .layer(cors)
-        .layer(axum::middleware::map_response(forwarded::preflight))
-        .with_state(app)
+    let observe = axum::middleware::from_fn_with_state(Arc::clone(&app), observe::observe);
+    Router::new().fallback(answer).layer(cors).layer(observe).with_state(app)
 }
 
-/// Answers one request: routes it, bounds its time, turns problems and panics into answers, and says
-/// once in the log what came of it.
-async fn answer(
-    State(app): State<Arc<App>>,
-    peer: Option<axum::Extension<ConnectInfo<Option<IpAddr>>>>,
-    request: Request,
-) -> Response<Body> {
-    let started = Instant::now();
+/// Answers one request: routes it, bounds its time, turns problems and panics into answers.
+async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
     let (parts, _body) = request.into_parts();
-    let id = app.request_id(&parts.headers);
-    let peer = peer.and_then(|axum::Extension(ConnectInfo(ip))| ip);
+    let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
+    let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let path = parts.uri.path();
     let mut route = "unmatched";
-    let in_flight = metrics::InFlight::start();
     let work = async {
         if !matches!(parts.method, Method::GET | Method::HEAD) {
             return Err(Problem::method());
@@ -196,18 +212,19 @@ async fn answer(
         let Some(target) = Target::parse(path, &app.options.base_path)? else { return Err(Problem::missing()) };
         route = route_name(target.view);
         // Operations answer also when everything else is too much.
-        let _slot = if matches!(target.view, View::Operation(_)) {
-            None
-        } else {
-            Some(app.slots.try_acquire().map_err(|_full| {
-                metrics::request_shed(metrics::Shed::Requests);
-                Problem::own(problem::OVERLOADED, "too many requests at once; try again", "no slot")
-            })?)
-        };
+        if !matches!(target.view, View::Operation(_))
+            && app.running.load(Ordering::Relaxed) > app.options.concurrent_requests
+        {
+            metrics::request_shed(metrics::Shed::Requests);
+            return Err(Problem::own(problem::OVERLOADED, "too many requests at once; try again", "too many requests"));
+        }
         let access = app.resources.begin();
-        let (method, headers, query) = (&parts.method, &parts.headers, parts.uri.query());
-        let ask = Ask { app: &app, method, headers, path, query, peer, access, target: &target };
-        dispatch(&ask).await
+        let ask = Ask { app: &app, parts: &parts, id, peer, access, target: &target };
+        let mut response = dispatch(&ask).await?;
+        if response.extensions().get::<Compressible>().is_some() {
+            response = compress::document(&ask, response).await?;
+        }
+        Ok(response)
     };
     let timeout = app.options.request_timeout;
     let outcome = match tokio::time::timeout(timeout, AssertUnwindSafe(work).catch_unwind()).await {
@@ -220,33 +237,10 @@ async fn answer(
         )),
     };
     let mut response = outcome.unwrap_or_else(|problem| {
-        if let Some(cause) = problem.logged() {
-            tracing::error!(%id, path, status = problem.status().as_u16(), cause, "request failed");
-        }
-        problem.into_response(path, &id)
+        problem.log(id, path);
+        problem.into_response(path, id)
     });
-    drop(in_flight);
-    if let Ok(id) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(REQUEST_ID, id);
-    }
-    let is_error = response.status().is_client_error() || response.status().is_server_error();
-    if is_error && !response.headers().contains_key(CACHE_CONTROL) {
-        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    }
-    let bytes = response.headers().get(CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
-    let sent = bytes.filter(|_| parts.method == Method::GET).unwrap_or(0);
-    metrics::http_request(method_name(&parts.method), route, response.status().as_u16(), started.elapsed());
-    metrics::http_response_bytes(route, sent);
-    tracing::info!(
-        %id,
-        method = %parts.method,
-        path,
-        query = parts.uri.query().map(query::without_token),
-        status = response.status().as_u16(),
-        bytes,
-        milliseconds = started.elapsed().as_secs_f64() * 1e3,
-        "request"
-    );
+    response.extensions_mut().insert(Route(route));
     response
 }
 
@@ -278,36 +272,20 @@ fn route_name(view: View) -> &'static str {
     }
 }
 
-/// The method as metrics name it.
-fn method_name(method: &Method) -> &'static str {
-    match *method {
-        Method::GET => "GET",
-        Method::HEAD => "HEAD",
-        _ => "other",
-    }
-}
-
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without text".to_owned())
 }
 
-/// An answer with a body of known length; without the body, but with its length, for HEAD.
-fn respond(
-    method: &Method,
-    status: StatusCode,
-    media_type: &'static str,
-    body: impl Into<bytes::Bytes>,
-) -> Response<Body> {
+/// An answer with a body of known length; for HEAD, [`observe`] leaves the length and drops the body.
+fn respond(status: StatusCode, media_type: &'static str, body: impl Into<bytes::Bytes>) -> Response<Body> {
     let body = body.into();
     let mut response = Response::new(Body::empty());
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(axum::http::header::CONTENT_TYPE, HeaderValue::from_static(media_type));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-    if method != Method::HEAD {
-        *response.body_mut() = Body::from(body);
-    }
+    *response.body_mut() = Body::from(body);
     response
 }
 

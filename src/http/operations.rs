@@ -43,7 +43,7 @@ pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
         }
         Operation::OpenApi => ("application/yaml", OPENAPI.to_owned()),
     };
-    let mut response = respond(ask.method, StatusCode::OK, media_type, body);
+    let mut response = respond(StatusCode::OK, media_type, body);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
 }

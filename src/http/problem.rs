@@ -1,10 +1,11 @@
 //! Every error answer: RFC 9457 problem documents, and the one place that gives errors their status.
 
 use axum::body::Body;
-use axum::http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RETRY_AFTER, VARY};
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde_json::{Map, Value, json};
 
+use super::observe::shown;
 use crate::container::{BudgetError, ReadError, Refusal};
 use crate::n5::BlockError;
 use crate::store::StoreError;
@@ -123,17 +124,25 @@ impl Problem {
         self
     }
 
-    /// The status.
-    pub fn status(&self) -> StatusCode {
-        self.0.kind.status
+    /// Says in the log, once, what is the server's own or the data's fault.
+    pub(super) fn log(&self, id: &str, path: &str) {
+        let (status, path) = (self.0.kind.status.as_u16(), shown(path));
+        match &self.0.cause {
+            // Expected under load and at shutdown.
+            Some(cause) if self.0.kind == OVERLOADED => tracing::warn!(id, path, status, cause, "request refused"),
+            Some(cause) => tracing::error!(id, path, status, cause, "request failed"),
+            None if self.0.kind == CORRUPT_BLOCK => {
+                tracing::error!(id, path, status, cause = self.0.detail, "request failed");
+            }
+            None => {}
+        }
     }
 
-    /// What the log says: the cause of a problem of the server's own, the detail of a damaged block.
-    pub fn logged(&self) -> Option<&str> {
-        match &self.0.cause {
-            Some(cause) => Some(cause),
-            None => (self.0.kind == CORRUPT_BLOCK).then_some(&self.0.detail),
-        }
+    /// With a name added to `Vary`.
+    #[must_use]
+    pub fn varying(mut self, name: &'static str) -> Self {
+        self.0.headers.append(VARY, HeaderValue::from_static(name));
+        self
     }
 
     /// The answer. `instance` is the request's path; a problem of the server's own names the request.
@@ -146,7 +155,7 @@ impl Problem {
         document.insert("title".into(), this.kind.title.into());
         document.insert("status".into(), this.kind.status.as_u16().into());
         document.insert("detail".into(), detail.into());
-        document.insert("instance".into(), instance.into());
+        document.insert("instance".into(), shown(instance).into());
         if own {
             document.insert("request_id".into(), request_id.into());
         }
@@ -270,7 +279,7 @@ mod tests {
     #[test]
     fn what_happened_inside_goes_to_the_log_only() {
         let problem = Problem::own(STORAGE_UNAVAILABLE, "the storage failed", "read /secret: EIO");
-        assert_eq!(problem.logged(), Some("read /secret: EIO"));
+        assert!(!problem.0.detail.contains("secret"));
         let response = problem.into_response("/a", "id7");
         assert_eq!(response.headers()[RETRY_AFTER], "1");
         assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");

@@ -13,7 +13,8 @@ pub(super) fn parameter(query: Option<&str>, name: &str) -> Option<String> {
 pub(super) fn without_token(query: &str) -> String {
     let hidden = |pair: &str| {
         let name = pair.split('=').next().unwrap_or_default();
-        percent_decode_str(name).decode_utf8_lossy().eq_ignore_ascii_case("token")
+        let name = percent_decode_str(name).decode_utf8_lossy().to_ascii_lowercase();
+        name == "token" || name == "access_token"
     };
     let pairs = query.split('&').map(|pair| if hidden(pair) { "token=..." } else { pair });
     pairs.collect::<Vec<_>>().join("&")

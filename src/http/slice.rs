@@ -41,9 +41,11 @@ struct Plan {
 }
 
 pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
-    let query = SliceQuery::parse(ask.query)?;
-    let accept = ask.headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
-    let format = output::negotiate(query.format.as_deref(), accept)?;
+    let query = SliceQuery::parse(ask.query())?;
+    let accept = ask.list_header(&ACCEPT);
+    let chosen = output::negotiate(query.format.as_deref(), accept.as_deref()).map_err(Problem::from);
+    let negotiated = |problem: Problem| if query.format.is_none() { problem.varying("accept") } else { problem };
+    let format = chosen.map_err(negotiated)?;
     let (mount, key) = ask.app.locate(&ask.target.segments)?.ok_or_else(Problem::missing)?;
     let dataset = mount
         .container
@@ -58,7 +60,7 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     if ask.app.options.compress_slices && compress::is_worthwhile(format) {
         vary(&mut headers, "accept-encoding");
     }
-    if ask.method == Method::HEAD {
+    if ask.method() == Method::HEAD {
         return Ok(head(&plan, headers));
     }
     if plan.slice.is_streamed() {
@@ -91,7 +93,7 @@ fn plan(
         .map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with("parameter", "format"))?;
     let slice = mount.container.plan_slice(&dataset, selection.region.clone())?;
     let encoding = if ask.app.options.compress_slices && compress::is_worthwhile(format) && !slice.is_streamed() {
-        compress::negotiate(ask.headers)
+        compress::negotiate(ask)
     } else {
         None
     };
@@ -157,10 +159,10 @@ fn head(plan: &Plan, headers: HeaderMap) -> Response<Body> {
 
 /// Reads, encodes and answers at once.
 async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap) -> Answer {
-    if ask.headers.contains_key(axum::http::header::IF_NONE_MATCH) {
+    if ask.headers().contains_key(axum::http::header::IF_NONE_MATCH) {
         // The tags of the blocks say whether the client has this already; nothing needs to be decoded.
         let etag = etag(&plan, mount.container.fingerprint(&plan.slice).await?);
-        if conditional::evaluate(ask.method, ask.headers, Some(&etag), None, None) == Verdict::NotModified {
+        if conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None) == Verdict::NotModified {
             headers.remove(CONTENT_TYPE);
             insert(&mut headers, ETAG, &etag);
             let mut response = Response::new(Body::empty());
@@ -171,7 +173,7 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
     }
     let (data, memory, stats) = mount.container.read_slice(ask.access, &plan.slice, plan.extra_bytes).await?;
     let etag = etag(&plan, stats.fingerprint);
-    if conditional::evaluate(ask.method, ask.headers, Some(&etag), None, None) == Verdict::PreconditionFailed {
+    if conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None) == Verdict::PreconditionFailed {
         let detail = format!("this slice has the entity tag {etag} now");
         return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
     }
@@ -225,6 +227,7 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
     let mut bands = BandReader { container, access: ask.access, slice: plan.slice, is_first: true, finish };
     let first = bands.next().await?.unwrap_or_default();
     let (sender, receiver) = mpsc::channel(BANDS_AHEAD);
+    let id = ask.id.to_owned();
     tokio::spawn(async move {
         let mut next = Ok(Some(first));
         loop {
@@ -233,7 +236,7 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
                 Ok(None) => return,
                 Err(error) => {
                     metrics::broken_answer();
-                    tracing::error!(%error, "answer broken off");
+                    tracing::error!(id, %error, "answer broken off");
                     (Err(error), true)
                 }
             };

@@ -46,10 +46,10 @@ fn is_n5_key(key: &Key) -> bool {
 
 /// 301 to the same path with a slash: relative, so that it holds behind any prefix.
 fn redirect(ask: &Ask<'_>) -> Response<Body> {
-    let last = ask.path.rsplit('/').next().unwrap_or_default();
+    let last = ask.path().rsplit('/').next().unwrap_or_default();
     // Decoded and encoded again: a colon would make the reference an absolute one.
     let name = percent_encoding::percent_decode_str(last).decode_utf8_lossy();
-    let query = ask.query.map(|query| format!("?{query}")).unwrap_or_default();
+    let query = ask.query().map(|query| format!("?{query}")).unwrap_or_default();
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
     if let Ok(location) = HeaderValue::from_str(&format!("{}/{query}", target::encode(&name))) {
@@ -62,14 +62,14 @@ fn redirect(ask: &Ask<'_>) -> Response<Body> {
 
 async fn object(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Option<Response<Body>>, Problem> {
     // HEAD reads no bytes; what is too large to be held is only opened.
-    let (meta, stored) = if ask.method == Method::HEAD {
+    let (meta, stored) = if ask.method() == Method::HEAD {
         let Some(meta) = mount.container.meta(ask.access, key).await? else { return Ok(None) };
         (meta, None)
     } else {
         let Some(stored) = mount.container.object(ask.access, key).await? else { return Ok(None) };
         (stored.meta().clone(), Some(stored))
     };
-    let verdict = conditional::evaluate(ask.method, ask.headers, Some(&meta.etag), meta.modified, Some(meta.len));
+    let verdict = conditional::evaluate(ask.method(), ask.headers(), Some(&meta.etag), meta.modified, Some(meta.len));
     let (status, from, to) = match verdict {
         Verdict::Whole => (StatusCode::OK, 0, meta.len),
         Verdict::Part(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
@@ -105,7 +105,7 @@ async fn object(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Option<Respon
             let (from, to) = (usize::try_from(from).unwrap_or(0), usize::try_from(to).unwrap_or(0));
             Body::from(bytes.slice(from.min(bytes.len())..to.min(bytes.len())))
         }
-        Some(Stored::Large(large)) => pieces(large, from, to),
+        Some(Stored::Large(large)) => pieces(large, from, to, ask.id.to_owned()),
     };
     Ok(Some(response))
 }
@@ -121,16 +121,16 @@ fn validators(headers: &mut HeaderMap, meta: &Meta) {
 
 /// A body read piece by piece. A fault breaks it off, and the connection with it: its length has been
 /// promised.
-fn pieces(large: LargeObject, from: u64, to: u64) -> Body {
+fn pieces(large: LargeObject, from: u64, to: u64, id: String) -> Body {
     Body::from_stream(stream::try_unfold(from, move |at| {
-        let large = large.clone();
+        let (large, id) = (large.clone(), id.clone());
         async move {
             if at >= to {
                 return Ok(None);
             }
             let piece = large.piece(at, to).await.inspect_err(|error| {
                 metrics::broken_answer();
-                tracing::error!(%error, "answer broken off");
+                tracing::error!(id, %error, "answer broken off");
             })?;
             let next = at.saturating_add(piece.len() as u64);
             Ok::<_, crate::container::ReadError>(Some((piece, next)))

@@ -11,11 +11,13 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("store", &[]),
     ("demo", &["store"]),
     ("cpu", &[]),
+    ("allocator", &[]),
     ("metrics", &[]),
     ("container", &["n5", "store", "cpu", "metrics"]),
     ("output", &["n5"]),
     ("http", &["n5", "metadata", "store", "cpu", "metrics", "container", "output"]),
     ("config", &[]),
+    ("healthcheck", &["config"]),
     ("telemetry", &["config", "metrics"]),
     ("app", &["config", "telemetry", "container", "http", "store", "demo", "metrics", "n5"]),
 ];

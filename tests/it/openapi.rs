@@ -1,1 +1,104 @@
+//! `openapi.yaml` and the server describe the same routes, parameters, problems and headers.
 
+use std::collections::BTreeSet;
+
+use n5_server::http::problem::KINDS;
+use n5_server::http::target::{VIEWS, View};
+use n5_server::output::FORMATS;
+use serde_json::Value;
+
+use crate::support::Client;
+use crate::support::writer::N5;
+
+fn document() -> Value {
+    serde_saphyr::from_str(include_str!("../../openapi.yaml")).unwrap()
+}
+
+/// A value, or what it refers to.
+fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
+    match value.get("$ref").and_then(Value::as_str) {
+        Some(reference) => document.pointer(reference.trim_start_matches('#')).unwrap_or_else(|| panic!("{reference}")),
+        None => value,
+    }
+}
+
+/// The first segments of all paths; `""` for the root.
+fn first_segments(document: &Value) -> BTreeSet<String> {
+    let paths = document["paths"].as_object().unwrap();
+    paths.keys().map(|path| path.split('/').nth(1).unwrap().to_owned()).collect()
+}
+
+#[test]
+fn every_route_is_described_and_every_description_is_a_route() {
+    let described = first_segments(&document());
+    let built: BTreeSet<&str> =
+        VIEWS.iter().filter(|(_, view)| *view != View::Reserved).map(|(name, _)| *name).collect();
+    for name in &built {
+        assert!(described.contains(*name), "openapi.yaml lacks /{name}");
+    }
+    for segment in described.iter().filter(|segment| !segment.is_empty() && !segment.starts_with('{')) {
+        assert!(built.contains(segment.as_str()), "openapi.yaml describes /{segment}, which is no route");
+    }
+}
+
+#[test]
+fn every_path_describes_get_and_data_describes_head() {
+    let document = document();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        assert!(item.get("get").is_some(), "{path}");
+        for (method, operation) in item.as_object().unwrap() {
+            assert!(!["put", "post", "delete", "patch"].contains(&method.as_str()), "{path} {method}");
+            if ["get", "head"].contains(&method.as_str()) {
+                let responses = operation["responses"].as_object().unwrap();
+                assert!(!responses.is_empty() && operation["operationId"].is_string(), "{path} {method}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn slice_takes_exactly_the_parameters_described() {
+    let document = document();
+    let item = &document["paths"]["/slice/{dataset}"];
+    let described: BTreeSet<String> = item["parameters"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|parameter| resolved(&document, parameter))
+        .filter(|parameter| parameter["in"] == "query")
+        .map(|parameter| parameter["name"].as_str().unwrap().to_owned())
+        .collect();
+    let n5 = N5::new();
+    let refused = Client::of(n5.root()).get("/slice/a?nonsense=1").await.json();
+    let mut known: BTreeSet<String> = serde_json::from_value(refused["known"].clone()).unwrap();
+    known.remove("token");
+    assert_eq!(described, known);
+}
+
+#[test]
+fn every_format_and_its_media_type_are_described() {
+    let text = include_str!("../../openapi.yaml");
+    for format in FORMATS {
+        assert!(text.contains(format.media_type()), "openapi.yaml lacks {}", format.media_type());
+        assert!(text.contains(format.name()), "openapi.yaml lacks {}", format.name());
+    }
+}
+
+#[test]
+fn every_kind_of_problem_is_described() {
+    let text = include_str!("../../openapi.yaml");
+    // No token is asked for yet.
+    for kind in KINDS.iter().filter(|kind| kind.name != "unauthorized") {
+        assert!(text.contains(kind.name), "openapi.yaml lacks {}", kind.name);
+    }
+}
+
+#[tokio::test]
+async fn the_server_serves_its_description() {
+    let n5 = N5::new();
+    let reply = Client::of(n5.root()).get("/openapi.yaml").await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.body, include_bytes!("../../openapi.yaml").as_slice());
+    let version = document()["info"]["version"].clone();
+    assert_eq!(version, env!("CARGO_PKG_VERSION"));
+}

@@ -1,0 +1,190 @@
+//! Around every request: its id, its log line, its metrics, and the headers that all answers carry.
+
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_LENGTH, HeaderName};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use axum::middleware::Next;
+use bytes::Bytes;
+use futures_util::stream;
+use http_body::{Frame, SizeHint};
+
+use super::{App, query};
+use crate::metrics;
+
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Most characters of a path that answers and log lines repeat.
+const SHOWN: usize = 200;
+
+/// The id of a request, given by the client or made here.
+#[derive(Debug, Clone)]
+pub(super) struct RequestId(pub(super) String);
+
+/// The route of an answer, as metrics and logs name it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Route(pub(super) &'static str);
+
+/// Gives a request its id, and says once in log and metrics what came of it when its answer has been sent
+/// to the end or given up.
+pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
+    let id = app.request_id(request.headers());
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let peer = request.extensions().get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
+    let running = Running::start(&app);
+    let mut line = Line {
+        started: Instant::now(),
+        method: request.method().clone(),
+        path: shown(request.uri().path()),
+        query: request.uri().query().map(|query| shown(&query::without_token(query))),
+        peer,
+        route: "unmatched",
+        status: StatusCode::OK,
+        sent: 0,
+        id,
+        _running: running,
+    };
+    let mut response = next.run(request).await;
+    line.route = response.extensions().get::<Route>().map_or("unmatched", |route| route.0);
+    let is_preflight = line.method == Method::OPTIONS && response.status() == StatusCode::OK;
+    if is_preflight {
+        // There is no body.
+        line.route = "preflight";
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        response.headers_mut().remove(CONTENT_LENGTH);
+        response.headers_mut().insert("allow", HeaderValue::from_static("GET, HEAD, OPTIONS"));
+    }
+    line.status = response.status();
+    let has_length = response.headers().contains_key(CONTENT_LENGTH);
+    finish(response.headers_mut(), line.status, &line.id);
+    let (parts, body) = response.into_parts();
+    let body = match (line.method == Method::HEAD, has_length) {
+        (false, _) => body,
+        (true, true) => Body::empty(),
+        // A body known to be empty would be announced as one of 0 bytes, which GET's is not.
+        (true, false) => Body::from_stream(stream::empty::<Result<Bytes, std::io::Error>>()),
+    };
+    Response::from_parts(parts, Body::new(Watched { body, line }))
+}
+
+/// What is the same on every answer.
+fn finish(headers: &mut HeaderMap, status: StatusCode, id: &str) {
+    headers.insert("timing-allow-origin", HeaderValue::from_static("*"));
+    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("cross-origin"));
+    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    if let Ok(id) = HeaderValue::from_str(id) {
+        headers.insert(REQUEST_ID, id);
+    }
+    if (status.is_client_error() || status.is_server_error()) && !headers.contains_key(CACHE_CONTROL) {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+}
+
+/// The beginning of a text that a client sent.
+pub(super) fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
+
+/// A request whose answer has not been sent to the end, for as long as this lives.
+#[derive(Debug)]
+struct Running {
+    app: Arc<App>,
+    _in_flight: metrics::InFlight,
+}
+
+impl Running {
+    fn start(app: &Arc<App>) -> Self {
+        app.running.fetch_add(1, Ordering::Relaxed);
+        Self { app: Arc::clone(app), _in_flight: metrics::InFlight::start() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.app.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The log line of a request, written when it is dropped.
+#[derive(Debug)]
+struct Line {
+    started: Instant,
+    method: Method,
+    path: String,
+    query: Option<String>,
+    peer: Option<IpAddr>,
+    route: &'static str,
+    status: StatusCode,
+    sent: u64,
+    id: String,
+    _running: Running,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let elapsed = self.started.elapsed();
+        metrics::http_request(method_name(&self.method), self.route, self.status.as_u16(), elapsed);
+        metrics::http_response_bytes(self.route, self.sent);
+        tracing::info!(
+            id = self.id,
+            peer = self.peer.map(tracing::field::display),
+            method = %self.method,
+            path = self.path,
+            query = self.query,
+            status = self.status.as_u16(),
+            bytes = self.sent,
+            microseconds = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX),
+            "request"
+        );
+    }
+}
+
+/// The method as metrics name it.
+fn method_name(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
+        _ => "other",
+    }
+}
+
+/// A body that counts what has been sent of it.
+struct Watched {
+    body: Body,
+    line: Line,
+}
+
+impl http_body::Body for Watched {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &polled {
+            self.line.sent += frame.data_ref().map_or(0, |data| data.len() as u64);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,37 @@
+"""Servers that several tests share."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+import support
+
+sys.dont_write_bytecode = True
+
+
+@pytest.fixture(scope="session")
+def demo():
+    """A server of the container that the binary carries."""
+    with support.Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def corpus_copy(tmp_path_factory):
+    """The corpus with the empty groups that its manifest names and Git does not keep."""
+    if not support.CORPUS.is_dir():
+        pytest.skip(support.NO_CORPUS)
+    copy = tmp_path_factory.mktemp("corpus") / "open"
+    shutil.copytree(support.CORPUS, copy)
+    for group in json.loads((copy / "manifest.json").read_text())["groups"]:
+        (copy / group["path"]).mkdir(parents=True, exist_ok=True)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def corpus(corpus_copy):
+    """A server of the corpus."""
+    with support.Server(corpus_copy) as server:
+        yield server

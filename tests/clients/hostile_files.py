@@ -1,0 +1,288 @@
+"""Files that no honest program writes, and what a slice of them answers.
+
+Every case fills a directory of its own and names the status, the problem (None where it is no error) and, for
+an answer that is none, the first byte of the data. Unless a case says otherwise, the dataset is uint8, 4 x 4 in
+one block.
+"""
+
+import bz2
+import gzip
+import lzma
+import os
+import socket
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numcodecs
+
+from support import COMPRESSIONS, attributes, compress, header, write
+
+CORRUPT = (422, "corrupt-block")
+NOT_A_DATASET = (404, "not-a-dataset")
+UNSUPPORTED = (501, "unsupported")
+TOO_LARGE = (413, "too-large")
+DATA = bytes(range(7, 23))
+GOOD = (200, None, 7)
+ZEROS = (200, None, 0)
+BOMB = bytes(64 << 20)
+
+
+@dataclass
+class Case:
+    name: str
+    fill: Callable[[Path], object]
+    expected: tuple
+    query: str = ""
+
+
+def block(compression, content, **more):
+    """A dataset whose only block has this content."""
+
+    def fill(directory):
+        write(directory / "attributes.json", attributes([4, 4], [4, 4], "uint8", compression) | more)
+        write(directory / "0/0", content)
+
+    return fill
+
+
+def described(content, stored=header(4, 4) + DATA):
+    """A dataset with these attributes and a sound raw block."""
+
+    def fill(directory):
+        write(directory / "attributes.json", content)
+        write(directory / "0/0", stored)
+
+    return fill
+
+
+def but(**members):
+    """Sound attributes with these members; None takes one out."""
+    changed = attributes([4, 4], [4, 4]) | members
+    return {key: value for key, value in changed.items() if value is not None}
+
+
+HEADERS = [
+    Case("an empty block", block("raw", b""), CORRUPT),
+    Case("a block of one byte", block("raw", b"\0"), CORRUPT),
+    Case("a header cut off in the sizes", block("raw", header(4, 4)[:9]), CORRUPT),
+    Case("a header alone", block("raw", header(4, 4)), CORRUPT),
+    Case("mode 3", block("raw", header(4, 4, mode=3) + DATA), CORRUPT),
+    Case("mode 65535", block("raw", header(4, 4, mode=0xFFFF) + DATA), CORRUPT),
+    Case("as many elements as the size says, in varlength mode", block("raw", header(4, 4, mode=1) + struct.pack(">I", 16) + DATA), ({200, 501}, None)),
+    Case("fewer elements than the size says, in varlength mode", block("raw", header(4, 4, mode=1) + struct.pack(">I", 5) + DATA[:5]), UNSUPPORTED),
+    Case("2^32 - 1 elements in varlength mode", block("raw", header(4, 4, mode=1) + struct.pack(">I", 0xFFFFFFFF) + DATA), UNSUPPORTED),
+    Case("object mode", block("raw", struct.pack(">HI", 2, 16) + DATA), UNSUPPORTED),
+    Case("one axis too few", block("raw", header(4) + DATA[:4]), CORRUPT),
+    Case("one axis too many", block("raw", header(4, 4, 1) + DATA), CORRUPT),
+    Case("65535 axes", block("raw", b"\0\0\xff\xff" + bytes(64)), CORRUPT),
+    Case("a size of 2^32 - 1", block("raw", header(0xFFFFFFFF, 4) + DATA), CORRUPT),
+    Case("sizes whose product overflows", block("raw", header(0xFFFFFFFF, 0xFFFFFFFF) + DATA), CORRUPT),
+    Case("one larger than blockSize", block("raw", header(5, 4) + bytes(20)), CORRUPT),
+    Case("a smaller block is no fault", block("raw", header(2, 2) + DATA[:4]), GOOD),
+    Case("one byte short", block("raw", header(4, 4) + DATA[:-1]), CORRUPT),
+    Case("one byte long", block("raw", header(4, 4) + DATA + b"\0x"), CORRUPT),
+]
+
+TORN = [
+    Case(f"{kind} cut at {part}", block(kind, header(4, 4) + compress(kind, DATA)[: int(len(compress(kind, DATA)) * share)]), CORRUPT)
+    for kind in COMPRESSIONS
+    for part, share in (("nothing", 0), ("a third", 0.34), ("nine tenths", 0.9))
+]  # fmt: skip
+
+
+def flipped(kind):
+    """A sound payload with one bit of its middle changed; noise, so that no codec finds slack in it."""
+    noise = bytes((i * 197 + 31) % 251 for i in range(16))
+    payload = bytearray(compress(kind, noise))
+    payload[-6 if kind in ("gzip", "zlib", "bzip2") else len(payload) // 2] ^= 0x10
+    return header(4, 4) + bytes(payload)
+
+
+BIT_FLIPS = [Case(f"{kind} with a changed bit", block(kind, flipped(kind)), CORRUPT) for kind in ("gzip", "zlib", "bzip2", "xz", "lz4")]
+
+BOMBS = [
+    Case("gzip bomb", block("gzip", header(4, 4) + gzip.compress(BOMB, 6)), CORRUPT),
+    Case("zlib bomb", block("zlib", header(4, 4) + zlib.compress(BOMB, 6)), CORRUPT),
+    Case("bzip2 bomb", block("bzip2", header(4, 4) + bz2.compress(BOMB)), CORRUPT),
+    Case("xz bomb", block("xz", header(4, 4) + lzma.compress(BOMB, preset=0)), CORRUPT),
+    Case("zstd bomb", block("zstd", header(4, 4) + numcodecs.Zstd(1).encode(BOMB)), CORRUPT),
+    Case("blosc bomb", block("blosc", header(4, 4) + numcodecs.Blosc("zstd", 1).encode(BOMB)), CORRUPT),
+    Case("gzip of a thousand empty members", block("gzip", header(4, 4) + gzip.compress(b"") * 1000 + gzip.compress(DATA)), GOOD),
+    Case("a bomb after the data", block("gzip", header(4, 4) + gzip.compress(DATA) + gzip.compress(BOMB)), CORRUPT),
+    Case("a bomb that its header admits", lambda d: (
+        write(d / "attributes.json", attributes([65536, 65536], [65536, 65536], "uint8", "bzip2")),
+        write(d / "0/0", header(65536, 65536) + bz2.compress(BOMB))), TOO_LARGE, "start=0,0&size=1,1"),
+    Case("a claim of 4 GiB by ten bytes", lambda d: (
+        write(d / "attributes.json", attributes([65536, 65536], [65536, 65536], "uint8", "raw")),
+        write(d / "0/0", header(65536, 65536) + bytes(10))), ({413, 422}, None), "start=0,0&size=1,1"),
+]  # fmt: skip
+
+
+def blosc(**changes):
+    """A blosc buffer with members of its header changed."""
+    payload = bytearray(compress("blosc", DATA * 8))
+    offsets = {"version": (0, "B"), "flags": (2, "B"), "typesize": (3, "B"), "nbytes": (4, "<I"), "blocksize": (8, "<I"), "cbytes": (12, "<I")}
+    for name, value in changes.items():
+        at, form = offsets[name]
+        struct.pack_into(form, payload, at, value)
+    return header(4, 4) + bytes(payload)
+
+
+def lz4(size=16, packed=16, check=None, magic=b"LZ4Block", token=0x1F, end=True, body=DATA):
+    """An lz4-java frame with members of its header changed."""
+    frame = magic + bytes([token]) + struct.pack("<II", packed, size)
+    sound = compress("lz4", DATA)
+    frame += sound[17:21] if check is None else struct.pack("<I", check)
+    return header(4, 4) + frame + body + (sound[-21:] if end else b"")
+
+
+
+
+def huge_dictionary():
+    """An .xz whose block header asks for a dictionary of 1.5 GiB: made small, its size byte and checksum changed."""
+    payload = bytearray(lzma.compress(DATA, preset=0))
+    at = payload.index(bytes([0x21, 0x01])) + 2  # filter LZMA2, one byte of properties
+    start, length = 12, (payload[12] + 1) * 4
+    payload[at] = 39  # 3 << 29 bytes
+    struct.pack_into("<I", payload, start + length - 4, zlib.crc32(payload[start : start + length - 4]))
+    return header(4, 4) + bytes(payload)
+
+
+CODECS = [
+    Case("gzip with garbage after it", block("gzip", header(4, 4) + gzip.compress(DATA) + b"garbage"), CORRUPT),
+    Case("gzip with zeros after it", block("gzip", header(4, 4) + gzip.compress(DATA) + bytes(512)), GOOD),
+    Case("gzip in two members", block("gzip", header(4, 4) + gzip.compress(DATA[:5]) + gzip.compress(DATA[5:])), GOOD),
+    Case("gzip that lies about its length", block("gzip", header(4, 4) + gzip.compress(DATA)[:-4] + b"\xff\xff\xff\x7f"), CORRUPT),
+    Case("gzip one byte short", block("gzip", header(4, 4) + gzip.compress(DATA[:-1])), CORRUPT),
+    Case("zlib where gzip is said", block("gzip", header(4, 4) + zlib.compress(DATA)), ({200, 422}, None)),
+    Case("zlib with a preset dictionary", block("zlib", header(4, 4) + b"\x78\xbb" + bytes(20)), CORRUPT),
+    Case("bzip2 in two streams", block("bzip2", header(4, 4) + bz2.compress(DATA[:5]) + bz2.compress(DATA[5:])), GOOD),
+    Case("bzip2 magic and nothing", block("bzip2", header(4, 4) + b"BZh9"), CORRUPT),
+    Case("xz with a dictionary of 1.5 GiB", block("xz", huge_dictionary()), ({413, 422}, None)),
+    Case("xz in the lzma format", block("xz", header(4, 4) + lzma.compress(DATA, lzma.FORMAT_ALONE)), ({200, 422}, None)),
+    Case("zstd with a window of 2 TiB", block("zstd", header(4, 4) + b"\x28\xb5\x2f\xfd\x00\xf8" + bytes(20)), CORRUPT),
+    Case("zstd with a dictionary", block("zstd", header(4, 4) + b"\x28\xb5\x2f\xfd\x23\xff\xff\xff\xff\x10" + bytes(20)), CORRUPT),
+    Case("zstd that claims 2^63 bytes", block("zstd", header(4, 4) + b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 7 + b"\x7f" + bytes(20)), CORRUPT),
+    Case("zstd of skippable frames alone", block("zstd", header(4, 4) + b"\x50\x2a\x4d\x18\x04\0\0\0abcd" * 9), CORRUPT),
+    Case("blosc that claims 2 GiB", block("blosc", blosc(nbytes=0x7FFFFFFF)), CORRUPT),
+    Case("blosc that claims 4 GiB - 1", block("blosc", blosc(nbytes=0xFFFFFFFF)), CORRUPT),
+    Case("blosc longer than its file", block("blosc", blosc(cbytes=0x7FFFFFFF)), CORRUPT),
+    Case("blosc with a block size of 0", block("blosc", blosc(blocksize=0)), CORRUPT),
+    Case("blosc with a huge block size", block("blosc", blosc(blocksize=0x7FFFFFFF)), CORRUPT),
+    Case("blosc with a type size of 0", block("blosc", blosc(typesize=0)), CORRUPT),
+    Case("blosc of an unknown version", block("blosc", blosc(version=99)), CORRUPT),
+    Case("blosc of an unknown compressor", block("blosc", blosc(flags=0xFF)), CORRUPT),
+    Case("blosc header alone", block("blosc", blosc()[:28]), CORRUPT),
+    Case("lz4 that claims 2 GiB", block("lz4", lz4(size=0x7FFFFFFF)), CORRUPT),
+    Case("lz4 with a negative size", block("lz4", lz4(size=0xFFFFFFFF)), CORRUPT),
+    Case("lz4 longer than its file", block("lz4", lz4(packed=0x7FFFFFFF)), CORRUPT),
+    Case("lz4 with a wrong checksum", block("lz4", lz4(check=1)), CORRUPT),
+    Case("lz4 of an unknown method", block("lz4", lz4(token=0xFF)), CORRUPT),
+    Case("lz4 of random bytes", block("lz4", header(4, 4) + bytes((i * 89 + 5) % 256 for i in range(40))), CORRUPT),
+]  # fmt: skip
+
+ATTRIBUTES = [
+    Case("no JSON", described("dimensions: [4, 4]"), NOT_A_DATASET),
+    Case("an empty file", described(""), NOT_A_DATASET),
+    Case("JSON cut off", described('{"dimensions":[4,4],"blockSi'), NOT_A_DATASET),
+    Case("an array", described("[1, 2]"), NOT_A_DATASET),
+    Case("null", described("null"), NOT_A_DATASET),
+    Case("a number of a million digits", described("9" * 1_000_000), NOT_A_DATASET),
+    Case("500000 open brackets", described("[" * 500_000), NOT_A_DATASET),
+    Case("nested objects 100000 deep", described('{"a":' * 100_000), NOT_A_DATASET),
+    Case("UTF-16", described(str(but()).replace("'", '"').encode("utf-16")), NOT_A_DATASET),
+    Case("not UTF-8", described(b'{"dimensions":[4,4],"x":"\xff"}'), NOT_A_DATASET),
+    Case("a byte order mark is no fault", described(b"\xef\xbb\xbf" + str(but()).replace("'", '"').encode()), GOOD),
+    Case("more than limits.attributes", described(but(padding="x" * (2 << 20))), TOO_LARGE),
+    Case("no dimensions", described(but(dimensions=None)), NOT_A_DATASET),
+    Case("dimensions that are text", described(but(dimensions="4,4")), NOT_A_DATASET),
+    Case("a dimension that is an object", described(but(dimensions=[4, {}])), NOT_A_DATASET),
+    Case("a negative dimension", described(but(dimensions=[4, -4])), NOT_A_DATASET),
+    Case("half a dimension", described(but(dimensions=[4, 4.5])), NOT_A_DATASET),
+    Case("a dimension beyond every float", described('{"dimensions":[4,1e400],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}'), NOT_A_DATASET),
+    Case("a dimension of 2^63", described(but(dimensions=[4, 2**63])), NOT_A_DATASET),
+    Case("a dimension of true", described(but(dimensions=[4, True])), NOT_A_DATASET),
+    Case("dimensions within dimensions", described(but(dimensions=[[4], [4]])), NOT_A_DATASET),
+    Case("33 axes", described(but(dimensions=[1] * 33, blockSize=[1] * 33)), NOT_A_DATASET),
+    Case("100000 axes", described(but(dimensions=[1] * 100_000, blockSize=[1] * 100_000)), NOT_A_DATASET),
+    Case("axes that disagree", described(but(blockSize=[4, 4, 4])), NOT_A_DATASET),
+    Case("a block size of 0", described(but(blockSize=[4, 0])), NOT_A_DATASET),
+    Case("a negative block size", described(but(blockSize=[-4, 4])), NOT_A_DATASET),
+    Case("a type that is a number", described(but(dataType=8)), NOT_A_DATASET),
+    Case("a type that nobody knows", described(but(dataType="complex64")), UNSUPPORTED),
+    Case("text elements", described(but(dataType="string")), UNSUPPORTED),
+    Case("no compression", described(but(compression=None)), NOT_A_DATASET),
+    Case("a compression that is a list", described(but(compression=[])), NOT_A_DATASET),
+    Case("a compression that nobody knows", described(but(compression={"type": "jpeg2000"})), UNSUPPORTED),
+    Case("a compression with a path for a name", described(but(compression={"type": "../../../lib/x.so"})), UNSUPPORTED),
+    Case("parameters that make no sense are no fault", described(but(compression={"type": "raw", "level": {"a": [None]}})), GOOD),
+    Case("every axis 2^63 - 1 long", described(but(dimensions=[2**63 - 1] * 2)), GOOD, "start=0,0&size=4,4"),
+    Case("the far end of 2^63 - 1", described(but(dimensions=[2**63 - 1] * 2)), ZEROS, f"start={2**63 - 3},{2**63 - 3}&size=2,2"),
+    Case("all of 2^126 elements", described(but(dimensions=[2**63 - 1] * 2)), TOO_LARGE),
+    Case("blocks of 2^63 - 1", described(but(dimensions=[2**63 - 1] * 2, blockSize=[2**63 - 1] * 2)), TOO_LARGE, "start=9,9&size=1,1"),
+    Case("blocks of one element", lambda d: write(d / "attributes.json", but(dimensions=[10**6] * 2, blockSize=[1, 1])), ZEROS, "start=0,0&size=200,200"),
+]  # fmt: skip
+
+
+def linked(name, target):
+    def fill(directory):
+        block("raw", header(4, 4) + DATA)(directory)
+        place = directory / name
+        place.unlink() if place.exists() else place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(target)
+
+    return fill
+
+
+def replaced(name, make):
+    def fill(directory):
+        block("raw", header(4, 4) + DATA)(directory)
+        (directory / name).unlink()
+        make(directory / name)
+
+    return fill
+
+
+def unix_socket(path):
+    here = os.getcwd()
+    os.chdir(path.parent)  # its address has at most 107 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def inner_link(directory):
+    block("raw", header(4, 4) + DATA)(directory / "real")
+    (directory / "attributes.json").symlink_to("real/attributes.json")
+    (directory / "0").symlink_to("real/0")
+
+
+FILES = [
+    Case("a block linked out of the container", linked("0/0", "/etc/passwd"), ZEROS),
+    Case("attributes linked out of the container", linked("attributes.json", "/etc/hostname"), NOT_A_DATASET),
+    Case("a grid directory linked out", lambda d: (write(d / "attributes.json", attributes([4, 4], [4, 4])), (d / "0").symlink_to("/etc")), ZEROS),
+    Case("a block linked to an endless device", linked("0/0", "/dev/zero"), ZEROS),
+    Case("a block linked to itself", linked("0/0", "0"), ZEROS),
+    Case("a block linked to nothing", linked("0/0", "nothing"), ZEROS),
+    Case("a block linked upwards", linked("0/0", "../../../../../../../../etc/passwd"), ZEROS),
+    Case("links that stay inside are followed", inner_link, GOOD),
+    Case("a block that is a pipe", replaced("0/0", os.mkfifo), ZEROS),
+    Case("attributes that are a pipe", replaced("attributes.json", os.mkfifo), NOT_A_DATASET),
+    Case("a block that is a socket", replaced("0/0", unix_socket), ZEROS),
+    Case("a block that is a directory", replaced("0/0", Path.mkdir), ZEROS),
+    Case("attributes that are a directory", replaced("attributes.json", Path.mkdir), NOT_A_DATASET),
+    Case("a file where the grid's directory should be", lambda d: (write(d / "attributes.json", attributes([4, 4], [4, 4])), write(d / "0", b"x")), ZEROS),
+]  # fmt: skip
+
+# For a server that is not root.
+UNREADABLE = [
+    Case("block without permission", replaced("0/0", lambda p: (p.write_bytes(b"x"), p.chmod(0))), ZEROS),
+    Case("attributes without permission", replaced("attributes.json", lambda p: (p.write_bytes(b"{}"), p.chmod(0))), NOT_A_DATASET),
+]  # fmt: skip
+
+ALL = HEADERS + TORN + BIT_FLIPS + BOMBS + CODECS + ATTRIBUTES + FILES

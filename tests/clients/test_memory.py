@@ -1,0 +1,158 @@
+"""Answers far larger than memory, at a bounded cost of it."""
+
+import hashlib
+import os
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+import support
+from support import MIB, Server, header, write
+
+MOST_MIB = 600
+HEAVY = os.environ.get("N5_TEST_HEAVY") == "1"
+# 16 layers of 1 GiB, and 4 more, all uint8.
+SPARSE = [32768, 32768, 20]
+
+
+def download(server, target, digest=None):
+    """Reads an answer piece by piece: (status, headers, bytes read, seconds)."""
+    connection = server.connection()
+    connection.timeout = 600
+    started = time.monotonic()
+    connection.putrequest("GET", target, skip_accept_encoding=True)
+    connection.endheaders()
+    response = connection.getresponse()
+    total, buffer = 0, memoryview(bytearray(4 * MIB))
+    while got := response.readinto(buffer):
+        total += got
+        if digest is not None:
+            digest.update(buffer[:got])
+    return response.status, response.msg, total, time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    """20 GiB, of which the first and the last block are stored."""
+    root = tmp_path_factory.mktemp("sparse.n5")
+    block = [1024, 1024, 4]
+    write(root / "large/attributes.json", support.attributes(SPARSE, block, "uint8", "gzip"))
+    for position, value in (("0/0/0", 1), ("31/31/4", 2)):
+        write(root / "large" / position, header(*block) + support.compress("gzip", bytes([value]) * 4 * MIB))
+    write(root / "huge/attributes.json", support.attributes([1 << 20, 1 << 20, 64], [128, 128, 64], "uint8"))
+    write(root / "planes/attributes.json", support.attributes([4096, 4096, 4096], [64, 64, 64], "uint8"))
+    with Server(root) as server:
+        yield server
+
+
+def expected_digest():
+    """SHA-256 of the sparse volume, first axis fastest."""
+    digest, (x, y, z) = hashlib.sha256(), SPARSE
+    rows = 1024
+    first = np.zeros((rows, x), "uint8")
+    first[:, :1024] = 1
+    last = np.zeros((rows, x), "uint8")
+    last[:, -1024:] = 2
+    zeros = bytes(rows * x)
+    for plane in range(z):
+        for row in range(0, y, rows):
+            if plane < 4 and row == 0:
+                digest.update(first)
+            elif plane >= z - 4 and row == y - rows:
+                digest.update(last)
+            else:
+                digest.update(zeros)
+    return digest.hexdigest()
+
+
+@pytest.mark.slow
+def test_twenty_gibibytes_stream_in_bounded_memory(sparse):
+    digest = hashlib.sha256()
+    status, headers, total, seconds = download(sparse, "/slice/large", digest)
+    assert (status, total) == (200, 20 << 30)
+    assert headers["content-length"] == str(20 << 30)
+    assert headers["etag"] is None and headers["n5-missing-blocks"] is None
+    peak = sparse.peak_mib()
+    print(f"20 GiB in {seconds:.0f} s ({total / seconds / MIB:.0f} MiB/s with hashing), peak {peak:.0f} MiB")
+    assert digest.hexdigest() == expected_digest()
+    assert peak < MOST_MIB
+
+
+def test_a_tebibyte_is_refused_with_a_split_that_works(sparse):
+    for target in ("/slice/huge?size=1048576,1048576,1", "/slice/huge"):
+        refused = sparse.get(target)
+        assert (refused.status, refused.problem()) == (413, "too-large"), refused.body
+        piece = refused.json()["piece"]
+        assert len(piece) == 3 and all(piece) and str(piece[0]) in refused.json()["detail"]
+        query = f"size={','.join(map(str, piece))}"
+        assert sparse.ask(f"/slice/huge?{query}", "HEAD").status == 200, query
+
+
+def test_a_thin_plane_across_many_blocks_names_a_cheaper_split(sparse):
+    answer = sparse.get("/slice/planes?start=7,0,0&size=1,4096,4096")
+    if answer.status == 413:
+        piece = ",".join(map(str, answer.json()["piece"]))
+        assert sparse.ask(f"/slice/planes?size={piece}", "HEAD").status == 200, piece
+    else:
+        assert answer.status == 200 and len(answer.body) == 4096 * 4096
+
+
+def test_sixteen_streams_at_once_share_the_budget(sparse):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def one(_):
+        return download(sparse, "/slice/large?start=0,0,0&size=16384,16384,1")[0::2]
+
+    with ThreadPoolExecutor(16) as pool:
+        for status, total in pool.map(one, range(16)):
+            assert (status, total) == (200, 256 * MIB)
+    assert sparse.peak_mib() < MOST_MIB
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_frees_its_memory(sparse, tmp_path):
+    support.write_dataset(tmp_path / "small", support.counting(10), (10,))
+    write(tmp_path / "large/attributes.json", support.attributes(SPARSE, [1024, 1024, 4], "uint8"))
+    with Server(tmp_path, "--set", "server.send_timeout=2s", "--set", "limits.slice_budget=64MiB") as server:
+        stuck = [server.connection() for _ in range(8)]
+        for connection in stuck:
+            connection.putrequest("GET", "/slice/large?size=8000,8000,1")
+            connection.endheaders()
+        started = time.monotonic()
+        status, _, total, _ = download(server, "/slice/large?size=8000,8000,1")
+        assert (status, total) == (200, 64_000_000) and time.monotonic() - started < 30
+        for connection in stuck:
+            connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HEAVY, reason="writes 2 GiB of blocks; set N5_TEST_HEAVY=1")
+def test_a_slice_of_layers_larger_than_the_budget_costs_little_more_than_its_layers(tmp_path):
+    """Layers of 512 MiB exceed the slice budget: the slice in one piece against its layers one by one."""
+    shape, block = (4096, 4096, 128), (512, 512, 32)
+    write(tmp_path / "dense/attributes.json", support.attributes(shape, block, "uint8", "gzip"))
+    random = np.random.default_rng(1)
+    noise = [random.integers(0, 16, block).astype("uint8").tobytes() for _ in range(4)]
+    stored = [header(*block) + zip_fast(data) for data in noise]
+    for x, y, z in np.ndindex(8, 8, 4):
+        write(tmp_path / f"dense/{x}/{y}/{z}", stored[(x + y + z) % 4])
+    with Server(tmp_path) as server:
+        whole, pieces = hashlib.sha256(), hashlib.sha256()
+        layered = 0.0
+        for z in range(4):
+            query = f"start=0,0,{32 * z}&size=4096,4096,32"
+            _, _, total, seconds = download(server, f"/slice/dense?{query}", pieces)
+            assert total == 512 * MIB
+            layered += seconds
+        status, _, total, seconds = download(server, "/slice/dense", whole)
+        assert (status, total) == (200, 2048 * MIB)
+        print(f"whole {seconds:.1f} s, layers {layered:.1f} s, peak {server.peak_mib():.0f} MiB")
+        assert whole.hexdigest() == pieces.hexdigest()
+        assert seconds <= 1.5 * layered
+        assert server.peak_mib() < MOST_MIB
+
+
+def zip_fast(data):
+    packer = zlib.compressobj(1, wbits=31)
+    return packer.compress(data) + packer.flush()

@@ -1,0 +1,171 @@
+"""A real nginx in front, with the repository's own configuration for it."""
+
+import getpass
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+
+import support
+from support import Server, write_dataset
+
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+CONFIG = support.REPO / "config" / "nginx.conf"
+
+pytestmark = pytest.mark.skipif(not NGINX, reason="nginx is not installed (Debian: nginx-light)")
+
+
+class Proxy(Server):
+    """Speaks like a server, is an nginx."""
+
+    def __init__(self, directory, upstream):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.host = "127.0.0.1"
+        site = CONFIG.read_text()
+        for pattern, replacement in [
+            (r"server 127\.0\.0\.1:8080", f"server 127.0.0.1:{upstream.port}"),
+            (r"listen 80;", f"listen 127.0.0.1:{self.port};"),
+            (r"/var/cache/nginx-n5", f"{directory}/cache"),
+        ]:
+            site, changed = re.subn(pattern, replacement, site)
+            assert changed == 1, f"{CONFIG.name} has no {pattern}"
+        paths = "".join(
+            f"{name}_temp_path {directory}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        main = directory / "nginx.conf"
+        # Workers that root starts would be somebody who may not enter this directory.
+        user = f"user {getpass.getuser()};\n" if os.geteuid() == 0 else ""
+        main.write_text(
+            f"{user}daemon off; pid {directory}/nginx.pid; error_log {directory}/error.log;\n"
+            f"events {{}}\nhttp {{\naccess_log off;\n{paths}{site}\n}}\n"
+        )
+        self.process = subprocess.Popen([NGINX, "-p", directory, "-c", main, "-e", directory / "error.log"])
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection((self.host, self.port)).close()
+                return
+            except OSError:
+                assert time.monotonic() < deadline and self.process.poll() is None, (directory / "error.log").read_text()
+                time.sleep(0.05)
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("proxied.n5")
+    for name in ("a%2Fb", "50%", "a b", "ü+;", "q?x#y"):
+        write_dataset(root / name, support.counting(40, 30, 20), (16, 16, 16), "gzip")
+    support.write(root / "sparse/attributes.json", support.attributes([16384, 16384, 2], [1024, 1024, 1]))
+    return root
+
+
+@pytest.fixture(scope="module")
+def upstream(root):
+    with Server(root, "--set", "server.trusted_proxies=127.0.0.1") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def proxy(upstream, tmp_path_factory):
+    proxy = Proxy(tmp_path_factory.mktemp("nginx"), upstream)
+    yield proxy
+    proxy.stop()
+
+
+@pytest.mark.parametrize("name", ["a%252Fb", "50%25", "a%20b", "%C3%BC%2B%3B", "q%3Fx%23y"])
+@pytest.mark.parametrize("prefix", ["", "/em"])
+def test_names_arrive_as_they_were_sent(proxy, upstream, prefix, name):
+    for target in (f"/n5/{name}/attributes.json", f"/{name}/0/0/0", f"/slice/{name}?size=3,3,3", f"/n5/{name}/"):
+        direct, proxied = upstream.get(target), proxy.get(prefix + target)
+        assert (proxied.status, proxied.body) == (direct.status, direct.body) and direct.status == 200, target
+        assert proxied["etag"] == direct["etag"]
+
+
+def test_refused_paths_are_refused_behind_the_proxy_too(proxy):
+    for target in ("/n5/a%2Fb/0/0/0", "/n5/a%2fb/attributes.json", "/n5//x", "/em/n5/%2e%2e%2fx", "/em//x"):
+        answer = proxy.get(target)
+        assert answer.status == 400, target
+
+
+def test_ranges_and_conditions_pass(proxy, root):
+    stored = (root / "50%/0/0/0").read_bytes()
+    whole = proxy.get("/50%25/0/0/0")
+    assert whole.body == stored
+    for prefix in ("", "/em"):
+        part = proxy.get(f"{prefix}/50%25/0/0/0", Range="bytes=4-11")
+        assert (part.status, part.body) == (206, stored[4:12])
+        assert part["content-range"] == f"bytes 4-11/{len(stored)}"
+        assert proxy.get(f"{prefix}/50%25/0/0/0", Range="bytes=999999-").status == 416
+        # Where nginx caches blocks, it withholds the condition; a whole answer is correct, too.
+        allowed = (304,) if prefix else (200, 304)
+        assert proxy.get(f"{prefix}/50%25/0/0/0", If_None_Match=whole["etag"]).status in allowed
+        other = proxy.get(f"{prefix}/50%25/0/0/0", Range="bytes=4-11", If_Range='"other"')
+        assert (other.status, other.body) == (200, stored)
+    for target in ("/50%25/attributes.json", "/slice/50%25"):
+        assert proxy.get(target, If_None_Match=proxy.get(target)["etag"]).status == 304, target
+
+
+def test_head_agrees_with_get(proxy):
+    for target in ("/50%25/0/0/0", "/50%25/attributes.json", "/slice/50%25", "/50%25/", "/nothing", "/50%25/9/9/9"):
+        get, head = proxy.get(target), proxy.ask(target, "HEAD")
+        assert (head.status, head.body) == (get.status, b""), target
+        assert head["content-length"] == get["content-length"], target
+
+
+def test_redirects_lead_back_through_the_prefix(proxy):
+    answer = proxy.get("/em/a%252Fb")
+    assert (answer.status, answer["location"]) == (301, "a%252Fb/")
+    assert proxy.get("/em/" + answer["location"]).status == 200
+
+
+def test_urls_in_answers_name_the_proxy_and_the_prefix(proxy):
+    for prefix in ("", "/em"):
+        urls = proxy.get(f"{prefix}/info/a%252Fb").json()["urls"]
+        base = f"http://{proxy.host}:{proxy.port}{prefix}"
+        assert urls["slice"] == f"{base}/slice/a%252Fb"
+        assert proxy.get(urls["attributes"].removeprefix(f"http://{proxy.host}:{proxy.port}")).status == 200
+
+
+def test_a_large_slice_streams_through(proxy, upstream):
+    connection = proxy.connection()
+    started = time.monotonic()
+    connection.putrequest("GET", "/slice/sparse", skip_accept_encoding=True)
+    connection.endheaders()
+    response = connection.getresponse()
+    first = response.read(1)
+    waited = time.monotonic() - started
+    rest = 0
+    while piece := response.read(1 << 20):
+        rest += len(piece)
+    total = time.monotonic() - started
+    assert len(first) + rest == 16384 * 16384 * 2 == int(response.headers["content-length"])
+    assert waited < max(1, total / 2), f"the first byte came after {waited:.1f} of {total:.1f} s"
+    connection.close()
+
+
+def test_cors_and_ids_pass_and_errors_keep_their_documents(proxy):
+    answer = proxy.get("/nothing", Origin="https://viewer.example.org", X_Request_Id="through-nginx")
+    assert answer.status == 404 and answer.problem() == "not-found"
+    assert answer["access-control-allow-origin"] == "*" and answer["x-request-id"] == "through-nginx"
+    preflight = proxy.ask("/50%25/0/0/0", "OPTIONS", {"Origin": "https://x.org", "Access-Control-Request-Method": "GET"})
+    assert preflight.status == 204
+
+
+def test_an_unreachable_server_is_a_503_that_scripts_can_read(root, tmp_path):
+    with Server(root) as gone:
+        proxy = Proxy(tmp_path, gone)
+    try:
+        answer = proxy.get("/50%25/0/0/0")
+        assert answer.status == 503 and answer["access-control-allow-origin"] == "*" and answer["retry-after"]
+    finally:
+        proxy.stop()
