@@ -25,7 +25,7 @@
 //! # Layers
 //!
 //! ```text
-//! main ──► app ──► config, telemetry, demo           the edge of the process
+//! main ──► app ──► config, telemetry, demo           the edge of the process (also allocator, healthcheck)
 //!           │
 //!          http                                      paths, queries, statuses, headers
 //!           ├──────────► output                      array → bytes of a media type
@@ -42,7 +42,7 @@
 //!
 //! `GET /slice/a/b/s0?start=0,0,100&stop=256,256,101&format=npy`
 //!
-//! 1. [`http::router`] has one handler. It gives the request an id, a slot, a deadline and an
+//! 1. [`http::router`] has one handler, within a layer that gives the request an id. It gives it a deadline and an
 //!    [`Access`](container::Access), which says how old cached entries may be.
 //! 2. [`Target::parse`](http::target::Target::parse) splits the raw path, then decodes each segment once; the first
 //!    one names the view.
