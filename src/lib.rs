@@ -42,8 +42,8 @@
 //!
 //! `GET /slice/a/b/s0?start=0,0,100&stop=256,256,101&format=npy`
 //!
-//! 1. [`http::router`] has one handler, within a layer that gives the request an id. It gives it a deadline and an
-//!    [`Access`](container::Access), which says how old cached entries may be.
+//! 1. [`http::router`] has one handler, within layers that give every request an id and every answer its headers. The
+//!    handler sets a deadline and makes an [`Access`](container::Access), which says how old cached entries may be.
 //! 2. [`Target::parse`](http::target::Target::parse) splits the raw path, then decodes each segment once; the first
 //!    one names the view.
 //! 3. The query is parsed and [`output::negotiate`] picks the format, both before anything is read.
