@@ -44,10 +44,15 @@ fn main() {
 }
 
 /// A smooth background with noise of some bits, as electron microscopes give.
-fn value(x: u64, y: u64, z: u64, state: &mut u64) -> u16 {
+fn value(at: [u64; 3], state: &mut u64) -> u16 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     let noise: u64 = (0..4).map(|n| *state >> (33 + 5 * n) & 15).sum();
-    ((60 + (x + 2 * y + z) / 8 + noise) * 57) as u16
+    ((60 + (at[0] + 2 * at[1] + at[2]) / 8 + noise) * 57) as u16
+}
+
+/// The index along each of three axes of `side` of what stands at `linear`.
+fn index(linear: u64, side: u64) -> [u64; 3] {
+    [linear % side, linear / side % side, linear / side / side]
 }
 
 fn write_data() -> TempDir {
@@ -59,15 +64,14 @@ fn write_data() -> TempDir {
             r#"{{"dimensions":[{SIDE},{SIDE},{SIDE}],"blockSize":[{BLOCK},{BLOCK},{BLOCK}],"dataType":"uint16","compression":{{"type":"{codec}"}}}}"#
         );
         fs::write(dataset.join("attributes.json"), text).unwrap();
-        let n = SIDE / BLOCK;
-        for at in 0..n.pow(3) {
-            let (i, j, k) = (at % n, at / n % n, at / n / n);
-            let mut state = at + 1;
+        for number in 0..(SIDE / BLOCK).pow(3) {
+            let position = index(number, SIDE / BLOCK);
+            let mut state = number + 1;
             let mut elements = Vec::with_capacity(2 * BLOCK.pow(3) as usize);
-            for e in 0..BLOCK.pow(3) {
-                let (x, y, z) = (e % BLOCK, e / BLOCK % BLOCK, e / BLOCK / BLOCK);
-                let value = value(i * BLOCK + x, j * BLOCK + y, k * BLOCK + z, &mut state);
-                elements.extend_from_slice(&value.to_be_bytes());
+            for element in 0..BLOCK.pow(3) {
+                let within = index(element, BLOCK);
+                let at = [0, 1, 2].map(|axis| position[axis] * BLOCK + within[axis]);
+                elements.extend_from_slice(&value(at, &mut state).to_be_bytes());
             }
             let mut stored = vec![0, 0, 0, 3];
             for size in [BLOCK; 3] {
@@ -80,9 +84,10 @@ fn write_data() -> TempDir {
             } else {
                 stored.extend_from_slice(&elements);
             }
-            let path = dataset.join(format!("{i}/{j}"));
+            let [x, y, z] = position;
+            let path = dataset.join(format!("{x}/{y}"));
             fs::create_dir_all(&path).unwrap();
-            fs::write(path.join(k.to_string()), stored).unwrap();
+            fs::write(path.join(z.to_string()), stored).unwrap();
         }
     }
     dir

@@ -30,7 +30,7 @@ pub fn tour(url: &str) -> String {
         None => ("curl -s".to_owned(), url, format!("\n  n5://{url}n5/volume/em  the same for Neuroglancer")),
     };
     format!(
-        "  {base}                  what there is: photo, cell, volume, compressions\n\
+        "  {base}                   what there is: photo, cell, volume, compressions\n\
          \x20 {base}info/volume/em     a volume and its scales{viewer}\n\
          try\n\
          \x20 {curl} '{base}info/volume/em/s0'\n\
