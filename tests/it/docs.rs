@@ -1,1 +1,259 @@
+//! The documents say what the code says: lists, tables, links, and every command of the README with its output.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use n5_server::app::Server;
+use n5_server::config::{Config, DEFAULTS, Sources};
+use n5_server::http::problem::KINDS;
+use n5_server::http::target::VIEWS;
+use n5_server::n5::{CODECS, DataType};
+use n5_server::{demo, metrics, output};
+use tokio::sync::oneshot;
+
+use crate::support::Client;
+use crate::support::writer::N5;
+
+const DOCUMENTS: [&str; 7] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/ARCHITECTURE.md",
+    "docs/DEPENDENCIES.md",
+    "docs/DEPLOYMENT.md",
+    "docs/PROBLEMS.md",
+];
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn read(name: &str) -> String {
+    fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// Words in backticks, lines of code blocks left out.
+fn quoted(text: &str) -> BTreeSet<&str> {
+    let mut in_block = false;
+    let lines = text.lines().filter(|line| {
+        let fence = line.starts_with("```");
+        in_block ^= fence;
+        !in_block && !fence
+    });
+    lines.flat_map(|line| line.split('`').skip(1).step_by(2)).collect()
+}
+
+/// Cells of the rows of tables whose first row begins with `heading`.
+fn rows<'a>(text: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
+    let mut found = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        let cells: Vec<&str> = line.strip_prefix('|').map_or(Vec::new(), |row| row.split('|').map(str::trim).collect());
+        match cells.first() {
+            None => inside = false,
+            Some(first) if *first == heading => inside = true,
+            Some(first) if inside && !first.starts_with("---") => found.push(cells),
+            Some(_) => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn every_route_word_is_in_the_readme() {
+    let readme = read("README.md");
+    let named = quoted(&readme);
+    for (word, _) in VIEWS {
+        let stands = |text: &&str| {
+            let rest = text.strip_prefix('/').and_then(|text| text.strip_prefix(word));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        assert!(named.iter().any(stands), "README.md does not name the route /{word}");
+    }
+}
+
+#[test]
+fn every_metric_is_documented_with_its_labels() {
+    let readme = read("README.md");
+    let rows = rows(&readme, "metric");
+    for metric in metrics::NAMES {
+        let row = rows.iter().find(|cells| quoted(cells[0]).contains(metric.name));
+        let row = row.unwrap_or_else(|| panic!("README.md has no row for {}", metric.name));
+        for label in metric.labels {
+            assert!(quoted(row[1]).contains(label), "the row of {} lacks the label {label}", metric.name);
+        }
+    }
+    let known: BTreeSet<&str> = metrics::NAMES.iter().map(|metric| metric.name).collect();
+    let told: BTreeSet<&str> = rows.iter().flat_map(|cells| quoted(cells[0])).collect();
+    assert_eq!(told, known);
+}
+
+#[test]
+fn every_setting_is_in_the_readme_and_every_one_there_exists() {
+    let mut keys = BTreeSet::new();
+    for (section, values) in DEFAULTS.parse::<toml::Table>().unwrap() {
+        keys.extend(values.as_table().unwrap().keys().map(|key| format!("{section}.{key}")));
+    }
+    // The only section without defaults stands there as a comment.
+    let (_, commented) = DEFAULTS.split_once("#[[containers]]").unwrap();
+    let commented = commented.lines().filter_map(|line| line.strip_prefix('#')?.split_once(" = "));
+    keys.extend(commented.filter(|(key, _)| !key.contains(' ')).map(|(key, _)| format!("containers.{key}")));
+    assert!(keys.contains("containers.symlinks"), "{keys:?}");
+    let readme = read("README.md");
+    let told: BTreeSet<String> =
+        rows(&readme, "key").iter().flat_map(|cells| quoted(cells[0])).map(str::to_owned).collect();
+    assert_eq!(told, keys);
+}
+
+#[test]
+fn every_kind_of_problem_has_a_section_and_a_row_with_its_status() {
+    let (problems, readme) = (read("docs/PROBLEMS.md"), read("README.md"));
+    let sections: BTreeSet<&str> = problems.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    let rows = rows(&readme, "kind");
+    for kind in KINDS {
+        assert!(sections.contains(kind.name), "docs/PROBLEMS.md has no section {}", kind.name);
+        let row = rows.iter().find(|cells| quoted(cells[0]).contains(kind.name));
+        let status = row.unwrap_or_else(|| panic!("README.md has no row for {}", kind.name))[1];
+        assert_eq!(status, kind.status.as_str(), "{}", kind.name);
+    }
+}
+
+#[test]
+fn every_codec_data_type_and_format_is_in_the_readme() {
+    let readme = read("README.md");
+    let (compressions, formats) = (rows(&readme, "`compression`"), rows(&readme, "`format`"));
+    for (codec, _) in CODECS {
+        assert!(compressions.iter().any(|cells| quoted(cells[0]).contains(codec)), "{codec}");
+    }
+    for format in output::FORMATS {
+        let row = formats.iter().find(|cells| quoted(cells[0]).contains(format.name()));
+        assert_eq!(quoted(row.unwrap_or_else(|| panic!("{}", format.name()))[1]), [format.media_type()].into());
+    }
+    for name in DataType::names() {
+        assert!(quoted(&readme).contains(name), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn every_parameter_of_a_slice_is_in_the_readme() {
+    let n5 = N5::new();
+    let reply = Client::of(n5.root()).get("/slice/a?bogus=1").await.json();
+    let readme = read("README.md");
+    for parameter in reply["known"].as_array().unwrap() {
+        assert!(quoted(&readme).contains(parameter.as_str().unwrap()), "{parameter}");
+    }
+}
+
+#[test]
+fn the_import_table_is_that_of_the_architecture_test() {
+    let words =
+        |text: &str, quote: char| -> Vec<String> { text.split(quote).skip(1).step_by(2).map(str::to_owned).collect() };
+    let document = read("docs/ARCHITECTURE.md");
+    let table = document.split("<!-- imports -->").nth(1).unwrap().split("<!-- end of imports -->").next().unwrap();
+    let told: BTreeMap<String, BTreeSet<String>> = rows(table, "module")
+        .into_iter()
+        .map(|cells| (words(cells[0], '`').remove(0), words(cells[1], '`').into_iter().collect()))
+        .collect();
+    let source = read("tests/it/architecture.rs");
+    let table = source.split("const IMPORTS").nth(1).unwrap().split("\n];").next().unwrap();
+    let held: BTreeMap<String, BTreeSet<String>> = table
+        .lines()
+        .filter(|line| line.trim_start().starts_with("(\""))
+        .map(|line| {
+            let mut words = words(line, '"').into_iter();
+            (words.next().unwrap(), words.collect())
+        })
+        .collect();
+    assert!(held.len() > 10, "{held:?}");
+    assert_eq!(told, held);
+}
+
+#[test]
+fn every_direct_dependency_has_its_reason() {
+    let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
+    let document = read("docs/DEPENDENCIES.md");
+    let mut names = BTreeSet::new();
+    for cells in rows(&document, "crate") {
+        names.extend(cells[0].split([',', '=', ' ', '(', ')']).filter(|name| !name.is_empty()).map(str::to_owned));
+    }
+    for section in ["dependencies", "dev-dependencies"] {
+        for name in manifest[section].as_table().unwrap().keys() {
+            assert!(names.contains(name), "docs/DEPENDENCIES.md has no row for {name}");
+        }
+    }
+}
+
+#[test]
+fn every_relative_link_leads_somewhere() {
+    for document in DOCUMENTS {
+        let text = read(document);
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = link.split('#').next().unwrap();
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            let at = path(document).parent().unwrap().join(target);
+            assert!(at.exists(), "{document} links to {target}, which does not exist");
+        }
+    }
+}
+
+/// Commands of the `console` blocks and what they print.
+fn commands(text: &str) -> Vec<(String, String)> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        match (line.strip_prefix("```"), line.strip_prefix("$ ")) {
+            (Some(language), _) => inside = language == "console",
+            (None, Some(command)) if inside => found.push((command.to_owned(), String::new())),
+            (None, None) if inside => {
+                let (_, printed) = found.last_mut().unwrap();
+                printed.push_str(line.trim_end());
+                printed.push('\n');
+            }
+            (None, _) => {}
+        }
+    }
+    found
+}
+
+/// Standard output, without carriage returns and blanks at the ends of lines.
+fn printed(command: &str, directory: &Path) -> String {
+    let output = Command::new("sh").args(["-c", command]).current_dir(directory).output().unwrap();
+    assert!(output.status.success(), "{command}: {}", output.status);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().flat_map(|line| [line.trim_end(), "\n"]).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_command_prints_what_the_readme_shows() {
+    if Command::new("curl").arg("--version").output().is_err() {
+        eprintln!("left out: there is no curl");
+        return;
+    }
+    let config = Config::load(&Sources { listen: Some("127.0.0.1:0".to_owned()), ..Sources::default() }).unwrap();
+    let server = Server::bind(config, String::new).await.unwrap();
+    let address = server.address().unwrap().to_string();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
+    let asked = tokio::task::spawn_blocking(move || {
+        let directory = tempfile::TempDir::new().unwrap();
+        let commands = commands(&read("README.md"));
+        assert!(commands.len() > 10, "{}", commands.len());
+        for (command, expected) in commands {
+            let real = command.replace("127.0.0.1:8080", &address);
+            assert_ne!(real, command, "it asks no server");
+            assert_eq!(printed(&real, directory.path()), expected, "{command}");
+        }
+        let tour = demo::tour(&format!("http://{address}/"));
+        for command in tour.lines().map(str::trim).filter(|line| line.starts_with("curl ")) {
+            let (all, answer) = (printed(&format!("{command} -f"), directory.path()), directory.path().join("em.png"));
+            assert!(!all.is_empty() || answer.exists(), "{command}");
+        }
+    });
+    asked.await.unwrap();
+    drop(stop);
+    serving.await.unwrap();
+}

@@ -1,0 +1,63 @@
+//! Pasting decoded blocks of 64 x 64 x 64 elements into a result, by how they lie to each other and by element size.
+#![expect(clippy::unwrap_used, reason = "made-up data of known size")]
+
+use divan::counter::BytesCount;
+use divan::{Bencher, black_box};
+use n5_server::n5::{BlockGrid, Coords, GridPosition, Region, paste};
+
+/// Elements of a block along every axis.
+const BLOCK: u64 = 64;
+
+/// Elements of the dataset along every axis.
+const SIDE: u64 = 256;
+
+const WIDTHS: [usize; 3] = [1, 2, 8];
+
+fn main() {
+    divan::main();
+}
+
+/// Pastes every block that holds samples of the box from `start` on, of `shape`, each from a buffer of its own.
+fn assemble(bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3]) {
+    let grid = BlockGrid::new(Coords::from([SIDE; 3].as_slice()), Coords::from([BLOCK; 3].as_slice())).unwrap();
+    let region = Region::new(start.into_iter().collect(), shape.into_iter().collect(), [1, 1, 1].into_iter().collect());
+    let region = region.unwrap();
+    let block_bytes = usize::try_from(BLOCK.pow(3)).unwrap() * width;
+    let blocks: Vec<(GridPosition, Vec<u8>)> =
+        grid.covering(&region).map(|position| (position, vec![7; block_bytes])).collect();
+    let size = Coords::from([BLOCK; 3].as_slice());
+    let bytes = usize::try_from(region.elements().unwrap()).unwrap() * width;
+    let mut to = vec![0; bytes];
+    bencher.counter(BytesCount::new(bytes)).bench_local(|| {
+        for (position, block) in &blocks {
+            let origin = grid.origin(position);
+            paste(&mut to, &region, black_box(block), &origin, &size, grid.dimensions(), width);
+        }
+        black_box(&to);
+    });
+}
+
+#[divan::bench(args = WIDTHS)]
+fn on_grid(bencher: Bencher, width: usize) {
+    assemble(bencher, width, [64; 3], [128; 3]);
+}
+
+#[divan::bench(args = WIDTHS)]
+fn off_grid(bencher: Bencher, width: usize) {
+    assemble(bencher, width, [13; 3], [128; 3]);
+}
+
+#[divan::bench(args = WIDTHS)]
+fn plane_xy(bencher: Bencher, width: usize) {
+    assemble(bencher, width, [0, 0, 100], [SIDE, SIDE, 1]);
+}
+
+#[divan::bench(args = WIDTHS)]
+fn plane_xz(bencher: Bencher, width: usize) {
+    assemble(bencher, width, [0, 100, 0], [SIDE, 1, SIDE]);
+}
+
+#[divan::bench(args = WIDTHS)]
+fn plane_yz(bencher: Bencher, width: usize) {
+    assemble(bencher, width, [100, 0, 0], [1, SIDE, SIDE]);
+}
