@@ -60,11 +60,6 @@ impl Budget {
         Self { label, units: Arc::new(Semaphore::new(units)), capacity_bytes, wait }
     }
 
-    /// All of it, in bytes.
-    pub(super) fn capacity_bytes(&self) -> u64 {
-        self.capacity_bytes
-    }
-
     /// Takes a share of `bytes`, waiting for it.
     ///
     /// # Errors

@@ -126,6 +126,8 @@ enum Loaded {
 pub(super) struct Objects {
     cache: Cache<EntryKey, Arc<Entry>>,
     budget: Budget,
+    /// [`INLINE_BYTES`], or less where fewer are left beside a full cache.
+    inline_bytes: u64,
 }
 
 impl Objects {
@@ -135,7 +137,7 @@ impl Objects {
             u32::try_from(bytes + key.1.as_str().len() + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
         let budget = Budget::new(metrics::Budget::Transfer, settings.held_bytes().saturating_add(transfer_bytes), wait);
-        Self { cache, budget }
+        Self { cache, budget, inline_bytes: INLINE_BYTES.min(transfer_bytes) }
     }
 
     /// The object at `key`, no staler than `since`; `None` where there is none.
@@ -263,9 +265,9 @@ impl Objects {
     }
 
     async fn fetch_once(&self, store: &dyn Store, key: &Key) -> Result<Option<Fetched>, ReadError> {
-        let mut permit = self.budget.take(INLINE_BYTES.min(self.budget.capacity_bytes())).await?;
+        let mut permit = self.budget.take(self.inline_bytes).await?;
         let started = Instant::now();
-        let object = store.get(key, INLINE_BYTES).await;
+        let object = store.get(key, self.inline_bytes).await;
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         let Some(Object { meta, data }) = object? else { return Ok(None) };
         Ok(Some(match data {

@@ -188,7 +188,7 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
         if let Some(encoding) = encoding {
             parts = vec![encoding.compress(&parts).map_err(|error| error.to_string())?];
         }
-        if let (true, Some(last)) = (is_made, parts.pop()) {
+        if is_made && let Some(last) = parts.pop() {
             parts.push(memory.own(last));
         }
         Ok(parts)
