@@ -8,6 +8,9 @@ use clap::Parser;
 
 use super::{Config, File, Root, Sources, values};
 
+/// Memory for parsed attributes, which is not configurable.
+const ATTRIBUTES_BYTES: u64 = 8 << 20;
+
 const AFTER_HELP: &str = "\
 Routes (more in README.md and openapi.yaml):
   /                               the container as stored: attributes.json, blocks, listings
@@ -110,7 +113,7 @@ impl Config {
         let Self { cache, limits, .. } = self;
         [cache.decoded, cache.stored, limits.slice_budget, limits.decode_budget, limits.transfer_budget]
             .into_iter()
-            .fold(0, u64::saturating_add)
+            .fold(ATTRIBUTES_BYTES, u64::saturating_add)
     }
 
     /// What the configuration comes to, in a few lines for people.

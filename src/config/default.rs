@@ -48,8 +48,8 @@ impl Default for Limits {
         Self {
             slice: 64 * GIB,
             slice_budget: 128 * MIB,
-            decode_budget: 96 * MIB,
-            transfer_budget: 32 * MIB,
+            decode_budget: 80 * MIB,
+            transfer_budget: 16 * MIB,
             decode_factor: 16,
             attributes: MIB,
             budget_wait: Duration::from_secs(10),
@@ -148,6 +148,6 @@ mod tests {
 
     #[test]
     fn caches_and_budgets_leave_room_below_600_mib() {
-        assert_eq!(Config::default().memory_bytes(), 576 * MIB);
+        assert_eq!(Config::default().memory_bytes(), 552 * MIB);
     }
 }
