@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::{ATTRIBUTES, Access, Container, Dataset, GroupState, ReadError};
 use crate::n5::{Coords, GridPosition};
-use crate::store::{Entry, Key};
+use crate::store::{Entry, Keep, Key};
 
-/// Directory entries read from the store at once.
-const PAGE: usize = 10_000;
+/// Most bytes that the names of one page have together; the name that exceeds it begins the next page.
+const NAMES_BYTES: usize = 512 << 10;
 
 /// What an entry of a listing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,8 @@ pub struct Listed {
 impl Container {
     /// A page of the entries of `key` that follow the name `after`: groups, datasets and
     /// `attributes.json`; with `blocks` also the blocks of a dataset and the directories that hold them.
-    /// `None` where there is no such directory.
+    /// It ends after `limit` entries, or earlier where names are long. `None` where there is no such
+    /// directory.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
@@ -54,52 +55,39 @@ impl Container {
         blocks: bool,
     ) -> Result<Option<Listed>, ReadError> {
         let in_grid = self.enclosing_dataset(access, key, 1).await?.is_some();
-        let mut after = after.map(str::to_owned);
-        let mut listed = Listed { entries: Vec::new(), more: false };
-        loop {
-            let Some(page) = self.store.list(key, after.as_deref(), PAGE.min(limit.saturating_add(1))).await? else {
-                return Ok(None);
-            };
-            after = page.entries.last().map(|entry| entry.name.clone());
-            for entry in page.entries {
-                let Some(kind) = self.kind(access, key, &entry, in_grid && !blocks, blocks).await? else { continue };
-                if listed.entries.len() == limit {
-                    listed.more = true;
-                    return Ok(Some(listed));
-                }
-                listed.entries.push(ListedEntry { name: entry.name, kind });
+        let too_deep = key.child("0").is_err();
+        let keep = Arc::new(move |entry: &Entry| {
+            let is_number = || grid_component(&entry.name).is_some();
+            match entry.is_directory {
+                _ if too_deep => Keep::No,
+                false if entry.name == ATTRIBUTES || (blocks && is_number()) => Keep::Yes,
+                false => Keep::No,
+                true if in_grid && !blocks && is_number() => Keep::IfItHolds(ATTRIBUTES),
+                true => Keep::Yes,
             }
-            if !page.more {
-                return Ok(Some(listed));
+        });
+        let Some(page) = self.store.list(key, after, limit, keep).await? else { return Ok(None) };
+        let mut listed = Listed { entries: Vec::new(), more: page.more };
+        let mut names_bytes = 0;
+        for entry in page.entries {
+            names_bytes += entry.name.len();
+            if names_bytes > NAMES_BYTES && !listed.entries.is_empty() {
+                listed.more = true;
+                break;
             }
+            let kind = self.kind(access, key, &entry).await?;
+            listed.entries.push(ListedEntry { name: entry.name, kind });
         }
+        Ok(Some(listed))
     }
 
-    /// What an entry is; `None` for what is not listed.
-    async fn kind(
-        &self,
-        access: Access,
-        parent: &Key,
-        entry: &Entry,
-        hide_grid: bool,
-        show_blocks: bool,
-    ) -> Result<Option<EntryKind>, ReadError> {
-        let is_number = grid_component(&entry.name).is_some();
-        if !entry.is_directory {
-            let shown = entry.name == ATTRIBUTES || (show_blocks && is_number);
-            return Ok(shown.then_some(EntryKind::File));
-        }
-        let Ok(key) = parent.child(&entry.name) else { return Ok(None) };
+    async fn kind(&self, access: Access, parent: &Key, entry: &Entry) -> Result<EntryKind, ReadError> {
+        let Some(key) = parent.child(&entry.name).ok().filter(|_| entry.is_directory) else {
+            return Ok(EntryKind::File);
+        };
         match self.group(access, &key).await {
-            Ok(group) => match group.state {
-                GroupState::Dataset(_) => Ok(Some(EntryKind::Dataset)),
-                GroupState::NoAttributes if hide_grid && is_number => Ok(None),
-                GroupState::NoAttributes
-                | GroupState::Broken(_)
-                | GroupState::Attributes(_)
-                | GroupState::Unusable(..) => Ok(Some(EntryKind::Group)),
-            },
-            Err(ReadError::AttributesTooLarge { .. }) => Ok(Some(EntryKind::Group)),
+            Ok(group) if matches!(group.state, GroupState::Dataset(_)) => Ok(EntryKind::Dataset),
+            Ok(_) | Err(ReadError::AttributesTooLarge { .. }) => Ok(EntryKind::Group),
             Err(error) => Err(error),
         }
     }
@@ -157,9 +145,9 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn directories(&self, key: &Key, limit: usize) -> Result<Option<Vec<String>>, ReadError> {
-        let Some(listing) = self.store.list(key, None, limit).await? else { return Ok(None) };
-        let directories = listing.entries.into_iter().filter(|entry| entry.is_directory);
-        Ok(Some(directories.map(|entry| entry.name).collect()))
+        let keep = Arc::new(|entry: &Entry| if entry.is_directory { Keep::Yes } else { Keep::No });
+        let listing = self.store.list(key, None, limit, keep).await?;
+        Ok(listing.map(|listing| listing.entries.into_iter().map(|entry| entry.name).collect()))
     }
 
     /// Whether `key` is a directory.

@@ -1,9 +1,9 @@
 //! What groups are, from their attributes: parsed once per version of the file.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use moka::future::Cache;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{ATTRIBUTES, Access, CacheSettings, Container, ReadError, Stored, cache_of};
 use crate::metrics;
@@ -14,7 +14,7 @@ use crate::store::Key;
 pub(super) const CACHE_BYTES: u64 = 8 << 20;
 
 /// A parsed document takes about this many times the memory of its text.
-const PARSED_FACTOR: u64 = 8;
+const PARSED_FACTOR: u64 = 24;
 
 /// Longer documents are parsed on the CPU lane.
 const SHORT_BYTES: usize = 32 << 10;
@@ -22,7 +22,8 @@ const SHORT_BYTES: usize = 32 << 10;
 /// A group with array attributes.
 #[derive(Debug)]
 pub struct Dataset {
-    /// New whenever its attributes have changed, so that blocks cached under older ones are never found.
+    /// Differs between containers, keys and versions of the attributes, so that blocks cached under older
+    /// ones are never found, and is the same when the same attributes are parsed again.
     pub(super) id: u64,
     /// Where it is.
     pub key: Key,
@@ -67,7 +68,6 @@ pub enum GroupState {
 #[derive(Debug)]
 pub(super) struct Datasets {
     cache: Cache<(u32, Key, u64), Arc<Group>>,
-    next_id: AtomicU64,
 }
 
 impl Datasets {
@@ -76,7 +76,7 @@ impl Datasets {
         let cache = cache_of(metrics::Cache::Attributes, settings, |_: &(u32, Key, u64), group: &Arc<Group>| {
             u32::try_from(group.len * PARSED_FACTOR + 512).unwrap_or(u32::MAX)
         });
-        Self { cache, next_id: AtomicU64::new(0) }
+        Self { cache }
     }
 
     /// Cached bytes, for the metrics page.
@@ -107,7 +107,7 @@ impl Container {
         let datasets = &self.resources.datasets;
         let (cpu, etag, version) = (&self.resources.cpu, meta.etag, meta.version);
         let parse = async {
-            let id = datasets.next_id.fetch_add(1, Ordering::Relaxed);
+            let id = id_of(self.id, key, version);
             let at = key.clone();
             let len = bytes.len() as u64;
             let parse = move || Group { state: parse(&bytes, id, at, etag), len };
@@ -144,6 +144,11 @@ impl Container {
     }
 }
 
+fn id_of(container: u32, key: &Key, version: u64) -> u64 {
+    let facts = [&container.to_le_bytes()[..], &version.to_le_bytes(), key.as_str().as_bytes()].concat();
+    xxh3_64(&facts)
+}
+
 fn parse(bytes: &[u8], id: u64, key: Key, etag: Arc<str>) -> GroupState {
     let document = match Document::parse(bytes) {
         Ok(document) => document,
@@ -155,5 +160,18 @@ fn parse(bytes: &[u8], id: u64, key: Key, etag: Arc<str>) -> GroupState {
     match DatasetAttributes::parse(document.clone()) {
         Ok(attributes) => GroupState::Dataset(Arc::new(Dataset { id, key, attributes, etag })),
         Err(error) => GroupState::Unusable(document, error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_depends_on_container_key_and_version_alone() {
+        let (a, b) = (Key::root(), Key::root().numbered(&[1]));
+        assert_eq!(id_of(1, &a, 7), id_of(1, &a, 7));
+        let ids = [id_of(1, &a, 7), id_of(2, &a, 7), id_of(1, &b, 7), id_of(1, &a, 8)];
+        assert!((0..ids.len()).all(|n| !ids[..n].contains(&ids[n])), "{ids:?}");
     }
 }

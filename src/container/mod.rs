@@ -175,6 +175,16 @@ impl Container {
         }
     }
 
+    /// A share of the slice budget for an answer that is no slice: `bytes`, or the whole budget where
+    /// that is less.
+    ///
+    /// # Errors
+    /// [`ReadError::Budget`] when others keep it for too long.
+    pub async fn reserve(&self, bytes: u64) -> Result<Memory, ReadError> {
+        let budget = &self.resources.slice_budget;
+        Ok(Memory::of(budget.take(bytes.min(budget.capacity_bytes())).await?))
+    }
+
     /// Whether the store can be read.
     ///
     /// # Errors

@@ -95,6 +95,17 @@ impl ReadStats {
 pub struct Memory(Option<Permit>);
 
 impl Memory {
+    pub(super) fn of(permit: Permit) -> Self {
+        Self(Some(permit))
+    }
+
+    /// Gives back all but `bytes` of the share.
+    pub fn shrink(&mut self, bytes: u64) {
+        if let Some(permit) = &mut self.0 {
+            permit.shrink(bytes);
+        }
+    }
+
     /// `bytes` that give the share back when the last clone of them is dropped.
     pub fn own(self, bytes: Bytes) -> Bytes {
         match self.0 {

@@ -10,12 +10,15 @@ use serde_json::json;
 use super::compress::Compressible;
 use super::problem::{self, Problem};
 use super::{Answer, Ask, Mount, query, respond, target, vary};
-use crate::container::{EntryKind, Listed, ListedEntry};
+use crate::container::{EntryKind, Listed, ListedEntry, Memory};
 use crate::output;
 use crate::store::Key;
 
 /// Most entries of one page.
 const PAGE: usize = 10_000;
+
+/// Memory for the entries of a page and for the page made of them.
+const PAGE_BYTES: u64 = 8 << 20;
 
 /// The listing of the containers, where there are several.
 pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
@@ -23,7 +26,7 @@ pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
         ask.app.mounts.iter().map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group }).collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     let is_html = wants_html(ask)?;
-    let mut response = page("", &Listed { entries, more: false }, is_html, false);
+    let mut response = page("", &Listed { entries, more: false }, is_html, false, None);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     Ok(response)
 }
@@ -33,11 +36,13 @@ pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Ans
     let is_html = wants_html(ask)?;
     let after = query::parameter(ask.query(), "after");
     let blocks = query::parameter(ask.query(), "blocks").is_some_and(|value| value == "1");
+    let memory = mount.container.reserve(PAGE_BYTES).await?;
     let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, blocks).await?;
     let listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
-    let mut response = page(path.trim_end_matches('/'), &listed, is_html, blocks);
-    response.headers_mut().insert(CACHE_CONTROL, mount.cache_found.clone());
+    let mut response = page(path.trim_end_matches('/'), &listed, is_html, blocks, Some(memory));
+    // Never immutable: groups and datasets may be added.
+    response.headers_mut().insert(CACHE_CONTROL, mount.cache_missing.clone());
     Ok(response)
 }
 
@@ -61,27 +66,23 @@ fn wants_html(ask: &Ask<'_>) -> Result<bool, Problem> {
     }
 }
 
-fn page(path: &str, listed: &Listed, is_html: bool, blocks: bool) -> Response<Body> {
+/// The answer; `memory` is cut down to its size and kept until it is sent.
+fn page(path: &str, listed: &Listed, is_html: bool, blocks: bool, memory: Option<Memory>) -> Response<Body> {
     let next = listed.more.then(|| listed.entries.last().map(|entry| entry.name.clone())).flatten();
-    let mut response = if is_html {
-        let page = html(path, listed, next.as_deref(), blocks);
-        respond(StatusCode::OK, "text/html; charset=utf-8", page)
+    let (media_type, mut text) = if is_html {
+        ("text/html; charset=utf-8", html(path, listed, next.as_deref(), blocks))
     } else {
-        let entries: Vec<_> = listed
-            .entries
-            .iter()
-            .map(|entry| {
-                let kind = match entry.kind {
-                    EntryKind::Group => "group",
-                    EntryKind::Dataset => "dataset",
-                    EntryKind::File => "file",
-                };
-                json!({ "name": entry.name, "kind": kind })
-            })
-            .collect();
-        let document = json!({ "path": path, "entries": entries, "next": next });
-        respond(StatusCode::OK, "application/json", document.to_string())
+        ("application/json", json_page(path, listed, next.as_deref()))
     };
+    text.shrink_to_fit();
+    let body = match memory {
+        Some(mut memory) => {
+            memory.shrink(text.len() as u64);
+            memory.own(text.into())
+        }
+        None => text.into(),
+    };
+    let mut response = respond(StatusCode::OK, media_type, body);
     vary(response.headers_mut(), "accept");
     response.extensions_mut().insert(Compressible);
     if let Some(next) = next {
@@ -96,6 +97,24 @@ fn page(path: &str, listed: &Listed, is_html: bool, blocks: bool) -> Response<Bo
 
 fn next_query(next: &str, blocks: bool) -> String {
     format!("after={}{}", target::encode(next), if blocks { "&blocks=1" } else { "" })
+}
+
+/// `{"path", "entries": [{"name", "kind"}], "next"}`, written entry by entry: as one value it would take
+/// many times the memory.
+fn json_page(path: &str, listed: &Listed, next: Option<&str>) -> String {
+    let mut page = format!("{{\"path\":{},\"entries\":[", json!(path));
+    for (n, entry) in listed.entries.iter().enumerate() {
+        let kind = match entry.kind {
+            EntryKind::Group => "group",
+            EntryKind::Dataset => "dataset",
+            EntryKind::File => "file",
+        };
+        let comma = if n == 0 { "" } else { "," };
+        // Writing to a String cannot fail.
+        let _ = write!(page, "{comma}{}", json!({ "name": entry.name, "kind": kind }));
+    }
+    let _ = write!(page, "],\"next\":{}}}", json!(next));
+    page
 }
 
 /// The page. Its only `href="…">text` are the entries, a line each, so that Java N5, Neuroglancer and

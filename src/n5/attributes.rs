@@ -1,6 +1,8 @@
 //! `attributes.json`: what a document must hold to describe a dataset, read as tolerantly as the
 //! programs that wrote it.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 use smallvec::SmallVec;
 
@@ -12,10 +14,10 @@ pub const MAX_RANK: usize = 32;
 /// Largest extent of an axis: what a Java `long` holds.
 const MAX_EXTENT: u64 = i64::MAX.unsigned_abs();
 
-/// A parsed `attributes.json`.
+/// A parsed `attributes.json`. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Document {
-    members: Map<String, Value>,
+    members: Arc<Map<String, Value>>,
 }
 
 /// Why the bytes of an `attributes.json` hold no attributes.
@@ -37,7 +39,7 @@ impl Document {
     pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
         let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         match serde_json::from_slice(text) {
-            Ok(Value::Object(members)) => Ok(Self { members }),
+            Ok(Value::Object(members)) => Ok(Self { members: Arc::new(members) }),
             Ok(other) => Err(DocumentError::NotAnObject(kind_of(&other))),
             Err(error) => Err(DocumentError::Syntax(error.to_string())),
         }

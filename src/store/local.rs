@@ -4,18 +4,19 @@ use std::collections::BinaryHeap;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
-use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Data, Entry, Key, Listing, Meta, Object, ReadAt, Store, StoreError};
+use super::file_meta::meta_of;
+use super::{Data, Entry, Filter, Keep, Key, Listing, Meta, Object, ReadAt, Store, StoreError};
 
 /// Which symbolic links below the root are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,10 +28,6 @@ pub enum SymlinkPolicy {
     /// All.
     Follow,
 }
-
-/// A file written so recently may be written again within the same tick of the file system's clock,
-/// so its time and length do not tell its versions apart yet.
-const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 /// A directory tree.
 ///
@@ -55,7 +52,8 @@ impl LocalStore {
         Ok(Self { root: root.into(), symlinks, deadline })
     }
 
-    /// Runs a job that may wait for the disk, up to the deadline. A job given up ends by itself later.
+    /// Runs a job that may wait for the disk, up to the deadline. A job given up, by the deadline or by
+    /// whoever waits for it, never starts; one that runs already ends by itself later.
     async fn hop<T: Send + 'static>(
         &self,
         action: &'static str,
@@ -65,6 +63,7 @@ impl LocalStore {
         let store = self.clone();
         #[expect(clippy::disallowed_methods, reason = "disk waits belong here")]
         let hop = tokio::task::spawn_blocking(move || job(&store));
+        let _given_up = AbortOnDrop(hop.abort_handle());
         match tokio::time::timeout(self.deadline, hop).await {
             Ok(Ok(Ok(value))) => Ok(value),
             Ok(Ok(Err(cause))) => Err(StoreError::Io { action, key: key.clone(), cause: Arc::new(cause) }),
@@ -75,27 +74,33 @@ impl LocalStore {
         }
     }
 
+    fn open_root(&self) -> io::Result<OwnedFd> {
+        Ok(openat(CWD, &*self.root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
     /// Opens what `key` names within the bounds of the symlink policy.
     fn open_key(&self, key: &Key, flags: OFlags) -> io::Result<File> {
+        self.open_below(&self.open_root()?, key, flags)
+    }
+
+    /// [`Self::open_key`] with the root opened already.
+    fn open_below(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> io::Result<File> {
         // NONBLOCK: opening a FIFO that nobody writes must not wait.
         let wait = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK };
         let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | wait;
+        let below = if key.is_root() { "." } else { key.as_str() };
         let resolve = match self.symlinks {
-            SymlinkPolicy::Follow => {
-                return Ok(openat(CWD, self.path(key), flags, Mode::empty())?.into());
-            }
+            SymlinkPolicy::Follow => return Ok(openat(root, below, flags, Mode::empty())?.into()),
             SymlinkPolicy::Inside => ResolveFlags::BENEATH,
             SymlinkPolicy::Deny => ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
         };
-        let root = openat(CWD, &*self.root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let below = if key.is_root() { "." } else { key.as_str() };
-        match openat2(&root, below, flags, Mode::empty(), resolve) {
+        match openat2(root, below, flags, Mode::empty(), resolve) {
             Ok(file) => Ok(file.into()),
             // BENEATH refuses absolute links, also those that lead back inside, and gives up on a race.
             Err(Errno::XDEV | Errno::AGAIN) if self.symlinks == SymlinkPolicy::Inside => {
                 let target = self.contained(key)?;
                 let flat = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-                Ok(openat2(&root, &target, flags, Mode::empty(), flat)?.into())
+                Ok(openat2(root, &target, flags, Mode::empty(), flat)?.into())
             }
             Err(Errno::LOOP) if self.symlinks == SymlinkPolicy::Deny => Err(refused(key)),
             // A kernel or sandbox without openat2: the check and the opening are two steps.
@@ -105,7 +110,7 @@ impl LocalStore {
                 if self.symlinks == SymlinkPolicy::Deny && !as_named {
                     return Err(refused(key));
                 }
-                Ok(openat(&root, &target, flags | OFlags::NOFOLLOW, Mode::empty())?.into())
+                Ok(openat(root, &target, flags | OFlags::NOFOLLOW, Mode::empty())?.into())
             }
             Err(other) => Err(other.into()),
         }
@@ -123,13 +128,20 @@ impl LocalStore {
         self.root.join(key.as_str())
     }
 
-    /// Facts for comparing with cached ones. A link out of the container is followed here: what lies
-    /// there never has the version of anything that was opened.
-    fn compared_meta(&self, key: &Key) -> io::Result<Option<Meta>> {
-        #[expect(clippy::disallowed_methods, reason = "disk is touched here")]
-        let metadata = std::fs::metadata(self.path(key));
-        match metadata {
-            Ok(metadata) => Ok(metadata.is_file().then(|| meta_of(&metadata))),
+    fn heads_now(&self, keys: &[Key]) -> io::Result<Vec<Option<Meta>>> {
+        let root = match self.open_root() {
+            Ok(root) => root,
+            Err(error) => return missing(error, &Key::root()).map(|_: Option<()>| vec![None; keys.len()]),
+        };
+        keys.iter().map(|key| self.head_below(&root, key)).collect()
+    }
+
+    fn head_below(&self, root: &OwnedFd, key: &Key) -> io::Result<Option<Meta>> {
+        match self.open_below(root, key, OFlags::PATH) {
+            Ok(file) => {
+                let metadata = file.metadata()?;
+                Ok(metadata.is_file().then(|| meta_of(&metadata)))
+            }
             Err(error) => missing(error, key),
         }
     }
@@ -161,24 +173,32 @@ impl LocalStore {
         Ok(None)
     }
 
-    fn list_now(&self, key: &Key, after: Option<&str>, limit: usize) -> io::Result<Option<Listing>> {
-        let directory = match self.open_key(key, OFlags::DIRECTORY) {
+    fn list_now(&self, key: &Key, after: Option<&str>, limit: usize, keep: &Filter) -> io::Result<Option<Listing>> {
+        let root = match self.open_root() {
+            Ok(root) => root,
+            Err(error) => return missing(error, key),
+        };
+        let directory = match self.open_below(&root, key, OFlags::DIRECTORY) {
             Ok(directory) => directory,
             Err(error) => return missing(error, key),
         };
+        let mut left_out = 0u64;
         // The smallest `limit + 1` names are kept, so that memory stays bounded in any directory.
         let mut smallest: BinaryHeap<Entry> = BinaryHeap::new();
         for entry in rustix::fs::Dir::read_from(&directory)? {
             let entry = entry?;
             let Ok(name) = entry.file_name().to_str() else {
-                tracing::debug!(directory = %key, name = ?entry.file_name(), "left out of the listing: not UTF-8");
+                left_out += 1;
                 continue;
             };
-            if name == "." || name == ".." || after.is_some_and(|after| name <= after) {
+            if name == "." || name == ".." {
                 continue;
             }
             if !Key::is_segment(name) {
-                tracing::debug!(directory = %key, ?name, "left out of the listing: cannot be addressed");
+                left_out += 1;
+                continue;
+            }
+            if after.is_some_and(|after| name <= after) {
                 continue;
             }
             let full = smallest.len() > limit;
@@ -186,10 +206,25 @@ impl LocalStore {
                 continue;
             }
             let Some(is_directory) = self.entry_kind(key, name, entry.file_type()) else { continue };
-            smallest.push(Entry { name: name.to_owned(), is_directory });
+            let entry = Entry { name: name.to_owned(), is_directory };
+            let kept = match keep(&entry) {
+                Keep::Yes => true,
+                Keep::No => false,
+                Keep::IfItHolds(object) => match key.child(name).and_then(|below| below.child(object)) {
+                    Ok(object) => self.head_below(&root, &object)?.is_some(),
+                    Err(_too_deep) => false,
+                },
+            };
+            if !kept {
+                continue;
+            }
+            smallest.push(entry);
             if full {
                 smallest.pop();
             }
+        }
+        if left_out > 0 {
+            tracing::warn!(directory = %key, left_out, "names that are not UTF-8 or cannot be addressed are not listed");
         }
         let mut entries = smallest.into_sorted_vec();
         let more = entries.len() > limit;
@@ -224,19 +259,13 @@ impl Store for LocalStore {
 
     async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
         let wanted = key.clone();
-        self.hop("stat", key, move |store| match store.open_key(&wanted, OFlags::PATH) {
-            Ok(file) => {
-                let metadata = file.metadata()?;
-                Ok(metadata.is_file().then(|| meta_of(&metadata)))
-            }
-            Err(error) => missing(error, &wanted),
-        })
-        .await
+        let metas = self.hop("stat", key, move |store| store.heads_now(std::slice::from_ref(&wanted))).await?;
+        Ok(metas.into_iter().next().flatten())
     }
 
     async fn head_many(&self, keys: Vec<Key>) -> Result<Vec<Option<Meta>>, StoreError> {
         let Some(first) = keys.first().cloned() else { return Ok(Vec::new()) };
-        self.hop("stat", &first, move |store| keys.iter().map(|key| store.compared_meta(key)).collect()).await
+        self.hop("stat", &first, move |store| store.heads_now(&keys)).await
     }
 
     async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
@@ -263,13 +292,28 @@ impl Store for LocalStore {
         .await
     }
 
-    async fn list(&self, key: &Key, after: Option<&str>, limit: usize) -> Result<Option<Listing>, StoreError> {
+    async fn list(
+        &self,
+        key: &Key,
+        after: Option<&str>,
+        limit: usize,
+        keep: Filter,
+    ) -> Result<Option<Listing>, StoreError> {
         let (wanted, after) = (key.clone(), after.map(str::to_owned));
-        self.hop("list", key, move |store| store.list_now(&wanted, after.as_deref(), limit)).await
+        self.hop("list", key, move |store| store.list_now(&wanted, after.as_deref(), limit, &keep)).await
     }
 
     async fn probe(&self) -> Result<(), StoreError> {
         self.hop("open", &Key::root(), |store| store.open_key(&Key::root(), OFlags::DIRECTORY).map(drop)).await
+    }
+}
+
+/// Takes back a job that has not started when nobody waits for it any more.
+struct AbortOnDrop(tokio::task::AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -328,38 +372,4 @@ struct Refused(Key);
 
 fn refused(key: &Key) -> io::Error {
     io::Error::new(ErrorKind::NotFound, Refused(key.clone()))
-}
-
-fn meta_of(metadata: &std::fs::Metadata) -> Meta {
-    let nanoseconds = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
-    let len = metadata.len();
-    let facts = [
-        i128::from(len),
-        nanoseconds,
-        i128::from(metadata.ino()),
-        i128::from(metadata.dev()),
-        i128::from(metadata.ctime()) * 1_000_000_000 + i128::from(metadata.ctime_nsec()),
-    ];
-    let mut bytes = [0u8; 80];
-    for (slot, fact) in bytes.chunks_exact_mut(16).zip(facts) {
-        slot.copy_from_slice(&fact.to_le_bytes());
-    }
-    Meta {
-        len,
-        modified: metadata.modified().ok(),
-        etag: Arc::from(format!("\"{len:x}-{nanoseconds:x}\"")),
-        version: xxh3_64(&bytes) ^ unsettled(metadata),
-    }
-}
-
-/// Non-zero and ever different while a file is so fresh that its times cannot tell versions apart.
-fn unsettled(metadata: &std::fs::Metadata) -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "compared with the file system's own clock")]
-    let now = SystemTime::now();
-    let age = metadata.modified().ok().and_then(|modified| now.duration_since(modified).ok());
-    let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).map_or(1, |now| now.as_nanos());
-    match age {
-        Some(age) if age < CLOCK_TICK => u64::try_from(nanoseconds).unwrap_or(1) | 1,
-        _ => 0,
-    }
 }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Data, Entry, Key, Listing, Meta, Object, Store, StoreError};
+use super::{Data, Entry, Filter, Keep, Key, Listing, Meta, Object, Store, StoreError};
 
 /// Objects that never change, by key.
 #[derive(Debug, Default)]
@@ -66,9 +66,24 @@ impl Store for MemoryStore {
         Ok(self.directories.contains_key(key))
     }
 
-    async fn list(&self, key: &Key, after: Option<&str>, limit: usize) -> Result<Option<Listing>, StoreError> {
+    async fn list(
+        &self,
+        key: &Key,
+        after: Option<&str>,
+        limit: usize,
+        keep: Filter,
+    ) -> Result<Option<Listing>, StoreError> {
         let Some(directory) = self.directories.get(key) else { return Ok(None) };
-        let mut rest = directory.iter().filter(|entry| after.is_none_or(|after| entry.name.as_str() > after));
+        let kept = |entry: &&Entry| match keep(entry) {
+            Keep::Yes => true,
+            Keep::No => false,
+            Keep::IfItHolds(name) => {
+                let object = key.child(&entry.name).and_then(|below| below.child(name));
+                object.is_ok_and(|object| self.objects.contains_key(&object))
+            }
+        };
+        let follows = |entry: &&Entry| after.is_none_or(|after| entry.name.as_str() > after);
+        let mut rest = directory.iter().filter(follows).filter(kept);
         let entries = rest.by_ref().take(limit).cloned().collect();
         Ok(Some(Listing { entries, more: rest.next().is_some() }))
     }

@@ -1,5 +1,6 @@
 //! Where bytes live: keys in, objects out. Knows nothing of N5 or of attributes.
 
+mod file_meta;
 mod key;
 mod local;
 mod memory;
@@ -55,14 +56,20 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// [`StoreError`] when the store cannot say.
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError>;
 
-    /// The entries of a directory that follow the name `after`, at most `limit` of them, sorted by the
-    /// bytes of their names; `None` where there is no such directory.
+    /// The entries of a directory that `keep` wants and that follow the name `after`, at most `limit` of
+    /// them, sorted by the bytes of their names; `None` where there is no such directory.
     ///
     /// Names that are no key segment are left out.
     ///
     /// # Errors
     /// [`StoreError`] when the directory cannot be read.
-    async fn list(&self, key: &Key, after: Option<&str>, limit: usize) -> Result<Option<Listing>, StoreError>;
+    async fn list(
+        &self,
+        key: &Key,
+        after: Option<&str>,
+        limit: usize,
+        keep: Filter,
+    ) -> Result<Option<Listing>, StoreError>;
 
     /// Whether the store can be read at all, for readiness.
     ///
@@ -129,6 +136,28 @@ pub struct Entry {
     pub name: String,
     /// Whether it is a directory.
     pub is_directory: bool,
+}
+
+/// Which entries [`Store::list`] keeps. It is asked while the directory is scanned, so that what it drops
+/// costs neither memory nor another scan.
+pub type Filter = Arc<dyn Fn(&Entry) -> Keep + Send + Sync>;
+
+/// What a [`Filter`] says of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    /// It is listed.
+    Yes,
+    /// It is not.
+    No,
+    /// It is listed when it is a directory with an object of this name directly below.
+    IfItHolds(&'static str),
+}
+
+impl Keep {
+    /// The filter that keeps everything.
+    pub fn all() -> Filter {
+        Arc::new(|_| Self::Yes)
+    }
 }
 
 /// Why a store did not answer. All of these may pass.

@@ -1,10 +1,11 @@
 //! What every store must do, run against each.
 
 use std::fs;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use n5_server::store::{Data, Entry, Key, LocalStore, MemoryStore, Store, SymlinkPolicy};
+use n5_server::store::{Data, Entry, Filter, Keep, Key, LocalStore, MemoryStore, Store, SymlinkPolicy};
 use tempfile::TempDir;
 
 /// The tree that the suite expects.
@@ -53,28 +54,56 @@ async fn suite(store: &dyn Store) {
     let many: Vec<Option<u64>> = store.head_many(keys).await.unwrap().into_iter().map(|m| m.map(|m| m.len)).collect();
     assert_eq!(many, [Some(10), None, Some(0)]);
     listings(store).await;
+    filters(store).await;
     ranges(store).await;
 }
 
 async fn listings(store: &dyn Store) {
     let entry = |name: &str, is_directory| Entry { name: name.to_owned(), is_directory };
-    let root = store.list(&Key::root(), None, 100).await.unwrap().unwrap();
+    let root = store.list(&Key::root(), None, 100, Keep::all()).await.unwrap().unwrap();
     assert_eq!(
         root.entries,
         [entry("a", true), entry("attributes.json", false), entry("b", true), entry("with space", true)]
     );
     assert!(!root.more);
-    let page = store.list(&Key::root(), Some("a"), 2).await.unwrap().unwrap();
+    let page = store.list(&Key::root(), Some("a"), 2, Keep::all()).await.unwrap().unwrap();
     assert_eq!((page.entries.len(), page.entries[0].name.as_str(), page.more), (2, "attributes.json", true));
-    let rest = store.list(&Key::root(), Some("b"), 2).await.unwrap().unwrap();
+    let rest = store.list(&Key::root(), Some("b"), 2, Keep::all()).await.unwrap().unwrap();
     assert_eq!((rest.entries.len(), rest.more), (1, false));
     // By bytes, not by number.
-    let names: Vec<String> =
-        store.list(&key("a/0"), None, 10).await.unwrap().unwrap().entries.into_iter().map(|e| e.name).collect();
+    let names: Vec<String> = store
+        .list(&key("a/0"), None, 10, Keep::all())
+        .await
+        .unwrap()
+        .unwrap()
+        .entries
+        .into_iter()
+        .map(|e| e.name)
+        .collect();
     assert_eq!(names, ["0", "10"]);
     for path in ["x", "a/0/0", "attributes.json"] {
-        assert!(store.list(&key(path), None, 10).await.unwrap().is_none(), "{path}");
+        assert!(store.list(&key(path), None, 10, Keep::all()).await.unwrap().is_none(), "{path}");
     }
+}
+
+/// Names that are left of the root when `keep` decides by name and kind.
+async fn kept(store: &dyn Store, after: Option<&str>, limit: usize, keep: fn(&Entry) -> Keep) -> (Vec<String>, bool) {
+    let keep: Filter = Arc::new(keep);
+    let listing = store.list(&Key::root(), after, limit, keep).await.unwrap().unwrap();
+    (listing.entries.into_iter().map(|entry| entry.name).collect(), listing.more)
+}
+
+async fn filters(store: &dyn Store) {
+    let directories = |entry: &Entry| if entry.is_directory { Keep::Yes } else { Keep::No };
+    let all = ["a", "b", "with space"].map(str::to_owned).to_vec();
+    assert_eq!(kept(store, None, 3, directories).await, (all.clone(), false), "what is dropped is not `more`");
+    assert_eq!(kept(store, None, 2, directories).await, (all[..2].to_vec(), true), "nor counted");
+    assert_eq!(kept(store, Some("b"), 2, directories).await, (all[2..].to_vec(), false));
+    assert_eq!(kept(store, None, 9, |_| Keep::No).await, (Vec::new(), false));
+    // Of directories alone, those with such an object directly below; `c` of `b` is a directory.
+    let holding = |_: &Entry| Keep::IfItHolds("attributes.json");
+    assert_eq!(kept(store, None, 1, holding).await, (vec!["a".to_owned()], false));
+    assert_eq!(kept(store, None, 9, |_| Keep::IfItHolds("c")).await, (Vec::new(), false));
 }
 
 async fn ranges(store: &dyn Store) {
@@ -122,6 +151,7 @@ async fn links_are_followed_as_far_as_the_policy_says() {
     link("../../../../../../../../etc".as_ref(), "up");
     link("loop".as_ref(), "loop");
     link("nowhere".as_ref(), "dangling");
+    link(&outside.path().join("secret"), "b/secret");
     let open = |policy| LocalStore::open(dir.path(), policy, Duration::from_secs(5)).unwrap();
     for (policy, inside, out) in
         [(SymlinkPolicy::Inside, true, false), (SymlinkPolicy::Deny, false, false), (SymlinkPolicy::Follow, true, true)]
@@ -131,16 +161,31 @@ async fn links_are_followed_as_far_as_the_policy_says() {
             let path = format!("{name}/0/0");
             assert_eq!(store.get(&key(&path), 100).await.unwrap().is_some(), inside, "{policy:?} {path}");
             assert_eq!(store.head(&key(&path)).await.unwrap().is_some(), inside, "{policy:?} {path}");
-            assert_eq!(store.list(&key(name), None, 9).await.unwrap().is_some(), inside, "{policy:?} {name}");
+            assert_eq!(
+                store.list(&key(name), None, 9, Keep::all()).await.unwrap().is_some(),
+                inside,
+                "{policy:?} {name}"
+            );
         }
         assert_eq!(store.get(&key("out/secret"), 100).await.unwrap().is_some(), out, "{policy:?}");
         assert_eq!(store.head(&key("out/secret")).await.unwrap().is_some(), out, "{policy:?}");
-        assert_eq!(store.list(&key("out"), None, 9).await.unwrap().is_some(), out, "{policy:?}");
+        assert_eq!(store.list(&key("out"), None, 9, Keep::all()).await.unwrap().is_some(), out, "{policy:?}");
         assert_eq!(store.is_directory(&key("out")).await.unwrap(), out, "{policy:?}");
+        let many = store.head_many(vec![key("out/secret"), key("b/secret"), key("relative/0/0")]).await.unwrap();
+        assert_eq!(many.iter().map(Option::is_some).collect::<Vec<_>>(), [out, out, inside], "{policy:?}");
+        let holding = kept(&store, None, 9, |_| Keep::IfItHolds("secret")).await.0;
+        assert_eq!(holding, if out { vec!["b", "out"] } else { vec![] }, "{policy:?}");
         assert!(store.get(&key("loop/x"), 100).await.unwrap().is_none());
         assert!(store.get(&key("dangling"), 100).await.unwrap().is_none());
-        let names: Vec<String> =
-            store.list(&Key::root(), None, 99).await.unwrap().unwrap().entries.into_iter().map(|e| e.name).collect();
+        let names: Vec<String> = store
+            .list(&Key::root(), None, 99, Keep::all())
+            .await
+            .unwrap()
+            .unwrap()
+            .entries
+            .into_iter()
+            .map(|e| e.name)
+            .collect();
         assert_eq!(names.contains(&"out".to_owned()), out, "{policy:?}");
         assert_eq!(names.contains(&"absolute".to_owned()), inside, "{policy:?}");
         assert!(!names.contains(&"loop".to_owned()) && !names.contains(&"dangling".to_owned()));
@@ -158,7 +203,7 @@ async fn what_is_neither_file_nor_directory_is_missing_and_does_not_wait() {
         assert!(store.get(&key(name), 100).await.unwrap().is_none());
         assert!(!store.is_directory(&key(name)).await.unwrap());
     }
-    let names = store.list(&Key::root(), None, 99).await.unwrap().unwrap().entries;
+    let names = store.list(&Key::root(), None, 99, Keep::all()).await.unwrap().unwrap().entries;
     assert!(!names.iter().any(|entry| entry.name == "7" || entry.name == "8"));
 }
 
@@ -170,7 +215,7 @@ async fn names_that_cannot_be_addressed_are_left_out() {
         fs::create_dir(dir.path().join(std::ffi::OsStr::from_bytes(name))).unwrap();
     }
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
-    assert_eq!(store.list(&Key::root(), None, 99).await.unwrap().unwrap().entries.len(), 4);
+    assert_eq!(store.list(&Key::root(), None, 99, Keep::all()).await.unwrap().unwrap().entries.len(), 4);
 }
 
 #[tokio::test]

@@ -1,7 +1,11 @@
 //! The container as stored: bytes, directories, listings, headers.
 
+use std::time::Duration;
+
+use n5_server::container::Settings;
 use n5_server::http::Options;
 
+use crate::support::stores::{self, Probe};
 use crate::support::writer::N5;
 use crate::support::{Client, local, options, settings};
 
@@ -183,6 +187,104 @@ async fn long_listings_come_in_pages() {
     let second = client.get("/?after=g09998&format=json").await;
     assert_eq!(second.json()["entries"].as_array().unwrap().len(), 51);
     assert!(second.header("link").is_none());
+}
+
+#[tokio::test]
+async fn a_page_ends_early_where_names_are_long() {
+    let n5 = N5::new();
+    for n in 0..2200 {
+        std::fs::create_dir(n5.root().join(format!("{n:0>250}g"))).unwrap();
+    }
+    let client = Client::of(n5.root());
+    let (mut after, mut seen) = (String::new(), 0);
+    let mut pages = Vec::new();
+    loop {
+        let page = client.get(&format!("/?format=json&after={after}")).await.json();
+        pages.push(page["entries"].as_array().unwrap().len());
+        seen += pages.last().unwrap();
+        let Some(next) = page["next"].as_str() else { break };
+        after = next.to_owned();
+    }
+    assert_eq!((pages[0], seen), ((512 << 10) / 251, 2201), "every directory and attributes.json, once");
+}
+
+#[tokio::test]
+async fn a_dataset_of_many_blocks_is_listed_in_one_scan() {
+    let n5 = N5::new();
+    n5.dataset("d", &[50_000], &[1], "raw");
+    for n in 0..50_000 {
+        std::fs::write(n5.root().join(format!("d/{n}")), "").unwrap();
+    }
+    n5.file("d/50000/attributes.json", "{}");
+    std::fs::create_dir(n5.root().join("d/50001")).unwrap();
+    let probe = Probe::new(local(n5.root()));
+    let client = Client::new(std::sync::Arc::<Probe>::clone(&probe), settings(), options());
+    let page = client.get("/d/?format=json").await.json();
+    assert_eq!(names(&page), ["50000:group", "attributes.json:file"]);
+    assert_eq!((page["next"].is_null(), probe.lists()), (true, 1));
+    let (mut after, mut all) = (String::new(), Vec::new());
+    loop {
+        let page = client.get(&format!("/d/?format=json&blocks=1&after={after}")).await.json();
+        all.extend(names(&page));
+        let Some(next) = page["next"].as_str() else { break };
+        after = next.to_owned();
+    }
+    assert_eq!((all.len(), probe.lists()), (50_003, 7));
+    assert!(all.iter().any(|name| name == "50001:group"));
+}
+
+#[tokio::test]
+async fn listings_and_info_are_never_immutable_and_wait_for_memory() {
+    let n5 = nested();
+    let settings = Settings { budget_wait: Duration::from_millis(20), ..settings() };
+    let client = stores::immutable(local(n5.root()), settings);
+    let container = client.container.clone();
+    for (path, policy) in
+        [("/a/", "max-age=60"), ("/info/a/b", "max-age=60"), ("/info/a", "max-age=60"), ("/a/b/0/0", "immutable")]
+    {
+        assert_eq!(client.get(path).await.header("cache-control"), Some(policy), "{path}");
+    }
+    let all = container.reserve(u64::MAX).await.unwrap();
+    for path in ["/a/", "/info/a/b"] {
+        assert_eq!(client.get(path).await.problem(), "overloaded", "{path}");
+    }
+    drop(all);
+    let sent = client.get("/a/").await;
+    assert!(container.reserve(u64::MAX).await.is_err(), "the page holds its share until it is sent");
+    drop(sent);
+    assert!(container.reserve(u64::MAX).await.is_ok());
+}
+
+#[tokio::test]
+async fn attributes_that_are_too_much_count_as_missing_for_info() {
+    let n5 = N5::new();
+    n5.dataset("g/s0", &[40], &[10], "raw");
+    n5.dataset("g/s1", &[20], &[10], "raw");
+    n5.file("g/attributes.json", r#"{"scales":[[1],[2]]}"#);
+    let long = |n: usize| format!(r#"{{"x":"{}"}}"#, "x".repeat(n));
+    n5.file("big/attributes.json", long(2000));
+    n5.dataset("big/d", &[40], &[10], "raw");
+    let client = Client::new(local(n5.root()), Settings { attributes: 1000, ..settings() }, options());
+    let problems = |info: &serde_json::Value| info["problems"].to_string();
+    let info = client.get("/info/g").await.json();
+    assert!(info["kind"] == "multiscale" && !problems(&info).contains("limits.attributes"), "{info}");
+    // Of an ancestor, of the group itself.
+    let info = client.get("/info/big/d").await.json();
+    assert!(info["kind"] == "dataset" && problems(&info).contains("big/attributes.json has 2008 bytes"), "{info}");
+    let info = client.get("/info/big").await.json();
+    assert_eq!((&info["kind"], &info["attributes"]), (&serde_json::json!("group"), &serde_json::json!({})));
+    assert!(problems(&info).contains("limits.attributes can be raised"), "{info}");
+    // Of a child: alone, and together with the others.
+    for (bytes, said) in
+        [(2000, "g/s1/attributes.json has 2008 bytes"), (900, "g/s1/attributes.json counts as missing")]
+    {
+        n5.file("g/s1/attributes.json", long(bytes));
+        let info = client.get("/info/g").await.json();
+        assert!(problems(&info).contains(said), "{info}");
+    }
+    // An empty file is broken, not missing.
+    n5.file("empty/attributes.json", "");
+    assert!(problems(&client.get("/info/empty").await.json()).contains("not JSON"));
 }
 
 #[tokio::test]

@@ -4,8 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use n5_server::store::{Key, Listing, Meta, Object, Store, StoreError};
+use axum::http::HeaderValue;
+use n5_server::container::{Container, Resources, Settings};
+use n5_server::http::{App, Mount, router};
+use n5_server::store::{Filter, Key, Listing, Meta, Object, Store, StoreError};
 use tokio::sync::Semaphore;
+
+use super::{Client, options};
 
 /// Passes everything on; counts, may hold back and may fail the reading of objects.
 #[derive(Debug)]
@@ -13,6 +18,7 @@ pub struct Probe {
     inner: Arc<dyn Store>,
     gets: AtomicUsize,
     heads: AtomicUsize,
+    lists: AtomicUsize,
     /// Reads of blocks that are let through; others wait.
     gate: Semaphore,
     /// Reads of blocks that fail before any succeeds.
@@ -25,6 +31,7 @@ impl Probe {
             inner,
             gets: AtomicUsize::new(0),
             heads: AtomicUsize::new(0),
+            lists: AtomicUsize::new(0),
             gate: Semaphore::new(Semaphore::MAX_PERMITS / 2),
             failures: AtomicUsize::new(0),
         })
@@ -52,6 +59,24 @@ impl Probe {
     pub fn heads(&self) -> usize {
         self.heads.load(Ordering::SeqCst)
     }
+
+    /// Directories scanned so far.
+    pub fn lists(&self) -> usize {
+        self.lists.load(Ordering::SeqCst)
+    }
+}
+
+/// A client of a container whose `Cache-Control` tells what exists (`immutable`) from what does not.
+pub fn immutable(store: Arc<dyn Store>, settings: Settings) -> Client {
+    let resources = Resources::new(settings);
+    let container = Container::new(store, Arc::clone(&resources));
+    let mount = Mount {
+        name: String::new(),
+        container: container.clone(),
+        cache_found: HeaderValue::from_static("immutable"),
+        cache_missing: HeaderValue::from_static("max-age=60"),
+    };
+    Client { router: router(App::new(vec![mount], resources, options(), String::new)), container }
 }
 
 fn is_block(key: &Key) -> bool {
@@ -86,8 +111,15 @@ impl Store for Probe {
         self.inner.is_directory(key).await
     }
 
-    async fn list(&self, key: &Key, after: Option<&str>, limit: usize) -> Result<Option<Listing>, StoreError> {
-        self.inner.list(key, after, limit).await
+    async fn list(
+        &self,
+        key: &Key,
+        after: Option<&str>,
+        limit: usize,
+        keep: Filter,
+    ) -> Result<Option<Listing>, StoreError> {
+        self.lists.fetch_add(1, Ordering::SeqCst);
+        self.inner.list(key, after, limit, keep).await
     }
 
     async fn probe(&self) -> Result<(), StoreError> {
