@@ -60,6 +60,11 @@ impl Budget {
         Self { label, units: Arc::new(Semaphore::new(units)), capacity_bytes, wait }
     }
 
+    /// All of it, in bytes.
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
     /// Takes a share of `bytes`, waiting for it.
     ///
     /// # Errors
@@ -197,4 +202,30 @@ fn units(bytes: u64) -> u64 {
 /// exceeds its part of a budget.
 pub(super) fn rounded(bytes: usize) -> usize {
     usize::try_from(units(bytes as u64) * UNIT_BYTES).unwrap_or(usize::MAX)
+}
+
+/// A share of the slice budget for what is made of a slice, such as its encoded form.
+#[derive(Debug)]
+pub struct Memory(Option<Permit>);
+
+impl Memory {
+    /// The share; `None` for nothing that needs one.
+    pub(super) fn of(permit: Option<Permit>) -> Self {
+        Self(permit)
+    }
+
+    /// Gives back all but `bytes` of the share.
+    pub fn shrink(&mut self, bytes: u64) {
+        if let Some(permit) = &mut self.0 {
+            permit.shrink(bytes);
+        }
+    }
+
+    /// `bytes` that give the share back when the last clone of them is dropped.
+    pub fn own(self, bytes: Bytes) -> Bytes {
+        match self.0 {
+            Some(permit) => permit.own(bytes),
+            None => bytes,
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod datasets;
 mod fresh;
 mod objects;
 mod slice;
+mod stats;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,11 +21,12 @@ use moka::policy::EvictionPolicy;
 pub use bands::{Bands, Refusal};
 pub(crate) use browse::grid_component;
 pub use browse::{EntryKind, Listed, ListedEntry};
-pub use budget::BudgetError;
+pub use budget::{BudgetError, Memory};
 pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use objects::{LargeObject, Stored};
-pub use slice::{Finish, Memory, ReadStats, Slice};
+pub use slice::{Finish, Slice};
+pub use stats::ReadStats;
 
 use blocks::Blocks;
 use budget::Budget;
@@ -182,7 +184,7 @@ impl Container {
     /// [`ReadError::Budget`] when others keep it for too long.
     pub async fn reserve(&self, bytes: u64) -> Result<Memory, ReadError> {
         let budget = &self.resources.slice_budget;
-        Ok(Memory::of(budget.take(bytes.min(budget.capacity_bytes())).await?))
+        Ok(Memory::of(Some(budget.take(bytes.min(budget.capacity_bytes())).await?)))
     }
 
     /// Whether the store can be read.

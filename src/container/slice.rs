@@ -1,16 +1,16 @@
 //! Reading a region: admit, gather what is cached and load the rest, paste what is ready.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::bands::{Bands, Bounds, Refusal, plan};
-use super::blocks::{LoadTimes, Loaded, Place};
-use super::budget::Permit;
+use super::blocks::{Loaded, Place};
+use super::budget::{Memory, Permit};
+use super::stats::{ReadStats, fingerprint};
 use super::{Access, Container, Dataset, ReadError};
 use crate::n5::{Coords, GridPosition, Region, paste};
 use crate::store::Key;
@@ -51,67 +51,6 @@ impl Slice {
     /// Whether it exceeds the slice budget and leaves in bands.
     pub fn is_streamed(&self) -> bool {
         self.bands.is_some()
-    }
-}
-
-/// What reading took.
-#[derive(Debug, Clone, Default)]
-pub struct ReadStats {
-    /// Blocks that do not exist.
-    pub missing: u64,
-    /// Blocks found in the cache, holes included.
-    pub hits: u64,
-    /// Blocks loaded, holes included.
-    pub loaded: u64,
-    /// Looking up and re-checking cached blocks.
-    pub cache: Duration,
-    /// Reading, summed over loads that ran side by side.
-    pub store: Duration,
-    /// Decoding, likewise.
-    pub decode: Duration,
-    /// Pasting.
-    pub assemble: Duration,
-    /// Depends on the position and entity tag of every block touched, and on nothing else.
-    pub fingerprint: u128,
-}
-
-impl ReadStats {
-    fn count(&mut self, position: &GridPosition, loaded: &Loaded) {
-        match &loaded.stored {
-            Some((etag, _)) => self.fingerprint = self.fingerprint.wrapping_add(fingerprint(position, etag)),
-            None => self.missing += 1,
-        }
-    }
-
-    fn count_load(&mut self, times: LoadTimes) {
-        self.loaded += 1;
-        self.store += times.store;
-        self.decode += times.decode;
-    }
-}
-
-/// A share of the slice budget for what is made of a slice, such as its encoded form.
-#[derive(Debug)]
-pub struct Memory(Option<Permit>);
-
-impl Memory {
-    pub(super) fn of(permit: Permit) -> Self {
-        Self(Some(permit))
-    }
-
-    /// Gives back all but `bytes` of the share.
-    pub fn shrink(&mut self, bytes: u64) {
-        if let Some(permit) = &mut self.0 {
-            permit.shrink(bytes);
-        }
-    }
-
-    /// `bytes` that give the share back when the last clone of them is dropped.
-    pub fn own(self, bytes: Bytes) -> Bytes {
-        match self.0 {
-            Some(permit) => permit.own(bytes),
-            None => bytes,
-        }
     }
 }
 
@@ -170,13 +109,13 @@ impl Container {
         let mut stats = ReadStats::default();
         let extra = if extra_bytes > 0 { permit.split(extra_bytes) } else { None };
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
-            return Ok((bytes, Memory(extra), stats));
+            return Ok((bytes, Memory::of(extra), stats));
         }
         let slab = Slab { data: zeroed(slice.bytes)?, region: slice.region.clone(), permit: Some(permit) };
         stats = ReadStats::default();
         let mut slabs = self.gather(access, slice, &slice.region, vec![slab], 0, &mut stats).await?;
         let data = slabs.pop().map(Slab::into_bytes).unwrap_or_default();
-        Ok((data, Memory(extra), stats))
+        Ok((data, Memory::of(extra), stats))
     }
 
     /// Reads the next band of a streamed slice: pieces to be sent in this order, each giving its memory
@@ -405,11 +344,6 @@ fn overlaps(slab: &Slab, axis: usize, origin: &Coords, size: &Coords) -> bool {
         let (from, to) = slab.region.samples_within(axis, *low, low.saturating_add(size[axis]));
         from < to
     })
-}
-
-fn fingerprint(position: &GridPosition, etag: &str) -> u128 {
-    let seed = position.iter().fold(0u64, |seed, p| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(*p + 1));
-    xxh3_128_with_seed(etag.as_bytes(), seed)
 }
 
 /// Zeros, which the allocator gets from the system for free.
