@@ -1,7 +1,8 @@
 //! `blosc`: buffers of c-blosc 1. Their own header says how to decode them; `cname`, `shuffle` and the
 //! like in the attributes do not always agree with it and are not looked at.
 //!
-//! c-blosc checks little of what it reads, so the whole structure of a buffer is checked here first.
+//! c-blosc checks little of what it reads, so the whole structure of a buffer is checked here first. Where
+//! the inner compression is snappy, which c-blosc would need a C++ compiler for, `blosc_snappy` decodes it.
 
 use std::sync::Arc;
 
@@ -9,15 +10,16 @@ use bytes::{Buf, Bytes};
 use serde_json::{Map, Value};
 
 use super::stream::{self, damaged, only_padding, wrong_length};
-use super::{Codec, CodecError, blosc_sys};
+use super::{Codec, CodecError, blosc_snappy, blosc_sys};
 
-const NAME: &str = "blosc";
+pub(super) const NAME: &str = "blosc";
 const HEADER_BYTES: usize = 16;
 const FORMAT_VERSION: u8 = 2;
 const MEMCPYED: u8 = 0x02;
 const RESERVED: u8 = 0x08;
 const NOT_SPLIT: u8 = 0x10;
 const BLOSCLZ: u8 = 0;
+const SNAPPY: u8 = 2;
 const ZSTD: u8 = 4;
 /// More bytes 255 in a row overflow the 32-bit length that blosclz adds them to.
 const LONGEST_RUN_OF_255: usize = 8_421_500;
@@ -43,6 +45,9 @@ impl Codec for Blosc {
             return Ok(Bytes::new());
         }
         header.check(buffer)?;
+        if header.inner() == SNAPPY && header.flags & MEMCPYED == 0 {
+            return blosc_snappy::decode(&header, buffer);
+        }
         let mut output = Vec::with_capacity(len);
         match blosc_sys::decompress(buffer, &mut output, len) {
             Ok(()) => stream::exactly(len, output),
@@ -66,22 +71,37 @@ impl Codec for Blosc {
 /// size, the size of a blosc block and the size of the buffer.
 ///
 /// Source: `README_CHUNK_FORMAT.rst` of c-blosc.
-struct Header {
-    flags: u8,
-    item_size: usize,
-    decoded: usize,
-    block_size: usize,
+#[derive(Debug)]
+pub(super) struct Header {
+    pub(super) inner_version: u8,
+    pub(super) flags: u8,
+    /// Bytes of an item, at least one once checked.
+    pub(super) item_size: usize,
+    /// Bytes that the whole buffer decodes to.
+    pub(super) decoded: usize,
+    /// Bytes that each blosc block but the last decodes to, not zero once checked.
+    pub(super) block_size: usize,
     stored: usize,
 }
 
+/// A blosc block: its parts follow one another from the start of `stored`.
+#[derive(Debug)]
+pub(super) struct Block<'a> {
+    stored: &'a [u8],
+    /// Into how many parts, of the same size once decoded, it is split.
+    splits: usize,
+    /// Bytes that it decodes to.
+    pub(super) decoded: usize,
+}
+
 impl Header {
-    fn parse(buffer: &[u8]) -> Result<Self, CodecError> {
+    pub(super) fn parse(buffer: &[u8]) -> Result<Self, CodecError> {
         let mut bytes = buffer.get(..HEADER_BYTES).ok_or_else(|| damaged(NAME, "its header ends early"))?;
         let version = bytes.get_u8();
         if version != FORMAT_VERSION {
             return Err(damaged(NAME, format_args!("its format version is {version}, not {FORMAT_VERSION}")));
         }
-        let _inner_version = bytes.get_u8();
+        let inner_version = bytes.get_u8();
         let (flags, item_size) = (bytes.get_u8(), usize::from(bytes.get_u8()));
         let mut size = |limit: u32| {
             let size = bytes.get_u32_le();
@@ -89,6 +109,7 @@ impl Header {
             size.ok_or_else(|| damaged(NAME, "a size in its header is out of range"))
         };
         Ok(Self {
+            inner_version,
             flags,
             item_size,
             decoded: size(blosc_sys::MAX_DECODED_BYTES)?,
@@ -110,37 +131,45 @@ impl Header {
             let plain = self.stored.saturating_sub(HEADER_BYTES);
             return if plain == self.decoded { Ok(()) } else { Err(wrong_length(self.decoded, plain)) };
         }
-        let inner = self.flags >> 5;
+        let inner = self.inner();
         if inner == BLOSCLZ && has_run_of_255(buffer) {
             return Err(damaged(NAME, "a run is longer than any block"));
         }
+        for block in self.blocks(buffer)? {
+            let block = block?;
+            for part in block.parts() {
+                let part = part?;
+                // c-blosc would pass frames of the releases before 0.8 to decoders of that time.
+                if inner == ZSTD && !block.is_stored(part) && !part.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+                    return Err(damaged(NAME, "a part is no zstd frame"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The code of the inner compression.
+    fn inner(&self) -> u8 {
+        self.flags >> 5
+    }
+
+    /// The blosc blocks of `buffer`, which is not memcpyed, in the order of what they decode to.
+    pub(super) fn blocks<'a>(
+        &self,
+        buffer: &'a [u8],
+    ) -> Result<impl Iterator<Item = Result<Block<'a>, CodecError>>, CodecError> {
         let starts = buffer.get(HEADER_BYTES..).unwrap_or_default();
-        let out_of_range = || damaged(NAME, "a part lies outside of it");
         let blocks = self.decoded.div_ceil(self.block_size);
         if starts.len() / 4 < blocks {
             return Err(out_of_range());
         }
         let leftover = self.decoded % self.block_size;
-        for (number, start) in starts.as_chunks::<4>().0.iter().take(blocks).enumerate() {
+        Ok(starts.as_chunks::<4>().0.iter().take(blocks).enumerate().map(move |(number, start)| {
             let last = number + 1 == blocks && leftover > 0;
-            let mut rest = usize::try_from(i32::from_le_bytes(*start))
-                .ok()
-                .and_then(|start| buffer.get(start..))
-                .ok_or_else(out_of_range)?;
-            for _ in 0..self.splits(last) {
-                let size = rest.try_get_i32_le().ok().ok_or_else(out_of_range)?;
-                let (part, after) =
-                    usize::try_from(size).ok().and_then(|size| rest.split_at_checked(size)).ok_or_else(out_of_range)?;
-                let block_size = if last { leftover } else { self.block_size };
-                let stored = part.len() == block_size / self.splits(last);
-                // c-blosc would pass frames of the releases before 0.8 to decoders of that time.
-                if inner == ZSTD && !stored && !part.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-                    return Err(damaged(NAME, "a part is no zstd frame"));
-                }
-                rest = after;
-            }
-        }
-        Ok(())
+            let start = usize::try_from(i32::from_le_bytes(*start)).ok();
+            let stored = start.and_then(|start| buffer.get(start..)).ok_or_else(out_of_range)?;
+            Ok(Block { stored, splits: self.splits(last), decoded: if last { leftover } else { self.block_size } })
+        }))
     }
 
     /// Into how many parts a blosc block is split, one per byte of an item.
@@ -151,6 +180,33 @@ impl Header {
             && !leftover_block;
         if split { self.item_size } else { 1 }
     }
+}
+
+impl<'a> Block<'a> {
+    /// The parts as stored, each after its length.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Result<&'a [u8], CodecError>> + use<'a> {
+        let mut rest = self.stored;
+        (0..self.splits).map(move |_| {
+            let size = rest.try_get_i32_le().ok().and_then(|size| usize::try_from(size).ok());
+            let (part, after) = size.and_then(|size| rest.split_at_checked(size)).ok_or_else(out_of_range)?;
+            rest = after;
+            Ok(part)
+        })
+    }
+
+    /// Bytes that each part decodes to, at least one.
+    pub(super) fn part_size(&self) -> usize {
+        self.decoded / self.splits
+    }
+
+    /// Whether `part` is stored as it is, because it could not be compressed.
+    pub(super) fn is_stored(&self, part: &[u8]) -> bool {
+        part.len() == self.part_size()
+    }
+}
+
+fn out_of_range() -> CodecError {
+    damaged(NAME, "a part lies outside of it")
 }
 
 fn has_run_of_255(buffer: &[u8]) -> bool {

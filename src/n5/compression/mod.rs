@@ -2,6 +2,7 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod blosc;
+mod blosc_snappy;
 mod blosc_sys;
 mod bzip2;
 mod gzip;

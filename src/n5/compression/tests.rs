@@ -157,9 +157,9 @@ fn every_encoding_decodes_to_what_was_encoded() {
 }
 
 #[test]
-fn every_inner_codec_and_shuffle_of_blosc_decodes() {
+fn every_inner_codec_of_c_blosc_and_shuffle_decodes() {
     let data = sample(100_003);
-    for name in [c"blosclz", c"lz4", c"lz4hc", c"snappy", c"zlib", c"zstd"] {
+    for name in [c"blosclz", c"lz4", c"lz4hc", c"zlib", c"zstd"] {
         for shuffle in 0..3 {
             for item_size in [1, 2, 3, 8, 16, 17] {
                 let payload = blosc_sys::compress(&data, name, shuffle, item_size, 0);
