@@ -34,8 +34,9 @@ use crate::{allocator, demo, metrics, n5, telemetry};
 /// that the server goes before it is gone.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// Longest request head, in bytes: long tokens fit, and connections that send no more than a head stay cheap.
-const HEADER_BYTES: usize = 64 << 10;
+/// Longest request head, in bytes: the longest path there can be (64 KiB) and its headers fit, and connections that
+/// send no more than a head stay cheap.
+const HEADER_BYTES: usize = 96 << 10;
 
 /// How often memory that the allocator keeps for itself is given back.
 const TRIM: Duration = Duration::from_secs(1);

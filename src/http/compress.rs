@@ -15,7 +15,7 @@ use super::{Answer, Ask, vary};
 use crate::output::{Format, weight_of};
 
 /// Documents shorter than this are not worth it.
-const SHORT_BYTES: usize = 1024;
+const SHORT_BYTES: usize = 64;
 
 /// Marks an answer as a document that may be compressed. Blocks and attributes never are: they leave byte
 /// for byte, with their length.
