@@ -1,27 +1,19 @@
 //! Puts the parts together: configuration to containers to router; binds, serves, shuts down.
 
+mod connections;
+
 use std::future::Future;
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use axum::Router;
-use axum::body::Body;
-use axum::extract::ConnectInfo;
-use axum::http::{HeaderValue, Request};
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::GracefulShutdown;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
-use tokio_io_timeout::TimeoutStream;
-use tower::ServiceExt;
+use axum::http::HeaderValue;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+
+use connections::Connections;
 
 use crate::config::{CachePolicy, Config, ContainerConfig, EvictionPolicy, Listen, Recheck, Symlinks};
 use crate::container::{self, Container, Resources, Settings};
@@ -34,15 +26,8 @@ use crate::{allocator, demo, metrics, n5, telemetry};
 /// that the server goes before it is gone.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// Longest request head, in bytes: the longest path there can be (64 KiB) and its headers fit, and connections that
-/// send no more than a head stay cheap.
-const HEADER_BYTES: usize = 96 << 10;
-
 /// How often memory that the allocator keeps for itself is given back.
 const TRIM: Duration = Duration::from_secs(1);
-
-/// HTTP/2 streams of one connection; viewers ask for 100 blocks at once.
-const STREAMS: u32 = 256;
 
 /// A server that has its address and serves when run.
 #[derive(Debug)]
@@ -150,13 +135,7 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { app, listener, config } = self;
         let router = http::router(Arc::clone(&app));
-        let connections = Connections {
-            http: builder(&config),
-            send_timeout: config.server.send_timeout,
-            graceful: GracefulShutdown::new(),
-            slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
-            router,
-        };
+        let connections = Connections::new(&config, router);
         let accepting = async {
             match &listener {
                 Listener::Tcp(listener) => loop {
@@ -197,61 +176,11 @@ impl Server {
         // Connections on which part of a request has come would be waited for; nobody has an answer there.
         let answered = async { while app.running() > 0 || !quiet(&app).await {} };
         tokio::select! {
-            () = connections.graceful.shutdown() => tracing::info!("all answers finished"),
+            () = connections.finished() => tracing::info!("all answers finished"),
             () = answered => tracing::info!("all answers finished"),
             () = tokio::time::sleep(deadline) => tracing::warn!(?deadline, "answers cut off at the deadline"),
         }
     }
-}
-
-/// What every connection is served with.
-struct Connections {
-    http: Builder<TokioExecutor>,
-    send_timeout: Duration,
-    graceful: GracefulShutdown,
-    slots: Arc<Semaphore>,
-    router: Router,
-}
-
-impl Connections {
-    async fn slot(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
-        // The semaphore is never closed.
-        Arc::clone(&self.slots).acquire_owned().await.ok()
-    }
-
-    fn serve<S>(&self, stream: S, peer: Option<IpAddr>, slot: Option<tokio::sync::OwnedSemaphorePermit>)
-    where
-        S: AsyncRead + AsyncWrite + Send + 'static,
-    {
-        let mut stream = TimeoutStream::new(stream);
-        stream.set_write_timeout(Some(self.send_timeout));
-        let router = self.router.clone();
-        let service = service_fn(move |request: Request<Incoming>| {
-            let mut request = request.map(Body::new);
-            request.extensions_mut().insert(ConnectInfo(peer));
-            router.clone().oneshot(request)
-        });
-        let connection = self.http.serve_connection(TokioIo::new(Box::pin(stream)), service).into_owned();
-        let connection = self.graceful.watch(connection);
-        tokio::spawn(async move {
-            let _slot = slot;
-            if let Err(error) = connection.await {
-                tracing::debug!(error, "connection ended");
-            }
-        });
-    }
-}
-
-fn builder(config: &Config) -> Builder<TokioExecutor> {
-    let mut http = Builder::new(TokioExecutor::new());
-    http.http1().timer(TokioTimer::new()).header_read_timeout(config.server.header_timeout).max_buf_size(HEADER_BYTES);
-    http.http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
-        .max_header_list_size(u32::try_from(HEADER_BYTES).unwrap_or(u32::MAX))
-        .keep_alive_interval(Some(config.server.header_timeout))
-        .keep_alive_timeout(config.server.header_timeout);
-    http
 }
 
 /// Gives freed memory back to the system for ever.
@@ -286,7 +215,7 @@ async fn refused(error: &std::io::Error) {
 async fn remove_stale_socket(path: &PathBuf) {
     use std::os::unix::fs::FileTypeExt;
     let is_socket = tokio::fs::symlink_metadata(path).await.is_ok_and(|meta| meta.file_type().is_socket());
-    if is_socket && tokio::net::UnixStream::connect(path).await.is_err() {
+    if is_socket && UnixStream::connect(path).await.is_err() {
         let _ = tokio::fs::remove_file(path).await;
     }
 }

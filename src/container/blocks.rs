@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use moka::future::Cache;
-use moka::ops::compute::Op;
 
 use super::budget::{self, Budget, Permit};
 use super::fresh::{self, Checked};
 use super::objects::{LargeObject, Objects, Source};
-use super::{CacheSettings, Dataset, ReadError, cache_of};
+use super::{CacheSettings, Dataset, ReadError, cache_of, forget};
 use crate::cpu::Cpu;
 use crate::metrics::{self, Lookup};
 use crate::n5::{Block, BlockError, Coords, GridPosition};
@@ -123,7 +122,7 @@ impl Blocks {
                     loaded.checked.touch(moment);
                 } else {
                     metrics::cache_requests(CACHE, Lookup::Stale, 1);
-                    self.forget((dataset.id, positions[*n].clone()), loaded).await;
+                    forget(&self.cache, (dataset.id, positions[*n].clone()), loaded).await;
                     found[*n] = None;
                 }
             }
@@ -275,17 +274,6 @@ impl Blocks {
             permit = self.budget.take_within(bytes, self.wait) => Ok(permit?),
             () = nudge => Err(ReadError::Died("unreachable".to_owned())),
         }
-    }
-
-    /// Drops `stale`, unless somebody has replaced it already.
-    async fn forget(&self, key: EntryKey, stale: &Arc<Loaded>) {
-        self.cache
-            .entry(key)
-            .and_compute_with(|current| {
-                let same = current.is_some_and(|current| Arc::ptr_eq(current.value(), stale));
-                std::future::ready(if same { Op::Remove } else { Op::Nop })
-            })
-            .await;
     }
 }
 

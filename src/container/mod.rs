@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use moka::future::Cache;
 use moka::notification::RemovalCause;
+use moka::ops::compute::Op;
 use moka::policy::EvictionPolicy;
 
 pub use bands::{Bands, Refusal};
@@ -304,4 +305,19 @@ where
             }
         })
         .build()
+}
+
+/// Drops `stale` from a cache, unless somebody has replaced it already.
+async fn forget<K, V>(cache: &Cache<K, Arc<V>>, key: K, stale: &Arc<V>)
+where
+    K: std::hash::Hash + Eq + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+{
+    cache
+        .entry(key)
+        .and_compute_with(|current| {
+            let same = current.is_some_and(|current| Arc::ptr_eq(current.value(), stale));
+            std::future::ready(if same { Op::Remove } else { Op::Nop })
+        })
+        .await;
 }

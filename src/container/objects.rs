@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use moka::future::Cache;
-use moka::ops::compute::Op;
 
 use super::budget::{self, Budget, Permit};
 use super::fresh::{self, Checked};
-use super::{CacheSettings, ReadError, cache_of};
+use super::{CacheSettings, ReadError, cache_of, forget};
 use crate::metrics::{self, Lookup, StoreOperation};
 use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
 
@@ -164,7 +163,7 @@ impl Objects {
                 return Ok(entry.stored());
             }
             metrics::cache_requests(CACHE, Lookup::Stale, 1);
-            self.forget(entry_key.clone(), &entry).await;
+            forget(&self.cache, entry_key.clone(), &entry).await;
         }
         self.fetch(&**store, key).await
     }
@@ -278,17 +277,6 @@ impl Objects {
             }
             Data::Open(reader) => Fetched::Large(LargeObject { meta, reader, budget: self.budget.clone() }),
         }))
-    }
-
-    /// Drops `stale`, unless somebody has replaced it already.
-    async fn forget(&self, key: EntryKey, stale: &Arc<Entry>) {
-        self.cache
-            .entry(key)
-            .and_compute_with(|current| {
-                let same = current.is_some_and(|current| Arc::ptr_eq(current.value(), stale));
-                std::future::ready(if same { Op::Remove } else { Op::Nop })
-            })
-            .await;
     }
 }
 

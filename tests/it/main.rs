@@ -14,6 +14,7 @@ mod architecture;
 mod concurrency;
 mod config;
 mod conformance;
+mod connections;
 mod docs;
 mod golden;
 mod openapi;

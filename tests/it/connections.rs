@@ -1,0 +1,67 @@
+//! Connections of a real server: what an idle or unfinished one may cost, and how the server ends.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use n5_server::app::Server;
+use n5_server::config::Config;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+struct Running {
+    address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    ended: tokio::task::JoinHandle<()>,
+}
+
+/// A server of the demo container on a free port.
+async fn start(header_timeout: Duration) -> Running {
+    let mut config = Config::default();
+    config.server.listen = n5_server::config::Listen::Tcp("127.0.0.1:0".parse().unwrap());
+    config.server.header_timeout = header_timeout;
+    let server = Server::bind(config, String::new).await.unwrap();
+    let address = server.address().unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let ended = tokio::spawn(server.run(async { drop(stopped.await) }));
+    Running { address, stop, ended }
+}
+
+#[tokio::test]
+async fn a_connection_that_sends_nothing_or_half_a_head_is_closed() {
+    let server = start(Duration::from_millis(300)).await;
+    for sent in ["", "GET / HTTP/1.1\r\nHost: x\r\n"] {
+        let mut connection = TcpStream::connect(server.address).await.unwrap();
+        connection.write_all(sent.as_bytes()).await.unwrap();
+        let mut rest = Vec::new();
+        let closed = tokio::time::timeout(Duration::from_secs(20), connection.read_to_end(&mut rest)).await;
+        assert!(closed.is_ok(), "{sent:?} still open");
+    }
+}
+
+#[tokio::test]
+async fn a_head_beyond_the_bound_is_refused() {
+    let server = start(Duration::from_secs(20)).await;
+    let mut connection = TcpStream::connect(server.address).await.unwrap();
+    let head = format!("GET / HTTP/1.1\r\nHost: x\r\nX-Long: {}\r\n\r\n", "a".repeat(200_000));
+    // The server may answer and close before it has read all.
+    let _ = connection.write_all(head.as_bytes()).await;
+    let mut answer = vec![0; 12];
+    connection.read_exact(&mut answer).await.unwrap();
+    assert_eq!(answer, b"HTTP/1.1 431");
+}
+
+#[tokio::test]
+async fn the_server_ends_although_half_a_request_is_there() {
+    let server = start(Duration::from_secs(60)).await;
+    let mut unfinished = TcpStream::connect(server.address).await.unwrap();
+    unfinished.write_all(b"GET / HT").await.unwrap();
+    // An answered request beside it shows that the connection was accepted.
+    let mut answered = TcpStream::connect(server.address).await.unwrap();
+    answered.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    answered.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    server.stop.send(()).unwrap();
+    tokio::time::timeout(Duration::from_secs(20), server.ended).await.unwrap().unwrap();
+}
