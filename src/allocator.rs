@@ -2,7 +2,7 @@
 #![cfg_attr(all(target_os = "linux", target_env = "gnu"), expect(unsafe_code, reason = "mallopt has no safe binding"))]
 
 /// Buffers of this size and above are mapped from the system one by one and given back when freed.
-const MAPPED_BYTES: i32 = 128 << 10;
+const MAPPED_BYTES: i32 = 64 << 10;
 
 /// Makes the memory of blocks and slices return to the system as soon as they are dropped.
 ///
@@ -12,15 +12,20 @@ const MAPPED_BYTES: i32 = 128 << 10;
 /// in the same time. Does nothing under another C library.
 pub fn return_large_buffers() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: mallopt only sets a parameter of the allocator, and no other thread runs yet.
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES);
+    {
+        // One heap a core: glibc's eight a core would each keep what is freed into it.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // SAFETY: mallopt only sets parameters of the allocator, and no other thread runs yet.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES);
+            libc::mallopt(libc::M_ARENA_MAX, i32::try_from(cores).unwrap_or(i32::MAX));
+        }
     }
 }
 
 /// Resident bytes that must have come since memory was last given back, for it to be worth the work again.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-const GROWN_BYTES: usize = 32 << 20;
+const GROWN_BYTES: usize = 16 << 20;
 
 /// Gives the freed parts of the heaps back to the system, where the process has grown since the last call.
 ///

@@ -27,7 +27,7 @@ use crate::{allocator, demo, metrics, n5, telemetry};
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// How often memory that the allocator keeps for itself is given back.
-const TRIM: Duration = Duration::from_secs(1);
+const TRIM: Duration = Duration::from_millis(250);
 
 /// A server that has its address and serves when run.
 #[derive(Debug)]
