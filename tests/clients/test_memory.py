@@ -115,7 +115,8 @@ def test_a_client_that_does_not_read_is_cut_off_and_frees_its_memory(sparse, tmp
     support.write_dataset(tmp_path / "small", support.counting(10), (10,))
     write(tmp_path / "large/attributes.json", support.attributes(SPARSE, [1024, 1024, 4], "uint8"))
     with Server(tmp_path, "--set", "server.send_timeout=2s", "--set", "limits.slice_budget=64MiB") as server:
-        stuck = [server.connection() for _ in range(8)]
+        # They hold the budget one after the other, two seconds each: fewer than limits.budget_wait allows for.
+        stuck = [server.connection() for _ in range(3)]
         for connection in stuck:
             connection.putrequest("GET", "/slice/large?size=8000,8000,1")
             connection.endheaders()
