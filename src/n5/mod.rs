@@ -9,11 +9,13 @@ mod attributes;
 mod block;
 mod compression;
 mod data_type;
+mod encode;
 mod grid;
 
 pub use array::{Array, paste};
 pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
 pub use block::{Block, BlockError, BlockHeader, Mode};
-pub use compression::{CODECS, Codec, CodecError, Compression};
+pub use compression::{CODECS, Codec, CodecError, Compression, Encoding};
 pub use data_type::DataType;
+pub use encode::{big_endian, encode_block};
 pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
