@@ -21,6 +21,7 @@ mod paintera;
 mod physical;
 mod pyramid;
 mod readers;
+mod recommended;
 mod scales;
 mod tensorstore;
 
@@ -36,6 +37,7 @@ pub use description::{Description, Kind};
 pub use physical::Physical;
 pub use pyramid::{Convention, Level, Pyramid};
 pub use readers::Readable;
+pub use recommended::{Recommended, recommended};
 pub use tensorstore::{TensorStore, http_kvstore, tensorstore};
 
 /// Most documents that [`wanted`] asks for.

@@ -11,6 +11,7 @@ use std::fmt;
 use async_trait::async_trait;
 
 use crate::container::{Access, Container, Memory, ReadError};
+use crate::metadata::{Description, Kind, Node};
 use crate::store::Key;
 
 pub use chunk::{Chunk, Form, Ready};
@@ -41,6 +42,11 @@ pub trait View: fmt::Debug + Send + Sync {
     /// [`ReadError`] when what it stands for cannot be read; a key that the view does not have is
     /// [`Found::Missing`].
     async fn resolve(&self, lookup: &Lookup<'_>) -> Result<Found, ReadError>;
+
+    /// First segments of the path under which a directory is linked to; `None` where the view does not show it.
+    fn link(&self, _node: &Node, description: &Description) -> Option<&'static str> {
+        (description.kind != Kind::Dataset || description.is_decoded()).then(|| self.name())
+    }
 
     /// Names of the documents in the directory `lookup.key`, for listings, sorted.
     ///
