@@ -49,7 +49,6 @@ const OWN: &[(&str, View)] = &[
     ("n5", View::Stored),
     ("slice", View::Slice),
     ("info", View::Info),
-    ("as", View::Reserved),
     ("zarr2", View::Reserved),
     ("zarr3", View::Reserved),
     ("precomputed", View::Reserved),

@@ -4,6 +4,9 @@
 //! (<https://github.com/saalfeldlab/n5>). Pure: no I/O, no async, no logging, no clock; imports nothing
 //! else of this crate.
 
+/// Version of the specification that what is written follows.
+pub const VERSION: &str = "4.0.0";
+
 mod array;
 mod attributes;
 mod block;

@@ -5,6 +5,7 @@
 
 mod chunk;
 mod node;
+mod reencoded;
 
 use std::fmt;
 
@@ -18,7 +19,7 @@ pub use chunk::{Chunk, Form, Ready};
 pub use node::{Known, read_node};
 
 /// Every view, by the first segment of its paths.
-pub static VIEWS: &[&dyn View] = &[];
+pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded];
 
 /// A form of containers.
 #[async_trait]
