@@ -8,6 +8,7 @@ mod array;
 mod attributes;
 mod block;
 mod compression;
+mod convert;
 mod data_type;
 mod grid;
 
@@ -15,5 +16,6 @@ pub use array::{Array, paste};
 pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
 pub use block::{Block, BlockError, BlockHeader, Mode};
 pub use compression::{CODECS, Codec, CodecError, Compression};
+pub use convert::{ConvertError, convert};
 pub use data_type::DataType;
 pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
