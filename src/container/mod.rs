@@ -1,5 +1,6 @@
 //! A container: the only place that knows both what bytes mean and where they live.
 
+mod admit;
 mod bands;
 mod blocks;
 mod browse;
@@ -19,6 +20,7 @@ use moka::notification::RemovalCause;
 use moka::ops::compute::Op;
 use moka::policy::EvictionPolicy;
 
+pub use admit::{Sending, Slice};
 pub use bands::{Bands, Refusal};
 pub(crate) use browse::grid_component;
 pub use browse::{EntryKind, Listed, ListedEntry};
@@ -26,7 +28,7 @@ pub use budget::{BudgetError, Memory};
 pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use objects::{LargeObject, Stored};
-pub use slice::{Finish, Slice};
+pub use slice::Finish;
 pub use stats::ReadStats;
 
 use blocks::Blocks;
@@ -36,7 +38,7 @@ use objects::Objects;
 
 use crate::cpu::{Cpu, JobDied};
 use crate::metrics;
-use crate::n5::{BlockError, GridPosition};
+use crate::n5::{BlockError, ConvertError, GridPosition};
 use crate::store::{Key, Meta, Store, StoreError};
 
 /// Name of the file that holds a group's attributes.
@@ -241,6 +243,9 @@ pub enum ReadError {
         /// Why.
         error: BlockError,
     },
+    /// The elements are not those of the type asked for.
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -262,6 +267,7 @@ impl ReadError {
             | Self::NotADataset { .. }
             | Self::AttributesTooLarge { .. }
             | Self::StoredTooLarge { .. }
+            | Self::Convert(_)
             | Self::Budget(_)
             | Self::Died(_) => false,
         }

@@ -19,5 +19,6 @@ mod docs;
 mod golden;
 mod openapi;
 mod slice;
+mod slice_formats;
 mod stored;
 mod support;
