@@ -9,12 +9,14 @@ use percent_encoding::percent_decode_str;
 use smallvec::SmallVec;
 
 use super::select::{self, Item, Misfit};
-use crate::n5::{Coords, Region, Start};
+use crate::n5::{Coords, DataType, Region, Start};
 use crate::output::{Endian, Options, Order};
 
 /// Every parameter of a slice; `token` is read elsewhere.
-const PARAMETERS: [&str; 11] =
-    ["start", "stop", "size", "step", "select", "outside", "order", "format", "endian", "window", "token"];
+const PARAMETERS: [&str; 13] = [
+    "start", "stop", "size", "step", "select", "outside", "order", "dtype", "format", "endian", "window", "quality",
+    "token",
+];
 
 /// A slice's parameters, as far as they can be understood without the dataset.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,12 +25,16 @@ pub(super) struct SliceQuery {
     wanted: Wanted,
     /// `order`
     pub order: Order,
+    /// `dtype`: the type that elements are converted to, one of those that are decoded.
+    pub data_type: Option<DataType>,
     /// `format`, not yet looked up.
     pub format: Option<String>,
     /// `endian`
     pub endian: Endian,
     /// `window`: the values of black and white, finite.
     pub window: Option<(f64, f64)>,
+    /// `quality`, 1 to 100.
+    pub quality: Option<u8>,
 }
 
 /// The samples asked for.
@@ -110,7 +116,9 @@ impl SliceQuery {
             Endian::from_name(name).ok_or_else(|| unknown_value("endian", name, &Endian::NAMES))
         })?;
         let window = get("window").map(window).transpose()?;
-        Ok(Self { wanted, order, format: get("format").map(str::to_owned), endian, window })
+        let quality = get("quality").map(quality).transpose()?;
+        let data_type = get("dtype").map(data_type).transpose()?;
+        Ok(Self { wanted, order, data_type, format: get("format").map(str::to_owned), endian, window, quality })
     }
 
     /// The samples that this query means in a dataset of `dimensions`.
@@ -137,6 +145,7 @@ impl SliceQuery {
             order: self.order,
             endian: self.endian,
             window: self.window,
+            quality: self.quality,
             start: selection.region.start().to_vec(),
             step: selection.region.step().to_vec(),
         }
@@ -258,6 +267,20 @@ fn window(text: &str) -> Result<(f64, f64), QueryError> {
         let detail =
             format!("window is {:?}; give two different numbers, lo,hi: the values of black and white", shown(text));
         invalid("window", detail)
+    })
+}
+
+fn data_type(name: &str) -> Result<DataType, QueryError> {
+    let data_type = DataType::from_name(name);
+    let known = || DataType::names().collect::<Vec<_>>();
+    if data_type.size_bytes().is_some() { Ok(data_type) } else { Err(unknown_value("dtype", name, &known())) }
+}
+
+/// A whole number from 1 to 100.
+fn quality(text: &str) -> Result<u8, QueryError> {
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    text.parse().ok().filter(|quality| digits && (1..=100).contains(quality)).ok_or_else(|| {
+        invalid("quality", format!("quality is {:?}; give a whole number from 1, small, to 100, good", shown(text)))
     })
 }
 

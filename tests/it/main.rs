@@ -20,5 +20,6 @@ mod golden;
 mod openapi;
 mod reencoded;
 mod slice;
+mod slice_formats;
 mod stored;
 mod support;
