@@ -8,6 +8,7 @@ mod info;
 mod listing;
 mod observe;
 mod operations;
+mod page;
 pub mod problem;
 mod query;
 mod select;
@@ -110,6 +111,12 @@ impl App {
             id_base: RandomState::new().hash_one(std::process::id()),
             id_count: AtomicU64::new(0),
         })
+    }
+
+    /// Whether Neuroglancer itself is served at `/viewer/`; without it the page links to the public one.
+    #[expect(clippy::unused_self, reason = "no viewer is built in yet")]
+    fn has_viewer(&self) -> bool {
+        false
     }
 
     /// From now on `/readyz` tells load balancers to send nothing more.
@@ -251,6 +258,10 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
         // Clients probe this key for precomputed volumes.
         View::Info if ask.target.bare => Err(Problem::missing()),
         View::Info => info::answer(ask).await,
+        View::Viewer => match ask.target.segments.split_first() {
+            Some((first, rest)) if first == "page" => page::answer(ask, rest),
+            _ => Err(Problem::missing()),
+        },
         View::Reserved => Err(Problem::missing()),
         View::Operation(_) if !ask.target.segments.is_empty() => Err(Problem::missing()),
         View::Operation(operation) => operations::answer(ask, operation).await,
@@ -263,6 +274,7 @@ fn route_name(view: View) -> &'static str {
         View::Stored => "stored",
         View::Slice => "slice",
         View::Info => "info",
+        View::Viewer => "viewer",
         View::Reserved => "unmatched",
         View::Operation(Operation::Health) => "healthz",
         View::Operation(Operation::Ready) => "readyz",
