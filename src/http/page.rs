@@ -44,6 +44,7 @@ const ASSETS: &[Asset] = assets![
     "preview.js",
     "server.js",
     "snippets.js",
+    "thumbnail.js",
     "volume.js",
 ];
 

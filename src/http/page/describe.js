@@ -48,16 +48,16 @@ export function compression(info) {
   return type === "blosc" && cname ? `blosc (${cname})` : type ?? "unknown";
 }
 
-/** What an entry is, in a few words: its kind and a line of detail. */
-export function summary(info) {
-  const name = typeof info.attributes?.name === "string" ? info.attributes.name : null;
-  if (info.kind === "dataset") {
-    const size = info.size_bytes === null ? null : bytes(info.size_bytes);
-    return { kind: "dataset", name, detail: [shape(info.dimensions), info.data_type, compression(info), size] };
+/** What an entry is: its kind, a name it gives itself, facts. `finest` is what is known of a pyramid's finest level. */
+export function summary(info, finest = null) {
+  const text = (key) => (typeof info.attributes?.[key] === "string" ? info.attributes[key] : null);
+  const dataset = info.kind === "dataset" ? info : finest;
+  const detail = [];
+  if (dataset?.dimensions) {
+    const size = dataset.size_bytes === null ? null : bytes(dataset.size_bytes);
+    detail.push(shape(dataset.dimensions), dataset.data_type, compression(dataset), size);
   }
-  if (info.kind === "multiscale") {
-    const levels = info.multiscale.levels.length;
-    return { kind: "multiscale", name, detail: [`${levels} ${levels === 1 ? "level" : "levels"}`, voxel(info.resolution, info.units)] };
-  }
-  return { kind: "group", name: name ?? (typeof info.attributes?.title === "string" ? info.attributes.title : null), detail: [] };
+  const levels = info.multiscale?.levels.length;
+  if (levels) detail.push(`${levels} ${levels === 1 ? "level" : "levels"}`, voxel(info.resolution, info.units));
+  return { kind: info.kind, name: text("name") ?? (info.kind === "group" ? text("title") : null), detail };
 }

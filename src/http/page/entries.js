@@ -2,6 +2,7 @@
 
 import { summary } from "./describe.js";
 import { h } from "./dom.js";
+import { thumbnail } from "./thumbnail.js";
 import { infoOf, join, path, withToken } from "./server.js";
 
 /** Most entries asked about at once. */
@@ -24,8 +25,12 @@ function describeWhenSeen(items) {
     }
     running += 1;
     const info = await infoOf(join(path, item.name)).catch(() => null);
+    if (info) {
+      await describe(item, info);
+      const picture = await thumbnail(info).catch(() => null);
+      if (picture) item.picture.append(picture);
+    }
     running -= 1;
-    if (info) describe(item, info);
     next();
   };
   const observer = new IntersectionObserver((seen) => {
@@ -39,8 +44,9 @@ function describeWhenSeen(items) {
   for (const item of items) if (item.name !== null) observer.observe(item.element);
 }
 
-function describe(item, info) {
-  const { kind, name, detail } = summary(info);
+async function describe(item, info) {
+  const finest = info.kind === "multiscale" ? await infoOf(join(info.path, info.multiscale.levels[0].path)).catch(() => null) : null;
+  const { kind, name, detail } = summary(info, finest);
   item.element.dataset.kind = kind;
   item.detail.replaceChildren(
     h("span", { class: `kind ${kind}`, text: kind }),
@@ -57,9 +63,13 @@ export function enliven(heading) {
     link.setAttribute("href", withToken(link.getAttribute("href")));
     const text = link.textContent;
     const detail = h("span", { class: "detail" });
-    element.append(detail);
-    if (!text.endsWith("/")) detail.append(h("span", { class: "kind file", text: "JSON" }));
-    return { element, link, detail, text: text.toLowerCase(), name: text.endsWith("/") ? text.slice(0, -1) : null };
+    const picture = h("span", { class: "picture", "aria-hidden": "true" });
+    element.append(picture, detail);
+    if (!text.endsWith("/")) {
+      element.dataset.kind = "file";
+      detail.append(h("span", { class: "kind file", text: "JSON" }));
+    }
+    return { element, link, detail, picture, text: text.toLowerCase(), name: text.endsWith("/") ? text.slice(0, -1) : null };
   });
   const count = h("span", { class: "count", role: "status" });
   const search = h("input", {

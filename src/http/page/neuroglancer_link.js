@@ -92,7 +92,7 @@ export function stateOf(volumes) {
     const largest = Math.max(...volume.dimensions.map((n, axis) => n * volume.resolution[axis])) / Math.min(...volume.resolution);
     state.dimensions = space;
     state.position = volume.dimensions.map((n) => n / 2);
-    state.crossSectionScale = Math.max(largest / 480, 0.01);
+    state.crossSectionScale = Math.max(largest / 420, 0.01);
     state.projectionScale = largest * 1.6;
   }
   state.selectedLayer = { layer: layers[layers.length - 1].name, visible: false };

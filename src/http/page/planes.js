@@ -52,6 +52,8 @@ export class Slot {
   want(request) {
     if (this.running?.request.key === request.key) {
       this.wish = null;
+      clearTimeout(this.running.timer);
+      this.running.timer = null;
       return;
     }
     if (this.running) {

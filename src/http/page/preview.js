@@ -23,14 +23,12 @@ export class Preview {
     if (this.colour) this.contrast.touched = true;
     this.sliders = volume.axes.map((_, axis) => this.makeSlider(axis));
     this.readout = h("output", { class: "readout", "aria-live": "off" });
-    this.note = h("p", { class: "note", role: "status" });
     this.grid = h("div", { class: `planes planes-${this.planes.length}` }, this.planes.map((plane) => plane.element));
     this.element = h(
       "section",
       { class: "preview card", "aria-label": "Preview" },
       this.grid,
       this.readout,
-      this.note,
       h("div", { class: "controls" }, this.sliders.map((slider) => slider.element), this.makeModes(info), this.contrast.element),
       h("p", { class: "hint", text: this.hint() }),
     );
@@ -212,7 +210,7 @@ export class Preview {
     const [[x, y], [z] = []] = this.axes;
     const size = (axis) => (axis === null || axis === undefined ? 0 : this.extents[axis]);
     const gap = z === undefined ? 0 : GAP;
-    const room = [width - gap, Math.max(260, Math.min(innerHeight * 0.72, 720)) - gap];
+    const room = [width - gap, Math.max(320, Math.min(innerHeight * 0.9, 900)) - gap];
     const scale = Math.min(room[0] / (size(x) + size(z)), y === null ? Infinity : room[1] / (size(y) + size(z)));
     const pixels = (axis) => (axis === null ? 48 : Math.max(24, Math.floor(size(axis) * scale)));
     for (const plane of this.planes) {
@@ -222,6 +220,11 @@ export class Preview {
     }
     if (z !== undefined) {
       this.grid.style.gridTemplateColumns = `${pixels(x)}px ${pixels(z)}px`;
+      // The fourth corner is free: what is at the point goes there where it fits.
+      const fits = pixels(z) >= 150;
+      this.readout.classList.toggle("corner", fits);
+      if (fits) this.grid.append(this.readout);
+      else this.grid.after(this.readout);
     }
     this.update();
   }
@@ -320,12 +323,13 @@ export class Preview {
 
   say(position, values) {
     const { axes, levels } = this.volume;
-    const places = axes.map((name, axis) => h("span", {}, h("b", { text: name }), ` ${position[axis]}`));
-    const physical = axes.map((_, axis) => this.physical(axis, position)).filter(Boolean).join(", ");
+    const places = axes.map((name, axis) => {
+      const physical = this.physical(axis, position);
+      return h("span", {}, h("b", { text: name }), ` ${position[axis]}`, physical && h("span", { class: "faint", text: ` (${physical})` }));
+    });
     const level = this.planes.find((plane) => plane.shown)?.shown.level;
     this.readout.replaceChildren(
       ...places,
-      physical ? h("span", { class: "faint", text: physical }) : "",
       values.length ? h("span", { class: "value" }, h("b", { text: "value" }), ` ${values.map(number).join(", ")}`) : "",
       levels.length > 1 && level !== undefined ? h("span", { class: "faint", text: `level ${level + 1} of ${levels.length}` }) : "",
     );

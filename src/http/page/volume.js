@@ -15,7 +15,7 @@ export const ITEM_BYTES = {
 };
 
 /**
- * The volume that `info` describes. `levels`: finest first, each with `path`, `dimensions`, `factors`. Lists have one
+ * The volume that `info` describes. `levels`: finest first, each with `path`, `info`, `dimensions`, `factors`. Lists have one
  * entry per axis, N5 order. Null where there is nothing to show; throws the Problem that stands in the way.
  */
 export async function volumeOf(info) {
@@ -44,6 +44,7 @@ export async function volumeOf(info) {
     units: (info.units ?? finest.units ?? Array(rank).fill("")).map((unit) => unit ?? ""),
     levels: levels.map((level) => ({
       path: level.path,
+      info: level.info,
       dimensions: level.info.dimensions,
       factors: level.factors ?? Array(rank).fill(1),
     })),
