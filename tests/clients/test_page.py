@@ -287,7 +287,7 @@ def test_grey_planes_show_the_data(browser, demo):
                 assert_grey(data[shown["path"]], shown, pixels, down_right)
             visit.page.fill(".slider:nth-child(3) input[type=number]", "31")
             visit.page.keyboard.press("Enter")
-            visit.page.wait_for_function("document.querySelector('.plane-0 canvas').dataset.start.endsWith(',31')")
+            visit.page.wait_for_selector(".plane-0 canvas[data-start$=',31']")
         assert "z 31 (992 nm)" in visit.page.inner_text(".readout")
 
 
@@ -296,7 +296,7 @@ def test_a_click_moves_the_other_planes_and_tells_the_value(browser, demo):
     with Visit(browser, demo, "volume/em/") as visit:
         box = visit.page.locator(".plane-0 canvas").bounding_box()
         visit.page.mouse.click(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.75)
-        visit.page.wait_for_function("document.querySelector('.plane-1 canvas').dataset.start.startsWith('48,')")
+        visit.page.wait_for_selector(".plane-1 canvas[data-start^='48,']")
         visit.page.wait_for_load_state("networkidle")
         told = visit.page.inner_text(".readout")
         assert re.search(r"x 48 .*y 14[34] ", told.replace("\n", " ")), told
@@ -329,7 +329,7 @@ def test_a_colour_image_is_shown_in_colour(browser, demo):
         visit.page.check("input[value=one]", force=True)
         visit.page.fill(".slider:nth-child(3) input[type=number]", "2")
         visit.page.keyboard.press("Enter")
-        visit.page.wait_for_function("document.querySelector('.plane canvas').dataset.start.endsWith(',2')")
+        visit.page.wait_for_selector(".plane canvas[data-start$=',2']")
         ((shown, pixels),) = visit.canvases()
         assert_grey(photo, shown, pixels, (1, 0))
 

@@ -48,7 +48,7 @@ export async function volumeOf(info) {
       dimensions: level.info.dimensions,
       factors: level.factors ?? Array(rank).fill(1),
     })),
-    channel: axes.findIndex((name) => CHANNEL.test(name)),
+    channel: (info.axes ?? finest.axes ?? []).findIndex((name) => CHANNEL.test(name ?? "")),
   };
 }
 
