@@ -1,5 +1,5 @@
 //! HTTP: syntax, statuses and headers. One function answers every request; the table of routes is
-//! [`target::VIEWS`].
+//! [`target::views`].
 
 mod compress;
 mod conditional;
@@ -16,6 +16,7 @@ mod slice;
 mod slice_query;
 mod stored;
 pub mod target;
+mod view;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -262,6 +263,7 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
             Some((first, rest)) if first == "page" => page::answer(ask, rest),
             _ => Err(Problem::missing()),
         },
+        View::Other(view) => view::answer(ask, view).await,
         View::Reserved => Err(Problem::missing()),
         View::Operation(_) if !ask.target.segments.is_empty() => Err(Problem::missing()),
         View::Operation(operation) => operations::answer(ask, operation).await,
@@ -275,6 +277,7 @@ fn route_name(view: View) -> &'static str {
         View::Slice => "slice",
         View::Info => "info",
         View::Viewer => "viewer",
+        View::Other(view) => view.name(),
         View::Reserved => "unmatched",
         View::Operation(Operation::Health) => "healthz",
         View::Operation(Operation::Ready) => "readyz",
