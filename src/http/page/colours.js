@@ -53,7 +53,7 @@ function image(plane, [low, high], bytes) {
       const at = column * strides[0] + row * strides[1];
       for (let channel = 0; channel < 3; channel += 1) {
         const value = data[at + channels[channel]];
-        const level = scale ? ((big ? Number(value) : value) - low) * scale : value >= low ? 255 : 0;
+        const level = scale ? ((big ? Number(value) : value) - low) * scale : value > low ? 255 : 0;
         // A clamped array rounds, and takes NaN for 0.
         bytes[n + channel] = level;
       }

@@ -51,7 +51,8 @@ function layerOf({ info, volume, stats }, name) {
     return { type: "segmentation", source, name, tab: "source", selectedAlpha: 0.4 };
   }
   const space = spaceOf(volume);
-  if (volume.channel >= 0 && isColour(volume)) {
+  // The transform names the axes in the order of the source, which N5's is.
+  if (isColour(volume) && source.url.startsWith("n5://")) {
     const channel = volume.axes[volume.channel];
     const dimensions = Object.entries(space ?? Object.fromEntries(volume.axes.map((axis) => [axis, [1, ""]])));
     source.transform = {
