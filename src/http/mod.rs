@@ -8,6 +8,7 @@ mod info;
 mod listing;
 mod observe;
 mod operations;
+mod page;
 pub mod problem;
 mod query;
 mod select;
@@ -111,6 +112,12 @@ impl App {
             id_base: RandomState::new().hash_one(std::process::id()),
             id_count: AtomicU64::new(0),
         })
+    }
+
+    /// Whether Neuroglancer itself is served at `/viewer/`; without it the page links to the public one.
+    #[expect(clippy::unused_self, reason = "no viewer is built in yet")]
+    fn has_viewer(&self) -> bool {
+        false
     }
 
     /// From now on `/readyz` tells load balancers to send nothing more.
@@ -252,6 +259,10 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
         // Clients probe this key for precomputed volumes.
         View::Info if ask.target.bare => Err(Problem::missing()),
         View::Info => info::answer(ask).await,
+        View::Viewer => match ask.target.segments.split_first() {
+            Some((first, rest)) if first == "page" => page::answer(ask, rest),
+            _ => Err(Problem::missing()),
+        },
         View::Other(view) => view::answer(ask, view).await,
         View::Reserved => Err(Problem::missing()),
         View::Operation(_) if !ask.target.segments.is_empty() => Err(Problem::missing()),
@@ -265,6 +276,7 @@ fn route_name(view: View) -> &'static str {
         View::Stored => "stored",
         View::Slice => "slice",
         View::Info => "info",
+        View::Viewer => "viewer",
         View::Other(view) => view.name(),
         View::Reserved => "unmatched",
         View::Operation(Operation::Health) => "healthz",

@@ -20,6 +20,8 @@ pub enum View {
     Slice,
     /// Descriptions.
     Info,
+    /// Neuroglancer, and what the listing page is made of.
+    Viewer,
     /// The container in another program's form.
     Other(&'static dyn view::View),
     /// A word that is kept for a view that is not built.
@@ -53,7 +55,7 @@ const OWN: &[(&str, View)] = &[
     ("zarr3", View::Reserved),
     ("precomputed", View::Reserved),
     ("stats", View::Reserved),
-    ("viewer", View::Reserved),
+    ("viewer", View::Viewer),
     ("healthz", View::Operation(Operation::Health)),
     ("readyz", View::Operation(Operation::Ready)),
     ("metrics", View::Operation(Operation::Metrics)),
