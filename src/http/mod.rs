@@ -15,6 +15,7 @@ mod slice;
 mod slice_query;
 mod stored;
 pub mod target;
+mod viewer;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -38,6 +39,7 @@ use compress::Compressible;
 use observe::{REQUEST_ID, RequestId, Route};
 use problem::Problem;
 use target::{Operation, Target, View};
+pub use viewer::Viewer;
 
 /// An answer, or the problem that stands in its way.
 type Answer = Result<Response<Body>, Problem>;
@@ -57,6 +59,8 @@ pub struct Options {
     pub origins: Vec<String>,
     /// Whether whole raw and json slices are compressed when the client accepts it.
     pub compress_slices: bool,
+    /// What is served at `/viewer/`, where there is one.
+    pub viewer: Option<Viewer>,
 }
 
 /// A container and where it is mounted.
@@ -110,6 +114,11 @@ impl App {
             id_base: RandomState::new().hash_one(std::process::id()),
             id_count: AtomicU64::new(0),
         })
+    }
+
+    /// The viewer served at `/viewer/`; without one, links lead to a public one.
+    pub fn viewer(&self) -> Option<&Viewer> {
+        self.options.viewer.as_ref()
     }
 
     /// From now on `/readyz` tells load balancers to send nothing more.
@@ -251,6 +260,7 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
         // Clients probe this key for precomputed volumes.
         View::Info if ask.target.bare => Err(Problem::missing()),
         View::Info => info::answer(ask).await,
+        View::Viewer => viewer::answer(ask).await,
         View::Reserved => Err(Problem::missing()),
         View::Operation(_) if !ask.target.segments.is_empty() => Err(Problem::missing()),
         View::Operation(operation) => operations::answer(ask, operation).await,
@@ -263,6 +273,7 @@ fn route_name(view: View) -> &'static str {
         View::Stored => "stored",
         View::Slice => "slice",
         View::Info => "info",
+        View::Viewer => "viewer",
         View::Reserved => "unmatched",
         View::Operation(Operation::Health) => "healthz",
         View::Operation(Operation::Ready) => "readyz",

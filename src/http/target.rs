@@ -19,6 +19,8 @@ pub enum View {
     Slice,
     /// Descriptions.
     Info,
+    /// Neuroglancer, and what the listing page is made of.
+    Viewer,
     /// A word that is kept for a view that is not built.
     Reserved,
     /// An operation of the server itself, which stands alone.
@@ -51,7 +53,7 @@ pub const VIEWS: &[(&str, View)] = &[
     ("zarr3", View::Reserved),
     ("precomputed", View::Reserved),
     ("stats", View::Reserved),
-    ("viewer", View::Reserved),
+    ("viewer", View::Viewer),
     ("healthz", View::Operation(Operation::Health)),
     ("readyz", View::Operation(Operation::Ready)),
     ("metrics", View::Operation(Operation::Metrics)),
