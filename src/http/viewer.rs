@@ -11,7 +11,7 @@ use axum::http::{HeaderValue, Request, Response, StatusCode};
 use tower_http::services::ServeDir;
 
 use super::problem::{self, Problem};
-use super::{Answer, Ask, stored, target};
+use super::{Answer, Ask, stored, target, vary};
 
 /// What the viewer starts from.
 const INDEX: &str = "index.html";
@@ -53,7 +53,10 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
         ["page" | "page.js" | "page.css", ..] => Err(Problem::missing()),
         path => {
             let Some(viewer) = ask.app.viewer() else {
-                return Err(Problem::new(problem::NOT_FOUND, "this server has no viewer; the README says how to add it"));
+                return Err(Problem::new(
+                    problem::NOT_FOUND,
+                    "this server has no viewer; the README says how to add it",
+                ));
             };
             match path {
                 [] if ask.target.bare => Ok(stored::redirect(ask)),
@@ -77,10 +80,7 @@ impl Viewer {
                 request.headers_mut().insert(name, value.clone());
             }
         }
-        let response = self.files.clone().try_call(request).await.map_err(|error| {
-            let cause = format!("{}: {error}", self.directory.display());
-            Problem::own(problem::STORAGE_UNAVAILABLE, "the viewer's files cannot be read", cause)
-        })?;
+        let response = self.files.clone().try_call(request).await.map_err(|error| self.unreadable(&error))?;
         match response.status() {
             StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED => {}
             StatusCode::PRECONDITION_FAILED => {
@@ -98,7 +98,21 @@ impl Viewer {
         if let Some(Ok(typed)) = text.map(|text| HeaderValue::from_str(&format!("{text}; charset=utf-8"))) {
             headers.insert(CONTENT_TYPE, typed);
         }
+        if response.status() == StatusCode::NOT_MODIFIED {
+            vary(response.headers_mut(), "accept-encoding");
+        }
         Ok(response)
+    }
+
+    fn unreadable(&self, error: &std::io::Error) -> Problem {
+        use std::io::ErrorKind;
+        let absent =
+            [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::IsADirectory, ErrorKind::InvalidFilename];
+        if absent.contains(&error.kind()) {
+            return Problem::missing();
+        }
+        let cause = format!("{}: {error}", self.directory.display());
+        Problem::own(problem::STORAGE_UNAVAILABLE, "the viewer's files cannot be read", cause)
     }
 }
 
