@@ -71,7 +71,8 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
 
 impl Viewer {
     async fn file(&self, ask: &Ask<'_>, path: &[&str]) -> Answer {
-        let uri: String = path.iter().map(|segment| format!("/{}", target::encode(segment))).collect();
+        let encoded: Vec<String> = path.iter().map(|segment| target::encode(segment).to_string()).collect();
+        let uri = format!("/{}", encoded.join("/"));
         let mut request = Request::new(Body::empty());
         *request.method_mut() = ask.method().clone();
         *request.uri_mut() = uri.parse().map_err(|_invalid| Problem::missing())?;

@@ -24,8 +24,11 @@ window.harness = (() => {
   // three tiers, as chunk_manager/base.ts lays them out.
   async function chunks() {
     const count = (statistics, state) => [0, 1, 2].reduce((sum, tier) => sum + statistics[3 * (3 * state + tier)], 0);
+    const visible = [...(panel()?.sliceView.visibleLayers.values() ?? [])].flatMap(({ visibleSources }) => visibleSources);
+    const shown = new Set(visible.map(({ source }) => source));
     let [failed, pending] = [0, 0];
-    for (const statistics of (await viewer.chunkQueueManager.getStatistics()).values()) {
+    for (const [source, statistics] of await viewer.chunkQueueManager.getStatistics()) {
+      if (!shown.has(source)) continue;
       failed += count(statistics, 6);
       pending += count(statistics, 3) + count(statistics, 4);
     }
@@ -74,8 +77,19 @@ window.harness = (() => {
 
   const panel = () => [...viewer.display.panels].find((panel) => panel.sliceView !== undefined);
 
+  // Dimensions whose names end so belong to the layer alone, or are the channels that a shader gets.
+  const isLocal = (name) => name.endsWith("'");
+  const isChannel = (name) => name.endsWith("^");
+
+  // Positions in `names`' order, sorted into what all layers share and what the layer has for itself.
+  function positionOf(names, position) {
+    const of = (space, fallback) =>
+      Float32Array.from(space.names, (name, at) => (names.includes(name) ? position[names.indexOf(name)] : fallback[at]));
+    return of(viewer.coordinateSpace.value, viewer.position.value);
+  }
+
   return {
-    // Replaces everything by one layer; the dimensions it has and where they end.
+    // Replaces everything by one layer; the dimensions of its source, in their order, and where they end.
     async load(layer, patience) {
       viewer.state.reset();
       viewer.state.restoreState({
@@ -91,48 +105,56 @@ window.harness = (() => {
       return until(patience, () => {
         const error = failure();
         if (error !== undefined) return { error };
-        const space = viewer.coordinateSpace.value;
         const { layer } = layers()[0];
-        if (!space.valid || space.rank === 0 || !layer?.isReady || layer.renderLayers.length === 0) return undefined;
-        const { names, units, scales, bounds } = space;
-        return {
-          names: [...names],
-          units: [...units],
-          scales: [...scales],
-          lower: [...bounds.lowerBounds],
-          upper: [...bounds.upperBounds],
-        };
+        if (!viewer.coordinateSpace.value.valid || !layer?.isReady || layer.renderLayers.length === 0) return undefined;
+        const { names, units, scales, bounds } = layer.dataSources[0].loadState.transform.outputSpace.value;
+        return names.map((name, at) => ({
+          name,
+          kind: isLocal(name) ? "local" : isChannel(name) ? "channel" : "global",
+          unit: units[at],
+          scale: scales[at],
+          lower: bounds.lowerBounds[at],
+          upper: bounds.upperBounds[at],
+        }));
       });
     },
 
-    // Shows the plane of two dimensions at a position, a few pixels for each element, and waits for all of its chunks.
-    async look(dimensions, position, patience, pixels = 4) {
+    // Shows the plane of some dimensions at a position and waits for all of its chunks: of the level at which an element
+    // is `steps` long in those dimensions, and takes that many pixels at least.
+    async look({ names, display, position, steps, pixels }, patience) {
       const navigation = viewer.navigationState;
-      viewer.displayDimensions.restoreState(dimensions);
-      viewer.position.value = Float32Array.from(position);
-      const { value: shown } = navigation.displayDimensionRenderInfo;
-      const { canonicalVoxelFactors: factors, displayRank } = shown;
-      const names = [...shown.displayDimensionIndices].slice(0, displayRank).map((at) => viewer.coordinateSpace.value.names[at]);
-      navigation.zoomFactor.value = Math.min(...factors.slice(0, displayRank)) / pixels;
+      viewer.displayDimensions.restoreState(display);
+      viewer.position.value = positionOf(names, position);
+      const { layer } = layers()[0];
+      const local = layer.localCoordinateSpace.value;
+      layer.localPosition.value = Float32Array.from(local.names, (name) => position[names.indexOf(name)]);
+      const { canonicalVoxelFactors: factors, displayDimensionIndices } = navigation.displayDimensionRenderInfo.value;
+      const shown = display.map((_, at) => viewer.coordinateSpace.value.names[displayDimensionIndices[at]]);
+      const lengths = shown.map((name, at) => factors[at] * steps[display.indexOf(name)]);
+      const zoom = Math.min(...lengths) / pixels;
+      navigation.zoomFactor.value = zoom;
+      for (const renderLayer of layer.renderLayers) {
+        if (renderLayer.renderScaleTarget) renderLayer.renderScaleTarget.value = Math.max(...lengths) / zoom;
+      }
       const waited = await until(patience, () => {
         const error = failure();
         if (error !== undefined) return { error };
         return complete() ? {} : undefined;
       });
       if (waited.error) return waited;
-      const { width, height } = panel().renderViewport;
+      const { logicalWidth, logicalHeight } = panel().renderViewport;
       return {
-        names,
-        pixels_per_unit: [...factors].map((factor) => factor / navigation.zoomFactor.value),
-        extent: [width, height],
+        names: shown,
+        pixels_per_unit: shown.map((_, at) => factors[at] / zoom),
+        extent: [logicalWidth, logicalHeight],
       };
     },
 
     // What is at positions, and the colours of pixels relative to the panel's middle.
-    read(positions, pixels) {
+    read(names, positions, pixels) {
       const { layer } = layers()[0];
       const values = positions.map((position) => {
-        const at = Float32Array.from(position);
+        const at = positionOf(names, position);
         for (const renderLayer of layer.renderLayers) {
           const value = renderLayer.getValueAt?.(at);
           if (value !== null && value !== undefined) return plain(value);
@@ -141,8 +163,7 @@ window.harness = (() => {
       });
       viewer.display.draw();
       const { gl } = viewer.display;
-      const { canvas } = gl;
-      const { width, height } = canvas;
+      const { width, height } = gl.canvas;
       const image = new Uint8Array(4 * width * height);
       gl.bindFramebuffer(gl.FRAMEBUFFER, null);
       gl.readPixels(0, 0, width, height, gl.RGBA, gl.UNSIGNED_BYTE, image);

@@ -28,6 +28,7 @@ import re
 import shutil
 import sys
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
@@ -59,6 +60,15 @@ def chromium() -> str | None:
 
 
 @dataclass
+class Level:
+    """A level of a pyramid: element `i` along axis `a` lies at `offset[a] + i * step[a]`, in elements of the finest."""
+
+    truth: np.ndarray
+    offset: list[float]
+    step: list[float]
+
+
+@dataclass
 class Case:
     """A dataset or pyramid, how it is opened, and what it holds."""
 
@@ -69,12 +79,19 @@ class Case:
     layer: str
     #: Element `[x, y, z, …]`, N5 axis order, of the finest level, as the view gives it.
     truth: np.ndarray
-    #: Whether the view has the axes in the opposite order.
-    reversed_axes: bool = False
     #: Directory of the (finest) dataset, to tell honest 404s.
     directory: Path | None = None
+    #: Further levels.
+    levels: list[Level] = field(default_factory=list)
+    #: Size of an element of the finest level along each axis in metres, seconds or whatever the unit is; `None`: not looked at.
+    voxel: list[float] | None = None
     #: What the table groups by.
     group: dict = field(default_factory=dict)
+
+    @property
+    def reversed_axes(self) -> bool:
+        """Whether the source has the axes in the opposite order, as Zarr does."""
+        return self.source.startswith("zarr")
 
 
 @dataclass
@@ -118,27 +135,73 @@ def truth_of(server: str, entry: dict) -> np.ndarray:
     return np.frombuffer(data, dtype).reshape(entry["dimensions"], order="F")
 
 
+#: SI units of `/info` that scale.
+UNITS = {"m": 1, "mm": 1e-3, "um": 1e-6, "µm": 1e-6, "micrometer": 1e-6, "nm": 1e-9, "nanometer": 1e-9, "s": 1, "second": 1}
+
+
+def kind_of(entry: dict) -> str:
+    compression = entry["compression"]
+    kind = compression.get("type") if isinstance(compression, dict) else compression
+    return "zlib" if isinstance(compression, dict) and compression.get("useZlib") else kind
+
+
+def converted(truth: np.ndarray, source: str, layer: str) -> np.ndarray | None:
+    """The data as the view of `source` gives them; `None` where Neuroglancer shows no such thing in such a layer."""
+    if conversion := re.search(r"/as/\w+,(\w+)/", source):
+        truth = truth.astype(conversion[1])
+    if truth.dtype.name not in SHOWN or layer == "segmentation" and truth.dtype.name not in SEGMENTS:
+        return None
+    return truth
+
+
 def case_of(server: str, corpus: Path, entry: dict, view: str, layer: str = "image") -> Case | None:
     """A dataset of the manifest through a view; `None` where Neuroglancer cannot have it that way."""
     info = describe(server, entry["path"])
     source = source_of(server, entry["path"], view, info)
-    if source is None:
+    truth = None if source is None else converted(truth_of(server, entry), source, layer)
+    if truth is None:
         return None
-    truth = truth_of(server, entry)
-    conversion = re.search(r"/as/\w+,(\w+)/", source) or re.match(r"as/\w+,(\w+)", view)
-    if conversion:
-        truth = truth.astype(conversion[1])
-    if truth.dtype.name not in SHOWN or layer == "segmentation" and truth.dtype.name not in SEGMENTS:
+    group = {"compression": kind_of(entry), "type": entry["dataType"], "rank": len(entry["dimensions"]), "layer": layer}
+    return Case(entry["path"], source, layer, truth, corpus / entry["path"], group=group)
+
+
+def pyramid_of(server: str, corpus: Path, path: str, entries: dict, view: str, layer: str = "image") -> Case | None:
+    """A multiscale group through a view, all levels; `None` where it is none, or not to be had that way."""
+    try:
+        info = describe(server, path)
+    except urllib.error.HTTPError:
+        return None  # an empty group that Git does not keep
+    source = info["multiscale"] and source_of(server, path, view, info)
+    if not source:
         return None
-    kind = entry["compression"].get("type") if isinstance(entry["compression"], dict) else entry["compression"]
+    levels = []
+    described = info["multiscale"]["levels"]
+    first = described[0]
+    for level in described:
+        truth = converted(truth_of(server, entries[f"{path}/{level['path']}"]), source, layer)
+        if truth is None:
+            return None
+        shift = zip(level["translation"], first["translation"], first["resolution"])
+        levels.append(
+            Level(
+                truth,
+                offset=[(to - since) / size for to, since, size in shift],
+                step=[coarse / fine for coarse, fine in zip(level["resolution"], first["resolution"])],
+            )
+        )
+    entry = entries[f"{path}/{first['path']}"]
+    units = info.get("units") or [None] * len(first["resolution"])
+    known = all(unit in UNITS for unit in units)
+    group = {"convention": info["multiscale"]["convention"], "compression": kind_of(entry), "type": entry["dataType"]}
     return Case(
-        name=entry["path"],
+        name=path,
         source=source,
         layer=layer,
-        truth=truth,
-        reversed_axes=source.startswith(("zarr", "zarr2", "zarr3")),
-        directory=corpus / entry["path"],
-        group={"compression": kind, "type": entry["dataType"], "rank": len(entry["dimensions"]), "layer": layer},
+        truth=levels[0].truth,
+        directory=corpus / path,
+        levels=levels[1:],
+        voxel=[size * UNITS[unit] for size, unit in zip(first["resolution"], units)] if known else None,
+        group=group | {"rank": levels[0].truth.ndim, "layer": layer},
     )
 
 
@@ -205,39 +268,42 @@ class Neuroglancer:
         return Outcome(case, faults, time.monotonic() - begun, compared)
 
     def compare(self, case: Case, faults: list[str]) -> int:
-        # What cannot be an index is in the middle; a middle that is all the same shows nothing.
         low, high = grey_range(case.truth)
+        patience = PATIENCE * 1000
         found = self.page.evaluate(
-            "([layer, patience]) => harness.load(layer, patience)",
-            [layer_json(case, low, high), PATIENCE * 1000],
+            "([layer, patience]) => harness.load(layer, patience)", [layer_json(case, low, high), patience]
         )
         if "error" in found:
             faults.append(found["error"])
             return 0
         axes = axes_of(case, found, faults)
-        if axes is None:
-            return 0
-        centre = middle_of(case.truth)
-        shown = [axis for axis in axes if axis["display"]][:2]
-        position = [axis["low"] + (axis["size"] and centre_of(axis, centre)) for axis in axes]
-        view = self.page.evaluate(
-            "([dimensions, position, patience]) => harness.look(dimensions, position, patience)",
-            [[axis["name"] for axis in axes if axis["display"]], position, PATIENCE * 1000],
-        )
-        if "error" in view:
-            faults.append(view["error"])
-            return 0
-        where, indices = elements(case, axes, shown, centre, position, view)
-        seen = self.page.evaluate(
-            "([positions, pixels]) => harness.read(positions, pixels)", [where["positions"], where["pixels"]]
-        )
-        expected = [case.truth[index] for index in indices]
-        faults += compare_values(expected, seen["values"], indices)
-        if case.layer == "image":
-            faults += compare_greys(expected, seen["pixels"], low, high, indices)
-        else:
-            faults += compare_colours(expected, seen["pixels"], indices)
-        return len(indices)
+        compared = 0
+        for number, level in enumerate([Level(case.truth, [0] * case.truth.ndim, [1] * case.truth.ndim), *case.levels]):
+            if axes is None:
+                break
+            plane = Plane(case, level, axes)
+            names = [axis["name"] for axis in axes]
+            look = {"names": names, "display": plane.display, "position": plane.position, "steps": plane.steps}
+            look["pixels"] = 12 if number else 4
+            view = self.page.evaluate("([look, patience]) => harness.look(look, patience)", [look, patience])
+            if "error" in view:
+                faults.append(f"level {number}: {view['error']}" if number else view["error"])
+                break
+            positions, pixels, indices = plane.elements(view)
+            if number:
+                # The picker prefers finer levels that are still in memory: here pixels have to do, the middle of each
+                # element and places near its ends, where a level shows that lies half an element beside its place.
+                positions, pixels, indices = [], *plane.spread(pixels, indices, view)
+            seen = self.page.evaluate("(all) => harness.read(...all)", [names, positions, pixels])
+            expected = [level.truth[index] for index in indices]
+            wrong = compare_values(expected, seen["values"], indices)
+            if case.layer == "image":
+                wrong += compare_greys(expected, seen["pixels"], low, high, indices)
+            else:
+                wrong += compare_colours(expected, seen["pixels"], indices)
+            faults += [f"level {number}: {fault}" if number else fault for fault in wrong]
+            compared += len(indices)
+        return compared
 
     def dishonest(self, case: Case) -> list[str]:
         """What went wrong with requests and in the console."""
@@ -247,10 +313,12 @@ class Neuroglancer:
                 faults.append(f"a request to another host: {url}")
             elif status == 404 and not is_missing(case, urllib.parse.unquote(urllib.parse.urlsplit(url).path)):
                 faults.append(f"404 for what is there: {url}")
+            elif status == 406 and "list-type=2" in url:
+                continue  # Neuroglancer asks whether this is an S3 bucket, which it is not
             elif status not in (200, 204, 206, 304, 404):
                 faults.append(f"status {status}: {url}")
-        # Chromium says of each 404 that it is one.
-        noise = "Failed to load resource: the server responded with a status of 404"
+        # Chromium says of each such answer that it is one.
+        noise = tuple(f"Failed to load resource: the server responded with a status of {status}" for status in (404, 406))
         return faults + [f"console: {text[:300]}" for text in self.console if not text.startswith(noise)]
 
 
@@ -258,7 +326,6 @@ def is_missing(case: Case, path: str) -> bool:
     """Whether a 404 for `path` is honest, as far as the files tell."""
     if case.directory is None:
         return True
-    name = case.directory.name
     _, found, below = path.partition(f"/{case.name}/")
     if not found:
         return True  # above the dataset; attributes of groups are not what is tested here
@@ -272,7 +339,7 @@ def is_missing(case: Case, path: str) -> bool:
         ends = [int(number) for number in box.groups()]
         region = tuple(slice(a, b) for a, b in zip(ends[::2], ends[1::2]))[:rank]
         return not case.truth[region].any()
-    return bool(name)
+    return True
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -300,81 +367,114 @@ def grey_range(truth: np.ndarray):
     return low, high
 
 
-def middle_of(truth: np.ndarray) -> tuple[int, ...]:
+def middle_of(truth: np.ndarray, display: list[int], channels: list[int]) -> list[int]:
     """An index in the middle; along the axes that are not shown, in a plane that is not all the same if there is one."""
-    middle = [size // 2 for size in truth.shape]
-    plane = truth[(slice(None), slice(None), *middle[2:])[: truth.ndim]]
-    if truth.ndim > 2 and (plane == plane.flat[0]).all():
-        other = np.argmax(truth != truth.flat[0])
-        middle[2:] = np.unravel_index(other, truth.shape)[2:]
-    return tuple(int(at) for at in middle)
+    middle = [0 if axis in channels else size // 2 for axis, size in enumerate(truth.shape)]
+    within = tuple(slice(None) if axis in display else at for axis, at in enumerate(middle))
+    plane = truth[within]
+    if (plane == plane.flat[0]).all():
+        first = truth[tuple(0 if axis in channels else slice(None) for axis in range(truth.ndim))]
+        other = [int(at) for at in np.unravel_index(np.argmax(first != plane.flat[0]), first.shape)]
+        for axis in range(truth.ndim):
+            at = 0 if axis in channels else other.pop(0)
+            if axis not in display:
+                middle[axis] = at
+    return middle
 
 
-def axes_of(case: Case, found: dict, faults: list[str]) -> list[dict] | None:
+def axes_of(case: Case, found: list[dict], faults: list[str]) -> list[dict] | None:
     """Neuroglancer's dimensions: which axis of the data each is, and how many coordinates an element takes."""
-    shape = list(case.truth.shape)
-    order = list(range(len(shape)))
-    if case.reversed_axes:
-        order.reverse()
-    names = found["names"]
-    if len(names) < len(shape):
-        faults.append(f"dimensions {names} of a dataset of rank {len(shape)}")
+    shape = case.truth.shape
+    order = list(reversed(range(len(shape)))) if case.reversed_axes else list(range(len(shape)))
+    if len(found) < len(shape):
+        faults.append(f"dimensions {[one['name'] for one in found]} of a dataset of rank {len(shape)}")
         return None
     axes = []
-    for at, name in enumerate(names):
+    for at, one in enumerate(found):
         axis = order[at] if at < len(shape) else None
-        low, high = found["lower"][at], found["upper"][at]
         size = shape[axis] if axis is not None else 1
-        step = (high - low) / size
-        axes.append({"name": name, "axis": axis, "low": low, "step": step, "size": size, "display": axis in (0, 1)})
-        if not math.isfinite(step) or step <= 0 or axis is None and size != 1:
-            faults.append(f"{name} lies from {low} to {high}, which {size} elements cannot")
+        step = (one["upper"] - one["lower"]) / size
+        if not math.isfinite(step) or step <= 0:
+            faults.append(f"{one['name']} lies from {one['lower']} to {one['upper']}, with {size} elements")
             return None
-    axes_shown = {axis["axis"]: axis for axis in axes if axis["display"]}
-    return [axis | {"display": axis["axis"] in axes_shown} for axis in axes]
+        axes.append({"name": one["name"], "kind": one["kind"], "axis": axis, "low": one["lower"], "step": step})
+        # Channels and the like have no size.
+        if case.voxel and axis is not None and one["unit"] and not math.isclose(one["scale"] * step, case.voxel[axis], rel_tol=1e-5):
+            faults.append(f"voxel size of {one['name']} is {one['scale'] * step} {one['unit']} instead of {case.voxel[axis]}")
+    return axes
 
 
-def centre_of(axis: dict, centre: tuple[int, ...]) -> float:
-    return axis["step"] * ((centre[axis["axis"]] if axis["axis"] is not None else 0) + 0.5)
+class Plane:
+    """The cross-section of a level that is looked at."""
 
+    def __init__(self, case: Case, level: Level, axes: list[dict]):
+        self.level, self.axes = level, axes
+        self.by_axis = {axis["axis"]: axis for axis in axes if axis["axis"] is not None}
+        usual = [axis for axis in range(level.truth.ndim) if self.by_axis[axis]["kind"] == "global"]
+        #: Axes of the data, the first two that are no channels.
+        self.shown = usual[:2]
+        self.display = [self.by_axis[axis]["name"] for axis in self.shown]
+        self.steps = [level.step[axis] * self.by_axis[axis]["step"] for axis in self.shown]
+        channels = [axis for axis, described in self.by_axis.items() if described["kind"] == "channel"]
+        self.centre = middle_of(level.truth, self.shown, channels)
+        self.position = self.at(self.centre)
 
-def elements(case, axes, shown, centre, position, view):
-    """Elements of the cross-section whose middle is in sight: their positions, pixels and indices in the data."""
-    by_axis = {axis["axis"]: (number, axis) for number, axis in enumerate(axes) if axis["axis"] is not None}
-    candidates = []
-    for axis in (0, 1):
-        if axis >= case.truth.ndim:
-            candidates.append([(None, 0.0)])
-            continue
-        number, described = by_axis[axis]
-        horizontal = view["names"].index(described["name"])
-        extent = view["extent"][horizontal] / 2 - 2
+    def at(self, index) -> list[float]:
+        """Neuroglancer's coordinates of the middle of an element."""
+        return [self.along(axis, index) for axis in self.axes]
+
+    def along(self, axis: dict, index) -> float:
+        if axis["axis"] is None:
+            return axis["low"] + axis["step"] / 2
+        number = axis["axis"]
+        place = self.level.offset[number] + index[number] * self.level.step[number]
+        return axis["low"] + axis["step"] * (place + 0.5)
+
+    def elements(self, view: dict):
+        """Elements whose middle is in sight: their positions, pixels from the panel's middle, indices in the data."""
         in_sight = []
-        for index in range(described["size"]):
-            at = described["low"] + described["step"] * (index + 0.5)
-            offset = (at - position[number]) * view["pixels_per_unit"][horizontal]
-            if abs(offset) <= extent:
-                in_sight.append((index, offset))
-        candidates.append(in_sight)
-    chosen = list(itertools.product(*candidates))
-    if len(chosen) > SAMPLES:
-        picked = np.random.default_rng(0).choice(len(chosen), SAMPLES, replace=False)
-        chosen = [chosen[number] for number in picked]
-    positions, pixels, indices = [], [], []
-    for (first, x), (second, y) in chosen:
-        index = list(centre)
-        index[0] = first
-        if second is not None:
-            index[1] = second
-        at = list(position)
-        for axis in (0, 1)[: case.truth.ndim]:
-            number, described = by_axis[axis]
-            at[number] = described["low"] + described["step"] * (index[axis] + 0.5)
-        positions.append(at)
-        horizontal_first = case.truth.ndim < 2 or view["names"].index(by_axis[0][1]["name"]) == 0
-        pixels.append([x, y] if horizontal_first else [y, x])
-        indices.append(tuple(index))
-    return {"positions": positions, "pixels": pixels}, indices
+        for axis in self.shown:
+            described = self.by_axis[axis]
+            across = view["names"].index(described["name"])
+            extent = view["extent"][across] / 2 - 3
+            number = self.axes.index(described)
+            near = []
+            for index in range(self.level.truth.shape[axis]):
+                at = self.along(described, {axis: index})
+                offset = (at - self.position[number]) * view["pixels_per_unit"][across]
+                if abs(offset) <= extent:
+                    near.append((index, offset))
+            in_sight.append(near)
+        chosen = list(itertools.product(*in_sight))
+        if len(chosen) > SAMPLES:
+            picked = np.random.default_rng(0).choice(len(chosen), SAMPLES, replace=False)
+            chosen = [chosen[number] for number in picked]
+        positions, pixels, indices = [], [], []
+        for element in chosen:
+            index, pixel = list(self.centre), [0.0, 0.0]
+            for axis, (at, offset) in zip(self.shown, element):
+                index[axis] = at
+                pixel[view["names"].index(self.by_axis[axis]["name"])] = offset
+            positions.append(self.at(index))
+            pixels.append(pixel)
+            indices.append(tuple(index))
+        return positions, pixels, indices
+
+    def spread(self, pixels: list[list[float]], indices: list[tuple], view: dict):
+        """Of each element the middle and two places 0.4 elements off it, which must be in sight."""
+        size = [
+            per_unit * self.steps[self.display.index(name)]
+            for name, per_unit in zip(view["names"], view["pixels_per_unit"])
+        ]
+        size += [0.0] * (2 - len(size))
+        many = [
+            ([x + part * size[0], y + part * size[1]], index)
+            for part in (0, -0.4, 0.4)
+            for (x, y), index in zip(pixels, indices)
+        ]
+        width, height = view["extent"]
+        many = [(pixel, index) for pixel, index in many if abs(pixel[0]) < width / 2 - 1 and abs(pixel[1]) < height / 2 - 1]
+        return [pixel for pixel, _ in many], [index for _, index in many]
 
 
 def some(faults: list[str]) -> list[str]:
@@ -424,30 +524,35 @@ def compare_colours(expected, pixels, indices) -> list[str]:
 # A whole corpus
 
 
-def run(server: str, corpus: Path, view: str, layers=("image", "segmentation"), only=None, limit=None, report=None):
-    """Shows all datasets of a corpus through a view. Yields outcomes."""
-    entries = json.loads((corpus / "manifest.json").read_text())["datasets"]
-    entries = [entry for entry in entries if not only or re.search(only, entry["path"])]
-    count = 0
+def run(server: str, corpus: Path, view: str, layers=("image", "segmentation"), only=None, limit=None):
+    """Shows all datasets and pyramids of a corpus through a view. Yields outcomes."""
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    entries = {entry["path"]: entry for entry in manifest["datasets"]}
+    groups = [group["path"] for group in manifest["groups"] if not group["is_dataset"]]
+
+    def cases(server):
+        for path, layer in itertools.product([*entries, *groups], layers):
+            if only and not re.search(only, path):
+                continue
+            if path in entries:
+                yield case_of(server, corpus, entries[path], view, layer)
+            else:
+                yield pyramid_of(server, corpus, path, entries, view, layer)
+
     with Neuroglancer(server) as browser:
-        for entry in entries:
-            for layer in layers:
-                case = case_of(browser.server, corpus, entry, view, layer)
-                if case is None:
-                    continue
-                yield browser.show(case)
-                count += 1
-                if limit and count >= limit:
-                    return
+        for case in itertools.islice(filter(None, cases(browser.server)), limit):
+            yield browser.show(case)
 
 
 def table(outcomes: list[Outcome], view: str) -> str:
     """Markdown: how many of each class are shown."""
     lines = [f"| {view} | shown | of |", "|---|---|---|"]
-    for key in ("compression", "type", "rank", "layer"):
+    for key in ("compression", "type", "rank", "layer", "convention"):
         counts = collections.defaultdict(lambda: [0, 0])
         for outcome in outcomes:
-            count = counts[outcome.case.group.get(key)]
+            if key not in outcome.case.group:
+                continue
+            count = counts[outcome.case.group[key]]
             count[0] += not outcome.faults
             count[1] += 1
         lines += [f"| {key} {value} | {shown} | {all_} |" for value, (shown, all_) in sorted(counts.items(), key=str)]
