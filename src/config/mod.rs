@@ -75,6 +75,8 @@ pub struct Server {
     /// Worker threads, also the number of blocks decoded at once; 0 for one per core.
     #[serde(deserialize_with = "values::count")]
     pub threads: usize,
+    /// Directory of a built viewer, served where it has an `index.html`; empty for none.
+    pub viewer: PathBuf,
 }
 
 /// A listening address.

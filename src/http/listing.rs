@@ -153,7 +153,7 @@ fn json_page(path: &str, listed: &Listed, next: Option<&str>) -> String {
 /// `data-viewer` is there when `/viewer/` is.
 /// Source: the parsers in `n5:http/*.java`, `ng:html_directory_listing.ts`, `fsspec:http.py`.
 fn html(ask: &Ask<'_>, path: &str, listed: &Listed, next: Option<&str>, blocks: bool) -> String {
-    let (base, viewer) = (way_up(ask), if ask.app.has_viewer() { " data-viewer" } else { "" });
+    let (base, viewer) = (way_up(ask), if ask.app.viewer().is_some() { " data-viewer" } else { "" });
     let title = escape(if path.is_empty() { "N5 container" } else { path });
     let files = format!("{base}viewer/page/");
     let mut page = format!(

@@ -17,6 +17,7 @@ mod slice_query;
 mod stored;
 pub mod target;
 mod view;
+mod viewer;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -40,6 +41,7 @@ use compress::Compressible;
 use observe::{REQUEST_ID, RequestId, Route};
 use problem::Problem;
 use target::{Operation, Target, View};
+pub use viewer::Viewer;
 
 /// An answer, or the problem that stands in its way.
 type Answer = Result<Response<Body>, Problem>;
@@ -59,6 +61,8 @@ pub struct Options {
     pub origins: Vec<String>,
     /// Whether whole raw and json slices are compressed when the client accepts it.
     pub compress_slices: bool,
+    /// What is served at `/viewer/`, where there is one.
+    pub viewer: Option<Viewer>,
 }
 
 /// A container and where it is mounted.
@@ -114,10 +118,9 @@ impl App {
         })
     }
 
-    /// Whether Neuroglancer itself is served at `/viewer/`; without it the page links to the public one.
-    #[expect(clippy::unused_self, reason = "no viewer is built in yet")]
-    fn has_viewer(&self) -> bool {
-        false
+    /// The viewer served at `/viewer/`; without one, links lead to a public one.
+    pub fn viewer(&self) -> Option<&Viewer> {
+        self.options.viewer.as_ref()
     }
 
     /// From now on `/readyz` tells load balancers to send nothing more.
@@ -261,7 +264,7 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
         View::Info => info::answer(ask).await,
         View::Viewer => match ask.target.segments.split_first() {
             Some((first, rest)) if first == "page" => page::answer(ask, rest),
-            _ => Err(Problem::missing()),
+            _ => viewer::answer(ask).await,
         },
         View::Other(view) => view::answer(ask, view).await,
         View::Reserved => Err(Problem::missing()),

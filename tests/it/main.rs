@@ -23,3 +23,4 @@ mod slice;
 mod slice_formats;
 mod stored;
 mod support;
+mod viewer;
