@@ -383,6 +383,35 @@ def test_what_cannot_be_shown_is_said(browser, tmp_path):
         visit.context.close()
 
 
+def test_a_part_is_shown_where_the_whole_plane_is_too_much(browser, tmp_path):
+    array = support.counting(256, 256, 128)
+    support.write_dataset(tmp_path / "big", array, (64, 64, 64))
+    limits = ("--set", "limits.slice_budget=1MiB", "--set", "limits.decode_factor=4")
+    with support.Server(tmp_path, *limits) as server:
+        visit = Visit(browser, server, "big/")
+        visit.page.wait_for_selector(".plane-2 canvas[data-path]")
+        assert visit.text(".zoom output") == "2×"
+        for (shown, pixels), down_right in zip(visit.canvases(), [(1, 0), (1, 2), (2, 0)], strict=True):
+            assert_grey(array, shown, pixels, down_right)
+        visit.context.close()
+
+
+def test_zooming_shows_a_part_around_the_point(browser, demo):
+    data = stored(support.DEMO, "volume/em/s0")
+    with Visit(browser, demo, "volume/em/") as visit:
+        visit.page.focus(".plane-0 canvas")
+        visit.page.keyboard.press("+")
+        visit.page.wait_for_selector(".plane-0 canvas[data-start='48,48,19']")
+        visit.page.wait_for_load_state("networkidle")
+        (shown, pixels), *_ = visit.canvases()
+        assert (shown["path"], shown["stop"]) == ("volume/em/s0", "144,144,20")
+        assert_grey(data, shown, pixels, (1, 0))
+        box = visit.page.locator(".plane-0 canvas").bounding_box()
+        visit.page.mouse.move(box["x"] + box["width"] * 0.01, box["y"] + box["height"] * 0.01)
+        told = visit.page.inner_text(".readout").replace("\n", " ")
+        assert "x 48 " in told and "y 48 " in told and f"value {data[48, 48, 19]}" in told, told
+
+
 def test_odd_names_keep_working(browser, tmp_path):
     name = "a b#c?d%e&f<g>ü'"
     support.write_dataset(tmp_path / name / "s,0", support.counting(9, 7), (4, 4))

@@ -8,14 +8,18 @@ import { Slot, elementAt, fetchPlane, isKept } from "./planes.js";
 import { cut, extents, isColour, kindOf, planesOf } from "./volume.js";
 
 const GAP = 6;
+const MOST_ZOOM = 256;
 
 export class Preview {
   constructor(info, volume, statsWanted) {
     this.volume = volume;
     this.position = volume.dimensions.map((n) => Math.max(0, Math.floor((n - 1) / 2)));
     this.kind = kindOf(info, volume, null);
+    this.dragging = false;
     this.colour = isColour(volume);
+    this.zoom = 1;
     if (this.colour) this.position[volume.channel] = 0;
+    this.centre = [...this.position];
     this.axes = planesOf(volume);
     this.extents = extents(volume);
     this.planes = this.axes.map((axes, n) => this.makePlane(axes, n));
@@ -29,7 +33,7 @@ export class Preview {
       { class: "preview card", "aria-label": "Preview" },
       this.grid,
       this.readout,
-      h("div", { class: "controls" }, this.sliders.map((slider) => slider.element), this.makeModes(info), this.contrast.element),
+      h("div", { class: "controls" }, this.sliders.map((slider) => slider.element), this.makeModes(), this.contrast.element),
       h("p", { class: "hint", text: this.hint() }),
     );
     this.modeChanged();
@@ -47,27 +51,38 @@ export class Preview {
   }
 
   hint() {
-    const keys = "Arrow keys move the point within a plane, Page Up and Page Down go through the planes";
-    return this.planes.length > 1
-      ? `Click into a plane to move the others. ${keys}, and so does the wheel once a plane is focused.`
-      : `${keys}.`;
+    const keys = "Arrow keys move the point within a plane, Page Up and Page Down go through the planes, + and − zoom.";
+    return this.planes.length > 1 ? `Click into a plane to move the others; the wheel then goes through it. ${keys}` : keys;
   }
 
-  makeModes(info) {
-    const change = (kind) => {
+  makeModes() {
+    const kinds = choice("kind", "Show as", [["image", "Image"], ["segmentation", "Segmentation"]], this.kind, (kind) => {
       this.chosen = true;
       this.kind = kind;
       this.modeChanged();
       this.redraw();
-    };
-    const kinds = choice("kind", "Show as", [["image", "Image"], ["segmentation", "Segmentation"]], this.kind, change);
-    if (!isColour(this.volume)) return h("div", { class: "modes" }, kinds);
+    });
     const colours = choice("colour", "Channels", [["all", "Colour"], ["one", "One channel"]], "all", (value) => {
       this.colour = value === "all";
       this.modeChanged();
       this.update();
     });
-    return h("div", { class: "modes" }, colours);
+    const zoom = (label, text, factor) =>
+      h("button", { type: "button", class: "quiet", "aria-label": label, text, on: { click: () => this.zoomTo(this.zoom * factor) } });
+    this.zoomed = h("output", { class: "numbers", text: "1×" });
+    return h(
+      "div",
+      { class: "modes" },
+      isColour(this.volume) ? colours : kinds,
+      h("div", { class: "zoom", role: "group", "aria-label": "Zoom" }, zoom("Zoom out", "−", 0.5), this.zoomed, zoom("Zoom in", "+", 2)),
+    );
+  }
+
+  zoomTo(zoom) {
+    const longest = Math.max(...this.axes.flat().map((axis) => (axis === null ? 1 : this.volume.dimensions[axis])));
+    this.zoom = Math.min(Math.max(zoom, 1), MOST_ZOOM, 2 ** Math.max(0, Math.ceil(Math.log2(longest / 16))));
+    this.zoomed.textContent = `${this.zoom}×`;
+    this.update();
   }
 
   modeChanged() {
@@ -137,15 +152,20 @@ export class Preview {
       return fractions.map((fraction) => Math.min(0.999999, Math.max(0, fraction)));
     };
     const go = (event) => {
-      const fractions = place(event);
-      const moves = axes.map((axis, n) => [axis, Math.floor(fractions[n] * this.volume.dimensions[axis])]);
-      this.moveTo(Object.fromEntries(moves.filter(([axis]) => axis !== null)));
+      if (!plane.shown) return;
+      const voxels = this.voxelsAt(plane, place(event));
+      this.moveTo(Object.fromEntries(axes.map((axis, n) => [axis, voxels[n]]).filter(([axis]) => axis !== null)));
     };
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
       if (event.pointerType !== "touch") canvas.setPointerCapture(event.pointerId);
+      this.dragging = canvas.hasPointerCapture(event.pointerId);
       canvas.focus({ preventScroll: true });
       go(event);
+    });
+    canvas.addEventListener("lostpointercapture", () => {
+      this.dragging = false;
+      this.moveTo({});
     });
     canvas.addEventListener("pointermove", (event) => {
       if (canvas.hasPointerCapture(event.pointerId)) go(event);
@@ -171,7 +191,9 @@ export class Preview {
     if (event.key in moves) {
       const [axis, change] = moves[event.key];
       if (axis !== null) this.moveTo({ [axis]: this.position[axis] + change });
-    } else if (event.key === "PageUp" || event.key === ",") this.stepThrough(plane, -by);
+    } else if (event.key === "+" || event.key === "=") this.zoomTo(this.zoom * 2);
+    else if (event.key === "-") this.zoomTo(this.zoom / 2);
+    else if (event.key === "PageUp" || event.key === ",") this.stepThrough(plane, -by);
     else if (event.key === "PageDown" || event.key === ".") this.stepThrough(plane, by);
     else return;
     event.preventDefault();
@@ -196,7 +218,9 @@ export class Preview {
     for (const [axis, value] of Object.entries(changes)) {
       this.position[axis] = Math.min(this.volume.dimensions[axis] - 1, Math.max(0, Math.round(value)));
     }
-    this.moved = Object.keys(changes).map(Number);
+    if (Object.keys(changes).length) this.moved = Object.keys(changes).map(Number);
+    // What is shown stays while the point is dragged.
+    if (!this.dragging) this.centre = [...this.position];
     this.update();
   }
 
@@ -231,7 +255,23 @@ export class Preview {
 
   request(plane, position = this.position) {
     const pixels = plane.size.map((size) => size * Math.min(devicePixelRatio || 1, 2));
-    return cut(this.volume, plane.axes, position, pixels, this.colour, plane.coarser);
+    const options = { coarser: plane.coarser, zoom: this.zoom, centre: this.centre };
+    return cut(this.volume, plane.axes, position, pixels, this.colour, options);
+  }
+
+  /** The voxels of the finest level at fractions of what a plane shows. */
+  voxelsAt(plane, fractions) {
+    return plane.shown.box.map(([from, to], n) => {
+      const axis = plane.axes[n];
+      return axis === null ? 0 : Math.min(Math.floor(from + fractions[n] * (to - from)), this.volume.dimensions[axis] - 1);
+    });
+  }
+
+  /** Where the point is in a plane, as fractions of what it shows; may lie outside while it is fetched. */
+  fractionsOf(plane) {
+    return plane.shown.box.map(([from, to], n) =>
+      plane.axes[n] === null ? 0 : (this.position[plane.axes[n]] + 0.5 - from) / (to - from),
+    );
   }
 
   update() {
@@ -255,21 +295,27 @@ export class Preview {
     const shown = this.planes.map((other) => other.shown).filter(Boolean);
     if (shown.length === this.planes.length && !this.contrast.measured) this.contrast.know(measure(shown), false);
     this.paint(plane);
+    this.cross(plane);
     this.tellHere();
     clearTimeout(this.idle);
     this.idle = setTimeout(() => this.prefetch(), 300);
   }
 
   failed(plane, error, request) {
-    // A coarser level may be cheap enough.
+    // A coarser level may be cheap enough, or a part.
     if (error.status === 413 && !request.last && plane.coarser < 8) {
       plane.coarser += 1;
       plane.slot.want(this.request(plane));
       return;
     }
+    if (error.status === 413 && this.zoom < MOST_ZOOM) {
+      const before = this.zoom;
+      if (request.zoom === this.zoom) this.zoomTo(this.zoom * 2);
+      if (this.zoom !== before || request.zoom !== this.zoom) return;
+    }
     plane.shown = null;
     const why = {
-      413: "Blocks are too large to cut planes from. ",
+      413: "This plane is too much to decode. ",
       422: "A stored block is damaged. ",
       501: "The server cannot decode this. ",
     };
@@ -291,22 +337,22 @@ export class Preview {
   }
 
   cross(plane) {
-    const percent = (axis) => `${((this.position[axis] + 0.5) / this.volume.dimensions[axis]) * 100}%`;
-    const [right, down] = plane.axes;
-    plane.lines[1].style.left = percent(right);
-    if (down !== null) plane.lines[0].style.top = percent(down);
-    plane.lines[0].hidden = down === null;
+    if (!plane.shown) return;
+    const [along, across] = this.fractionsOf(plane);
+    plane.lines[1].style.left = `${along * 100}%`;
+    plane.lines[0].style.top = `${across * 100}%`;
+    plane.lines[0].hidden = plane.axes[1] === null;
   }
 
   /** The value and position at fractions of a plane. */
   tell(plane, fractions) {
     const { shown } = plane;
     if (!shown) return;
-    const column = Math.floor(fractions[0] * shown.width);
-    const row = Math.floor(fractions[1] * shown.height);
+    const within = (fraction, n) => Math.min(n - 1, Math.max(0, Math.floor(fraction * n)));
+    const [column, row] = [within(fractions[0], shown.width), within(fractions[1], shown.height)];
     const position = [...this.position];
-    plane.axes.forEach((axis, n) => {
-      if (axis !== null) position[axis] = Math.floor(fractions[n] * this.volume.dimensions[axis]);
+    this.voxelsAt(plane, fractions).forEach((voxel, n) => {
+      if (plane.axes[n] !== null) position[plane.axes[n]] = voxel;
     });
     const channels = this.colour ? [0, 1, 2] : [0];
     this.say(position, channels.map((channel) => elementAt(shown, column, row, channel)));
@@ -314,11 +360,8 @@ export class Preview {
 
   tellHere() {
     const plane = this.planes.find((candidate) => candidate.shown);
-    if (!plane) {
-      this.say(this.position, []);
-      return;
-    }
-    this.tell(plane, plane.axes.map((axis) => (axis === null ? 0 : (this.position[axis] + 0.5) / this.volume.dimensions[axis])));
+    if (plane) this.tell(plane, this.fractionsOf(plane));
+    else this.say(this.position, []);
   }
 
   say(position, values) {

@@ -96,25 +96,35 @@ function indexAt(level, axis, position) {
   return Math.min(level.dimensions[axis] - 1, Math.max(0, Math.floor(position[axis] / level.factors[axis])));
 }
 
+/** The part of an axis of `n` voxels around `at` that is shown: it moves by half its length at a time. */
+function part(n, at, zoom) {
+  const length = Math.max(Math.min(n, 4), Math.ceil(n / zoom));
+  const half = length / 2;
+  const from = Math.round(Math.round(at / half) * half - half);
+  return [Math.min(Math.max(from, 0), n - length), length];
+}
+
 /**
  * What to ask for a plane through `position` (voxels of the finest level) that is `pixels` [wide, high] on the screen:
- * the coarsest level with at least as many voxels, thinned where it has many more. `coarser` levels are skipped.
+ * the coarsest level with at least as many voxels, thinned where it has many more. `coarser` levels are skipped; of
+ * each axis a `zoom`th is shown, around `centre`. `box` is what is shown of the two axes, in voxels of the finest level.
  */
-export function cut(volume, [right, down], position, pixels, colour, coarser = 0) {
-  const along = (level, axis) => (axis === null ? 1 : level.dimensions[axis]);
-  const enough = volume.levels.findLastIndex(
-    (level) => along(level, right) >= pixels[0] * 0.9 && (down === null || along(level, down) >= pixels[1] * 0.9),
+export function cut(volume, [right, down], position, pixels, colour, { coarser = 0, zoom = 1, centre = position } = {}) {
+  const shown = [[right, pixels[0]], [down, pixels[1]]].filter(([axis]) => axis !== null);
+  const parts = new Map(shown.map(([axis]) => [axis, part(volume.dimensions[axis], centre[axis], zoom)]));
+  const enough = volume.levels.findLastIndex((level) =>
+    shown.every(([axis, wanted]) => Math.min(parts.get(axis)[1] / level.factors[axis], level.dimensions[axis]) >= wanted * 0.9),
   );
   const at = Math.min(Math.max(enough, 0) + coarser, volume.levels.length - 1);
   const level = volume.levels[at];
   const start = volume.axes.map((_, axis) => indexAt(level, axis, position));
   const stop = start.map((n) => n + 1);
   const step = start.map(() => 1);
-  for (const [axis, wanted] of [[right, pixels[0]], [down, pixels[1]]]) {
-    if (axis === null) continue;
-    start[axis] = 0;
-    stop[axis] = level.dimensions[axis];
-    step[axis] = Math.max(1, Math.floor(level.dimensions[axis] / Math.max(wanted, 64)));
+  for (const [axis, wanted] of shown) {
+    const [from, length] = parts.get(axis);
+    start[axis] = Math.min(Math.floor(from / level.factors[axis]), level.dimensions[axis] - 1);
+    stop[axis] = Math.min(Math.max(Math.ceil((from + length) / level.factors[axis]), start[axis] + 1), level.dimensions[axis]);
+    step[axis] = Math.max(1, Math.floor((stop[axis] - start[axis]) / Math.max(wanted, 64)));
   }
   if (colour) [start[volume.channel], stop[volume.channel]] = [0, 3];
   const count = () => start.map((from, axis) => Math.ceil((stop[axis] - from) / step[axis]));
@@ -125,9 +135,14 @@ export function cut(volume, [right, down], position, pixels, colour, coarser = 0
   const shape = count();
   const strides = shape.map((_, axis) => shape.slice(0, axis).reduce((a, b) => a * b, 1));
   const query = `start=${start}&stop=${stop}&step=${step}&format=raw`;
+  const box = [right, down].map((axis) => {
+    if (axis === null) return [0, 1];
+    const from = start[axis] * level.factors[axis];
+    return [from, from + shape[axis] * step[axis] * level.factors[axis]];
+  });
   return {
     key: `${encodePath(level.path)}?${query}`,
-    path: level.path, query, start, stop, step, right, down, level: at, last: at === volume.levels.length - 1,
+    path: level.path, query, start, stop, step, box, zoom, level: at, last: at === volume.levels.length - 1,
     dataType: volume.dataType,
     width: shape[right], height: down === null ? 1 : shape[down],
     strides: [strides[right], down === null ? 0 : strides[down], colour ? strides[volume.channel] : 0],
