@@ -7,6 +7,7 @@ mod budget;
 mod datasets;
 mod fresh;
 mod objects;
+mod sample;
 mod slice;
 mod stats;
 
@@ -26,6 +27,7 @@ pub use budget::{BudgetError, Memory};
 pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use objects::{LargeObject, Stored};
+pub use sample::{Sample, Survey};
 pub use slice::{Finish, Slice};
 pub use stats::ReadStats;
 

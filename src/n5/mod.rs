@@ -10,6 +10,7 @@ mod block;
 mod compression;
 mod data_type;
 mod grid;
+mod statistics;
 
 pub use array::{Array, paste};
 pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
@@ -17,3 +18,4 @@ pub use block::{Block, BlockError, BlockHeader, Mode};
 pub use compression::{CODECS, Codec, CodecError, Compression};
 pub use data_type::DataType;
 pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
+pub use statistics::{Accumulator, Number, Summary};
