@@ -68,3 +68,4 @@ pub mod n5;
 pub mod output;
 pub mod store;
 pub mod telemetry;
+pub mod view;

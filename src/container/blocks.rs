@@ -278,6 +278,11 @@ impl Blocks {
 }
 
 impl Loaded {
+    /// When it was last known to equal what the store holds.
+    pub(super) fn checked(&self) -> u64 {
+        self.checked.moment()
+    }
+
     fn version(&self) -> Option<u64> {
         self.stored.as_ref().map(|(_, version)| *version)
     }

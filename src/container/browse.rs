@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{ATTRIBUTES, Access, Container, Dataset, GroupState, ReadError};
-use crate::n5::{Coords, GridPosition};
+use crate::n5::{Coords, GridPosition, MAX_RANK};
 use crate::store::{Entry, Keep, Key};
 
 /// Most bytes that the names of one page have together; the name that exceeds it begins the next page.
@@ -122,6 +122,32 @@ impl Container {
             position.push(component);
             at = parent;
         }
+    }
+
+    /// The dataset and the position in its grid that `key` names as a block; `None` where there is none of either.
+    ///
+    /// Of the ways to cut `key`, the one with the shorter path to the dataset wins.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the store fails.
+    pub async fn block_at(&self, access: Access, key: &Key) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
+        let segments: Vec<&str> = key.segments().collect();
+        let numbers: Vec<u64> = segments.iter().rev().map_while(|name| grid_component(name)).collect();
+        for rank in (1..=numbers.len().min(MAX_RANK)).rev() {
+            let Ok(at) = Key::from_segments(segments.iter().take(segments.len() - rank)) else { continue };
+            let group = match self.group(access, &at).await {
+                Ok(group) => group,
+                Err(ReadError::AttributesTooLarge { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            if let GroupState::Dataset(dataset) = &group.state
+                && dataset.attributes.rank().max(1) == rank
+            {
+                let position: GridPosition = numbers.iter().take(rank).rev().copied().collect();
+                return Ok(dataset.holds(position).map(|position| (Arc::clone(dataset), position)));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether the directory `key` stands where a block of the nearest dataset would be.

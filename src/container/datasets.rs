@@ -34,6 +34,14 @@ pub struct Dataset {
 }
 
 impl Dataset {
+    /// The position in this form's own rank, where the grid has it: that of a dataset without axes is written `0`.
+    pub fn holds(&self, position: GridPosition) -> Option<GridPosition> {
+        if self.attributes.rank() == 0 {
+            return (position.as_slice() == [0]).then(GridPosition::new);
+        }
+        self.attributes.grid().contains(&position).then_some(position)
+    }
+
     /// The key of the block at `position`; that of a dataset without axes is `0`.
     pub fn block_key(&self, position: &GridPosition) -> Key {
         if position.is_empty() { self.key.numbered(&[0]) } else { self.key.numbered(position) }

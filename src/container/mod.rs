@@ -6,6 +6,7 @@ mod browse;
 mod budget;
 mod datasets;
 mod fresh;
+mod made;
 mod objects;
 mod sample;
 mod slice;
@@ -26,10 +27,11 @@ pub use browse::{EntryKind, Listed, ListedEntry};
 pub use budget::{BudgetError, Memory};
 pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
+pub use made::{Made, Make, Recipe};
 pub use objects::{LargeObject, Stored};
 pub use sample::{Sample, Survey};
 pub use slice::{Finish, Slice};
-pub use stats::ReadStats;
+pub use stats::{Fingerprint, ReadStats};
 
 use blocks::Blocks;
 use budget::Budget;
@@ -233,6 +235,9 @@ pub enum ReadError {
         /// The limit.
         limit_bytes: u64,
     },
+    /// Something beyond what is made at once; the text is for the client.
+    #[error("{0}")]
+    TooLarge(String),
     /// A block that cannot be decoded.
     #[error("block {key:?}: {error}")]
     Block {
@@ -243,6 +248,9 @@ pub enum ReadError {
         /// Why.
         error: BlockError,
     },
+    /// The elements are sound, but not what was asked for can be made of them.
+    #[error("{0}")]
+    Unmakeable(String),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -264,6 +272,8 @@ impl ReadError {
             | Self::NotADataset { .. }
             | Self::AttributesTooLarge { .. }
             | Self::StoredTooLarge { .. }
+            | Self::TooLarge(_)
+            | Self::Unmakeable(_)
             | Self::Budget(_)
             | Self::Died(_) => false,
         }

@@ -1,4 +1,5 @@
-//! The cache of files as stored: weighed in bytes, one read however many wait, holes remembered.
+//! The cache of files as stored, and of what `made` makes of them: weighed in bytes, one read however many wait,
+//! holes remembered.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use super::{CacheSettings, ReadError, cache_of, forget};
 use crate::metrics::{self, Lookup, StoreOperation};
 use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
 
-const CACHE: metrics::Cache = metrics::Cache::Stored;
+pub(super) const CACHE: metrics::Cache = metrics::Cache::Stored;
 
 /// Objects up to this size are read in the same hop that opens them.
 const INLINE_BYTES: u64 = 1 << 20;
@@ -24,7 +25,7 @@ pub(super) const WHOLE_BYTES: u64 = 16 << 20;
 const ENTRY_BYTES: usize = 768;
 
 /// How often a request looks again when what it finds keeps changing.
-const ATTEMPTS: usize = 3;
+pub(super) const ATTEMPTS: usize = 3;
 
 /// Bytes read from an object that is too large to be held whole.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -82,13 +83,19 @@ impl LargeObject {
 }
 
 #[derive(Debug)]
-struct Entry {
-    object: Option<(Meta, Bytes)>,
-    checked: Checked,
+pub(super) struct Entry {
+    pub(super) object: Option<(Meta, Bytes)>,
+    pub(super) checked: Checked,
 }
 
-/// Container and key.
-type EntryKey = (u32, Key);
+/// What an entry is found by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum EntryKey {
+    /// A stored object: container and key.
+    Stored(u32, Key),
+    /// What was made of stored blocks, by a hash of which and how.
+    Made(u128),
+}
 
 /// What a load ends with when it leaves nothing to cache.
 #[derive(Debug)]
@@ -123,8 +130,8 @@ enum Loaded {
 /// The cache, shared by all containers.
 #[derive(Debug, Clone)]
 pub(super) struct Objects {
-    cache: Cache<EntryKey, Arc<Entry>>,
-    budget: Budget,
+    pub(super) cache: Cache<EntryKey, Arc<Entry>>,
+    pub(super) budget: Budget,
     /// [`INLINE_BYTES`], or less where fewer are left beside a full cache.
     inline_bytes: u64,
 }
@@ -133,7 +140,8 @@ impl Objects {
     pub(super) fn new(settings: CacheSettings, transfer_bytes: u64, wait: Duration) -> Self {
         let cache = cache_of(CACHE, settings, |key: &EntryKey, entry: &Arc<Entry>| {
             let bytes = entry.object.as_ref().map_or(0, |(_, bytes)| budget::rounded(bytes.len()));
-            u32::try_from(bytes + key.1.as_str().len() + ENTRY_BYTES).unwrap_or(u32::MAX)
+            let name = if let EntryKey::Stored(_, key) = key { key.as_str().len() } else { 0 };
+            u32::try_from(bytes + name + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
         let budget = Budget::new(metrics::Budget::Transfer, settings.held_bytes().saturating_add(transfer_bytes), wait);
         Self { cache, budget, inline_bytes: INLINE_BYTES.min(transfer_bytes) }
@@ -147,12 +155,12 @@ impl Objects {
         key: &Key,
         since: u64,
     ) -> Result<Option<Stored>, ReadError> {
-        let entry_key = (container, key.clone());
+        let entry_key = EntryKey::Stored(container, key.clone());
         // A read that others began may be older than this request: then it is compared once more.
         for _ in 0..ATTEMPTS {
             let Some(entry) = self.cache.get(&entry_key).await else {
                 metrics::cache_requests(CACHE, Lookup::Miss, 1);
-                match self.load(entry_key.clone(), store).await? {
+                match self.load(entry_key.clone(), key, store).await? {
                     Loaded::Large(large) => return Ok(Some(Stored::Large(large))),
                     Loaded::Entry(entry) if entry.checked.is_fresh(since) => return Ok(entry.stored()),
                     Loaded::Entry(_) => continue,
@@ -170,7 +178,11 @@ impl Objects {
 
     /// Facts about a cached object that is no staler than `since`; `Some(None)` for a known hole.
     pub(super) async fn peek(&self, container: u32, key: &Key, since: u64) -> Option<Option<Meta>> {
-        let entry = self.cache.get(&(container, key.clone())).await.filter(|entry| entry.checked.is_fresh(since))?;
+        let entry = self
+            .cache
+            .get(&EntryKey::Stored(container, key.clone()))
+            .await
+            .filter(|entry| entry.checked.is_fresh(since))?;
         Some(entry.object.as_ref().map(|(meta, _)| meta.clone()))
     }
 
@@ -183,7 +195,7 @@ impl Objects {
         key: &Key,
         since: u64,
     ) -> Result<Option<Source>, ReadError> {
-        let cached = self.cache.get(&(container, key.clone())).await;
+        let cached = self.cache.get(&EntryKey::Stored(container, key.clone())).await;
         if let Some(entry) = cached.filter(|entry| entry.checked.is_fresh(since)) {
             let checked = entry.checked.moment();
             return Ok(entry.object.clone().map(|(meta, bytes)| Source::Cached { meta, bytes, checked }));
@@ -211,12 +223,12 @@ impl Objects {
 
     /// Reads through the cache in a task of its own: a client that hangs up does not restart the read
     /// that others wait for.
-    async fn load(&self, key: EntryKey, store: &Arc<dyn Store>) -> Result<Loaded, ReadError> {
-        let (this, store) = (self.clone(), Arc::clone(store));
+    async fn load(&self, entry_key: EntryKey, key: &Key, store: &Arc<dyn Store>) -> Result<Loaded, ReadError> {
+        let (this, key, store) = (self.clone(), key.clone(), Arc::clone(store));
         let load = tokio::spawn(async move {
             let checked = fresh::now();
             let fetch = async {
-                match this.fetch(&*store, &key.1).await {
+                match this.fetch(&*store, &key).await {
                     Ok(Some(Stored::Large(large))) => Err(Uncached::Large(large)),
                     Ok(Some(Stored::Whole(meta, bytes))) => {
                         Ok(Arc::new(Entry { object: Some((meta, bytes)), checked: Checked::at(checked) }))
@@ -225,7 +237,7 @@ impl Objects {
                     Err(error) => Err(Uncached::Failed(error)),
                 }
             };
-            let loaded = this.cache.try_get_with(key.clone(), fetch).await;
+            let loaded = this.cache.try_get_with(entry_key, fetch).await;
             // Evicts at once what no longer fits, instead of when the cache's own queue is full.
             this.cache.run_pending_tasks().await;
             loaded
@@ -285,7 +297,7 @@ impl Entry {
         self.object.clone().map(|(meta, bytes)| Stored::Whole(meta, bytes))
     }
 
-    fn version(&self) -> Option<u64> {
+    pub(super) fn version(&self) -> Option<u64> {
         self.object.as_ref().map(|(meta, _)| meta.version)
     }
 }

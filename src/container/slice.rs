@@ -6,11 +6,12 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::bands::{Bands, Bounds, Refusal, plan};
 use super::blocks::{Loaded, Place};
 use super::budget::{Memory, Permit};
-use super::stats::{ReadStats, fingerprint};
+use super::stats::{Fingerprint, ReadStats};
 use super::{Access, Container, Dataset, ReadError};
 use crate::n5::{Coords, GridPosition, Region, paste};
 use crate::store::Key;
@@ -46,6 +47,14 @@ impl Slice {
     /// Bytes of the elements.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// A number that stands for what is read, of which version of the dataset's attributes.
+    pub(super) fn id(&self) -> u128 {
+        let numbers = self.region.start().iter().map(|start| start.cast_unsigned());
+        let numbers = numbers.chain(self.region.shape().iter().chain(self.region.step()).copied());
+        let facts: Vec<u8> = numbers.chain([self.dataset.id]).flat_map(u64::to_le_bytes).collect();
+        xxh3_128(&facts)
     }
 
     /// Whether it exceeds the slice budget and leaves in bands.
@@ -165,13 +174,12 @@ impl Container {
         Ok(Some((pieces, stats)))
     }
 
-    /// A number that depends on the position and entity tag of every block that `slice` touches, as
-    /// [`ReadStats::fingerprint`], without decoding any.
+    /// The [`ReadStats::fingerprint`] of every block that `slice` touches, without reading any.
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn fingerprint(&self, slice: &Slice) -> Result<u128, ReadError> {
-        let mut sum = 0u128;
+    pub async fn fingerprint(&self, slice: &Slice) -> Result<Fingerprint, ReadError> {
+        let mut sum = Fingerprint::default();
         let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
         loop {
             let batch: Vec<GridPosition> = positions.by_ref().take(1024).collect();
@@ -181,7 +189,7 @@ impl Container {
             let keys: Vec<Key> = batch.iter().map(|position| slice.dataset.block_key(position)).collect();
             for (position, meta) in batch.iter().zip(self.store.head_many(keys).await?) {
                 if let Some(meta) = meta {
-                    sum = sum.wrapping_add(fingerprint(position, &meta.etag));
+                    sum.add(position, &meta.etag, meta.version);
                 }
             }
         }

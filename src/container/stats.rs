@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use xxhash_rust::xxh3::xxh3_128_with_seed;
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use super::blocks::{LoadTimes, Loaded};
 use crate::n5::GridPosition;
@@ -24,16 +24,20 @@ pub struct ReadStats {
     pub decode: Duration,
     /// Pasting.
     pub assemble: Duration,
-    /// Depends on the position and entity tag of every block touched, and on nothing else.
-    pub fingerprint: u128,
+    /// Tells apart what was read.
+    pub fingerprint: Fingerprint,
+    /// When the block that was compared with the store the longest ago was.
+    pub(super) checked: Option<u64>,
 }
 
 impl ReadStats {
     pub(super) fn count(&mut self, position: &GridPosition, loaded: &Loaded) {
         match &loaded.stored {
-            Some((etag, _)) => self.fingerprint = self.fingerprint.wrapping_add(fingerprint(position, etag)),
+            Some((etag, version)) => self.fingerprint.add(position, etag, *version),
             None => self.missing += 1,
         }
+        let moment = loaded.checked();
+        self.checked = Some(self.checked.map_or(moment, |earlier| earlier.min(moment)));
     }
 
     pub(super) fn count_load(&mut self, times: LoadTimes) {
@@ -43,8 +47,29 @@ impl ReadStats {
     }
 }
 
-/// A number that depends on a block's position and entity tag; those of many are added up in any order.
-pub(super) fn fingerprint(position: &GridPosition, etag: &str) -> u128 {
-    let seed = position.iter().fold(0u64, |seed, p| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(*p + 1));
-    xxh3_128_with_seed(etag.as_bytes(), seed)
+/// Numbers that depend on every block of a region that exists, and on nothing else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// From positions and entity tags: equal on every replica and after every restart.
+    pub tags: u128,
+    /// From positions and versions: changes with every write.
+    pub(super) versions: u64,
+    /// How many exist.
+    pub(super) blocks: u64,
+}
+
+impl Fingerprint {
+    /// Whether none exists.
+    pub fn is_empty(&self) -> bool {
+        self.blocks == 0
+    }
+
+    /// Counts a block that exists.
+    pub fn add(&mut self, position: &GridPosition, etag: &str, version: u64) {
+        let seed = position.iter().fold(0u64, |seed, p| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(*p + 1));
+        // Sums, so that the order of reading does not matter.
+        self.tags = self.tags.wrapping_add(xxh3_128_with_seed(etag.as_bytes(), seed));
+        self.versions = self.versions.wrapping_add(xxh3_64_with_seed(&version.to_le_bytes(), seed));
+        self.blocks += 1;
+    }
 }

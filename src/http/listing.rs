@@ -46,6 +46,25 @@ pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Ans
     Ok(response)
 }
 
+/// The listing of a directory as a view shows it: `documents` in place of `attributes.json`.
+pub(super) async fn of_view(ask: &Ask<'_>, mount: &Mount, key: &Key, documents: &[String]) -> Answer {
+    let is_html = wants_html(ask)?;
+    let after = query::parameter(ask.query(), "after");
+    let memory = mount.container.reserve(PAGE_BYTES).await?;
+    let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, false).await?;
+    let mut listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
+    listed.entries.retain(|entry| entry.kind != EntryKind::File);
+    let names = documents.iter().filter(|name| after.as_ref().is_none_or(|after| *name > after));
+    let last = listed.entries.last().map(|entry| entry.name.clone()).filter(|_| listed.more);
+    let names = names.filter(|name| last.as_ref().is_none_or(|last| *name <= last));
+    listed.entries.extend(names.map(|name| ListedEntry { name: name.clone(), kind: EntryKind::File }));
+    listed.entries.sort_by(|a, b| a.name.cmp(&b.name));
+    let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
+    let mut response = page(path.trim_end_matches('/'), &listed, is_html, false, Some(memory));
+    response.headers_mut().insert(CACHE_CONTROL, mount.cache_missing.clone());
+    Ok(response)
+}
+
 /// HTML unless JSON is asked for, by `format=json` or by an `Accept` that names it and not HTML.
 fn wants_html(ask: &Ask<'_>) -> Result<bool, Problem> {
     match query::parameter(ask.query(), "format").as_deref() {

@@ -1,5 +1,5 @@
 //! HTTP: syntax, statuses and headers. One function answers every request; the table of routes is
-//! [`target::VIEWS`].
+//! [`target::views`].
 
 mod compress;
 mod conditional;
@@ -15,6 +15,7 @@ mod slice;
 mod slice_query;
 mod stored;
 pub mod target;
+mod view;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -251,6 +252,7 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
         // Clients probe this key for precomputed volumes.
         View::Info if ask.target.bare => Err(Problem::missing()),
         View::Info => info::answer(ask).await,
+        View::Other(view) => view::answer(ask, view).await,
         View::Reserved => Err(Problem::missing()),
         View::Operation(_) if !ask.target.segments.is_empty() => Err(Problem::missing()),
         View::Operation(operation) => operations::answer(ask, operation).await,
@@ -263,6 +265,7 @@ fn route_name(view: View) -> &'static str {
         View::Stored => "stored",
         View::Slice => "slice",
         View::Info => "info",
+        View::Other(view) => view.name(),
         View::Reserved => "unmatched",
         View::Operation(Operation::Health) => "healthz",
         View::Operation(Operation::Ready) => "readyz",

@@ -47,6 +47,7 @@ kinds! {
     TOO_LARGE = "too-large", "The request exceeds a limit", PAYLOAD_TOO_LARGE;
     RANGE_NOT_SATISFIABLE = "range-not-satisfiable", "The range lies beyond the object", RANGE_NOT_SATISFIABLE;
     CORRUPT_BLOCK = "corrupt-block", "A stored block is damaged", UNPROCESSABLE_ENTITY;
+    NOT_REPRESENTABLE = "not-representable", "The data cannot be shown in this form", UNPROCESSABLE_ENTITY;
     INTERNAL = "internal", "The server has a fault", INTERNAL_SERVER_ERROR;
     UNSUPPORTED = "unsupported", "This is not decoded by this server", NOT_IMPLEMENTED;
     STORAGE_UNAVAILABLE = "storage-unavailable", "The storage does not answer", SERVICE_UNAVAILABLE;
@@ -193,6 +194,8 @@ impl From<ReadError> for Problem {
                 ),
             )
             .with("limit", limit_bytes),
+            ReadError::TooLarge(detail) => Self::new(TOO_LARGE, detail),
+            ReadError::Unmakeable(detail) => Self::new(NOT_REPRESENTABLE, detail),
             ReadError::Block { key, position, error } => block_problem(&key, &position, error),
             ReadError::Store(error) => {
                 let (kind, detail) = match &error {

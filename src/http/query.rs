@@ -9,6 +9,18 @@ pub(super) fn parameter(query: Option<&str>, name: &str) -> Option<String> {
     percent_decode_str(value).decode_utf8().ok().map(std::borrow::Cow::into_owned)
 }
 
+/// All names and values, decoded; what is no UTF-8 is left out.
+pub(super) fn pairs(query: Option<&str>) -> Vec<(String, String)> {
+    let decoded = |text: &str| percent_decode_str(text).decode_utf8().ok().map(std::borrow::Cow::into_owned);
+    let pairs = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    pairs
+        .filter_map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            Some((decoded(name)?, decoded(value)?))
+        })
+        .collect()
+}
+
 /// The query string as it may be logged: tokens are secrets.
 pub(super) fn without_token(query: &str) -> String {
     let hidden = |pair: &str| {

@@ -161,7 +161,7 @@ fn head(plan: &Plan, headers: HeaderMap) -> Response<Body> {
 async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap) -> Answer {
     if ask.headers().contains_key(axum::http::header::IF_NONE_MATCH) {
         // The tags of the blocks say whether the client has this already; nothing needs to be decoded.
-        let etag = etag(&plan, mount.container.fingerprint(&plan.slice).await?);
+        let etag = etag(&plan, mount.container.fingerprint(&plan.slice).await?.tags);
         if conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None) == Verdict::NotModified {
             headers.remove(CONTENT_TYPE);
             insert(&mut headers, ETAG, &etag);
@@ -172,7 +172,7 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
         }
     }
     let (data, memory, stats) = mount.container.read_slice(ask.access, &plan.slice, plan.extra_bytes).await?;
-    let etag = etag(&plan, stats.fingerprint);
+    let etag = etag(&plan, stats.fingerprint.tags);
     if conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None) == Verdict::PreconditionFailed {
         let detail = format!("this slice has the entity tag {etag} now");
         return Err(Problem::new(problem::PRECONDITION_FAILED, detail));

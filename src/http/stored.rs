@@ -45,7 +45,7 @@ fn is_n5_key(key: &Key) -> bool {
 }
 
 /// 301 to the same path with a slash: relative, so that it holds behind any prefix.
-fn redirect(ask: &Ask<'_>) -> Response<Body> {
+pub(super) fn redirect(ask: &Ask<'_>) -> Response<Body> {
     let last = ask.path().rsplit('/').next().unwrap_or_default();
     // Decoded and encoded again: a colon would make the reference an absolute one.
     let name = percent_encoding::percent_decode_str(last).decode_utf8_lossy();

@@ -6,6 +6,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use super::problem::{INVALID_PARAMETER, Problem};
 use crate::store::Key;
+use crate::view;
 
 /// Every byte that is not unreserved in a URI.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -19,6 +20,8 @@ pub enum View {
     Slice,
     /// Descriptions.
     Info,
+    /// The container in another program's form.
+    Other(&'static dyn view::View),
     /// A word that is kept for a view that is not built.
     Reserved,
     /// An operation of the server itself, which stands alone.
@@ -40,13 +43,12 @@ pub enum Operation {
     OpenApi,
 }
 
-/// The reserved first segments. No container may have one of these names, and a group that does is
-/// reached below `/n5/`.
-pub const VIEWS: &[(&str, View)] = &[
+/// The reserved first segments, besides those of [`view::VIEWS`]. No container may have one of these names, and a
+/// group that does is reached below `/n5/`.
+const OWN: &[(&str, View)] = &[
     ("n5", View::Stored),
     ("slice", View::Slice),
     ("info", View::Info),
-    ("as", View::Reserved),
     ("zarr2", View::Reserved),
     ("zarr3", View::Reserved),
     ("precomputed", View::Reserved),
@@ -58,6 +60,12 @@ pub const VIEWS: &[(&str, View)] = &[
     ("version", View::Operation(Operation::Version)),
     ("openapi.yaml", View::Operation(Operation::OpenApi)),
 ];
+
+/// All reserved first segments.
+pub fn views() -> impl Iterator<Item = (&'static str, View)> {
+    let others = view::VIEWS.iter().map(|view| (view.name(), View::Other(*view)));
+    others.chain(OWN.iter().copied())
+}
 
 /// A request's path, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,8 +104,8 @@ impl Target {
         }
         Key::from_segments(&segments)
             .map_err(|error| Problem::new(INVALID_PARAMETER, format!("{error}; see the path rules in the README")))?;
-        let found = segments.first().and_then(|first| VIEWS.iter().find(|(name, _)| name == first));
-        let (view, named) = found.map_or((View::Stored, false), |(_, view)| (*view, true));
+        let found = segments.first().and_then(|first| views().find(|(name, _)| name == first));
+        let (view, named) = found.map_or((View::Stored, false), |(_, view)| (view, true));
         if named {
             segments.remove(0);
         }

@@ -240,7 +240,7 @@ impl Block {
             let found = format!("{} bytes", data.len());
             return Err(CodecError::WrongLength { expected: plan.decoded_bytes, found }.into());
         }
-        Ok(Self { size: plan.header.size, data: little_endian(data, plan.width) })
+        Ok(Self { size: plan.header.size, data: turned_round(data, plan.width) })
     }
 }
 
@@ -299,8 +299,8 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Turns big-endian elements round, in place where the buffer is not shared.
-fn little_endian(data: Bytes, width: usize) -> Bytes {
+/// Turns elements round, from big-endian to little-endian or back, in place where the buffer is not shared.
+pub(super) fn turned_round(data: Bytes, width: usize) -> Bytes {
     if width == 1 || data.is_empty() {
         return data;
     }

@@ -8,7 +8,7 @@ use std::process::Command;
 use n5_server::app::Server;
 use n5_server::config::{Config, DEFAULTS, Sources};
 use n5_server::http::problem::KINDS;
-use n5_server::http::target::VIEWS;
+use n5_server::http::target::views;
 use n5_server::n5::{CODECS, DataType};
 use n5_server::{demo, metrics, output};
 use tokio::sync::oneshot;
@@ -65,7 +65,7 @@ fn rows<'a>(text: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
 fn every_route_word_is_in_the_readme() {
     let readme = read("README.md");
     let named = quoted(&readme);
-    for (word, _) in VIEWS {
+    for (word, _) in views() {
         let stands = |text: &&str| {
             let rest = text.strip_prefix('/').and_then(|text| text.strip_prefix(word));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

@@ -45,7 +45,7 @@ impl Codec for Blosc {
             return Ok(Bytes::new());
         }
         header.check(buffer)?;
-        if header.inner() == SNAPPY && header.flags & MEMCPYED == 0 {
+        if header.is_snappy() && header.flags & MEMCPYED == 0 {
             return blosc_snappy::decode(&header, buffer);
         }
         let mut output = Vec::with_capacity(len);
@@ -81,7 +81,8 @@ pub(super) struct Header {
     pub(super) decoded: usize,
     /// Bytes that each blosc block but the last decodes to, not zero once checked.
     pub(super) block_size: usize,
-    stored: usize,
+    /// Bytes of the buffer, header included.
+    pub(super) stored: usize,
 }
 
 /// A blosc block: its parts follow one another from the start of `stored`.
@@ -95,6 +96,11 @@ pub(super) struct Block<'a> {
 }
 
 impl Header {
+    /// Whether the inner compression is snappy.
+    pub(super) fn is_snappy(&self) -> bool {
+        self.inner() == SNAPPY
+    }
+
     pub(super) fn parse(buffer: &[u8]) -> Result<Self, CodecError> {
         let mut bytes = buffer.get(..HEADER_BYTES).ok_or_else(|| damaged(NAME, "its header ends early"))?;
         let version = bytes.get_u8();

@@ -1,9 +1,11 @@
 //! The binding to c-blosc 1, the crate's only foreign calls.
 #![expect(unsafe_code, reason = "no maintained safe crate decodes c-blosc buffers")]
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 
-use blosc_src::{BLOSC_MAX_BLOCKSIZE, BLOSC_MAX_BUFFERSIZE, blosc_decompress_ctx};
+use blosc_src::{
+    BLOSC_MAX_BLOCKSIZE, BLOSC_MAX_BUFFERSIZE, BLOSC_MAX_OVERHEAD, blosc_compress_ctx, blosc_decompress_ctx,
+};
 
 /// Most bytes that a buffer can decode to.
 pub(super) const MAX_DECODED_BYTES: u32 = BLOSC_MAX_BUFFERSIZE;
@@ -38,31 +40,51 @@ pub(super) fn decompress(buffer: &[u8], output: &mut Vec<u8>, len: usize) -> Res
     Ok(())
 }
 
-/// Encodes for tests.
-#[cfg(test)]
-pub(super) fn compress(
+/// Bytes that encoding adds at most.
+pub(super) const OVERHEAD_BYTES: u64 = BLOSC_MAX_OVERHEAD as u64;
+
+/// Appends `data` as one buffer to `output`; with `block_size` 0 blosc chooses one.
+///
+/// # Errors
+/// What c-blosc returns when that is no length, for example for more than 2 GiB.
+pub(super) fn compress_into(
     data: &[u8],
-    name: &std::ffi::CStr,
+    name: &CStr,
+    level: u8,
     shuffle: u8,
     item_size: usize,
     block_size: usize,
-) -> Vec<u8> {
-    let mut output = vec![0; data.len() + 16];
-    // SAFETY: source and target are given with their lengths, the name ends with a zero.
+    output: &mut Vec<u8>,
+) -> Result<(), c_int> {
+    let most = data.len().checked_add(BLOSC_MAX_OVERHEAD as usize).ok_or(-1)?;
+    output.try_reserve_exact(most).or(Err(-1))?;
+    let room = output.spare_capacity_mut();
+    // SAFETY: `data` is readable and `room` writable for the lengths given, they do not overlap, and the name ends
+    // with a zero. One thread: no state is shared with other calls, and nothing is kept after this one.
     let written = unsafe {
-        blosc_src::blosc_compress_ctx(
-            5,
+        blosc_compress_ctx(
+            c_int::from(level),
             c_int::from(shuffle),
             item_size,
             data.len(),
             data.as_ptr().cast(),
-            output.as_mut_ptr().cast(),
-            output.len(),
+            room.as_mut_ptr().cast(),
+            room.len(),
             name.as_ptr(),
             block_size,
             1,
         )
     };
-    output.truncate(usize::try_from(written).unwrap());
+    let len = usize::try_from(written).ok().filter(|len| (1..=room.len()).contains(len)).ok_or(written)?;
+    // SAFETY: c-blosc returns the number of bytes it wrote from the start of `room`, compared with its length above.
+    unsafe { output.set_len(output.len() + len) };
+    Ok(())
+}
+
+/// Encodes for tests.
+#[cfg(test)]
+pub(super) fn compress(data: &[u8], name: &CStr, shuffle: u8, item_size: usize, block_size: usize) -> Vec<u8> {
+    let mut output = Vec::new();
+    compress_into(data, name, 5, shuffle, item_size, block_size, &mut output).unwrap();
     output
 }

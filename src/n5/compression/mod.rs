@@ -5,6 +5,7 @@ mod blosc;
 mod blosc_snappy;
 mod blosc_sys;
 mod bzip2;
+mod encode;
 mod gzip;
 mod lz4;
 mod raw;
@@ -19,6 +20,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
+
+pub use encode::Encoding;
 
 /// Decodes the payload of a block: what follows the block's header.
 pub trait Codec: fmt::Debug + Send + Sync {

@@ -1,0 +1,153 @@
+//! What is made of a region's elements, such as a block in another encoding: kept in the cache of stored objects.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::fresh::{self, Checked};
+use super::objects::{ATTEMPTS, CACHE, Entry, EntryKey, WHOLE_BYTES};
+use super::{Access, Container, ReadError, Slice, forget};
+use crate::metrics::{self, Lookup};
+use crate::store::Meta;
+
+/// Makes bytes of the elements of a region (little-endian, first axis fastest); an error is text for the client.
+pub type Make = Arc<dyn Fn(Bytes) -> Result<Bytes, String> + Send + Sync>;
+
+/// How bytes are made of a region.
+#[derive(Clone)]
+pub struct Recipe {
+    /// Stands for everything that they depend on besides the elements.
+    pub id: u128,
+    /// Memory that making them takes besides the elements, the result included.
+    pub extra_bytes: u64,
+    /// Does it, on the CPU lane.
+    pub make: Make,
+}
+
+impl fmt::Debug for Recipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recipe").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// What was made.
+#[derive(Debug, Clone)]
+pub struct Made {
+    /// The bytes.
+    pub bytes: Bytes,
+    /// Tells apart the blocks that it was made of, as [`Fingerprint::tags`](super::Fingerprint::tags).
+    pub tags: u128,
+}
+
+/// What a run of the recipe ends with when it leaves nothing to cache.
+#[derive(Debug)]
+enum Uncached {
+    Failed(ReadError),
+    Large(Made),
+}
+
+impl Container {
+    /// What `recipe` makes of `slice`, from the cache where the blocks have not changed; `None` where none of them
+    /// exists. One run, however many wait; what fails is not remembered.
+    ///
+    /// # Errors
+    /// As [`Container::read_slice`]; [`ReadError::Unmakeable`] when the recipe fails.
+    pub async fn made(&self, access: Access, slice: &Slice, recipe: &Recipe) -> Result<Option<Made>, ReadError> {
+        let objects = &self.resources.objects;
+        let key = EntryKey::Made(recipe.id ^ slice.id());
+        let since = access.data_since;
+        for _ in 0..ATTEMPTS {
+            let Some(entry) = objects.cache.get(&key).await else {
+                metrics::cache_requests(CACHE, Lookup::Miss, 1);
+                match self.make_shared(access, key.clone(), slice, recipe).await? {
+                    Ok(entry) if entry.checked.is_fresh(since) => return Ok(entry.made()),
+                    Ok(_) => continue,
+                    Err(large) => return Ok(Some(large)),
+                }
+            };
+            if entry.checked.is_fresh(since) || self.is_unchanged(&entry, slice).await? {
+                metrics::cache_requests(CACHE, if entry.object.is_some() { Lookup::Hit } else { Lookup::Absent }, 1);
+                return Ok(entry.made());
+            }
+            metrics::cache_requests(CACHE, Lookup::Stale, 1);
+            forget(&objects.cache, key.clone(), &entry).await;
+        }
+        match self.make(access, slice, recipe).await {
+            Ok(entry) => Ok(entry.made()),
+            Err(Uncached::Large(made)) => Ok(Some(made)),
+            Err(Uncached::Failed(error)) => Err(error),
+        }
+    }
+
+    /// Whether the blocks that `entry` was made of are still the ones that the store holds.
+    async fn is_unchanged(&self, entry: &Entry, slice: &Slice) -> Result<bool, ReadError> {
+        let moment = fresh::now();
+        let now = self.fingerprint(slice).await?;
+        let unchanged = entry.version() == (now.blocks > 0).then_some(now.versions);
+        if unchanged {
+            entry.checked.touch(moment);
+        }
+        Ok(unchanged)
+    }
+
+    /// Makes it in a task of its own: a client that hangs up does not restart what others wait for.
+    async fn make_shared(
+        &self,
+        access: Access,
+        key: EntryKey,
+        slice: &Slice,
+        recipe: &Recipe,
+    ) -> Result<Result<Arc<Entry>, Made>, ReadError> {
+        let (this, slice, recipe) = (self.clone(), slice.clone(), recipe.clone());
+        let run = tokio::spawn(async move {
+            let cache = &this.resources.objects.cache;
+            let made = cache.try_get_with(key, this.make(access, &slice, &recipe)).await;
+            cache.run_pending_tasks().await;
+            made
+        });
+        match run.await {
+            Ok(Ok(entry)) => Ok(Ok(entry)),
+            Ok(Err(uncached)) => match &*uncached {
+                Uncached::Large(made) => Ok(Err(made.clone())),
+                Uncached::Failed(error) => Err(error.clone()),
+            },
+            Err(join) => Err(ReadError::Died(join.to_string())),
+        }
+    }
+
+    async fn make(&self, access: Access, slice: &Slice, recipe: &Recipe) -> Result<Arc<Entry>, Uncached> {
+        let (data, mut memory, stats) =
+            self.read_slice(access, slice, recipe.extra_bytes).await.map_err(Uncached::Failed)?;
+        let checked = Checked::at(stats.checked.unwrap_or(0));
+        if stats.fingerprint.blocks == 0 {
+            return Ok(Arc::new(Entry { object: None, checked }));
+        }
+        let make = Arc::clone(&recipe.make);
+        // The job holds what it uses: it runs on when whoever waits for it has gone.
+        let job = move || {
+            let bytes = make(data)?;
+            memory.shrink(bytes.len() as u64);
+            Ok::<_, String>((bytes, memory))
+        };
+        let done = self.resources.cpu.run(job).await.map_err(|died| Uncached::Failed(died.into()))?;
+        let (bytes, memory) = done.map_err(|why| Uncached::Failed(ReadError::Unmakeable(why)))?;
+        let (tags, len) = (stats.fingerprint.tags, bytes.len() as u64);
+        if len > WHOLE_BYTES {
+            return Err(Uncached::Large(Made { bytes: memory.own(bytes), tags }));
+        }
+        // What is cached counts as stored bytes do. (Nobody who holds these waits for a share of the other.)
+        let permit = self.resources.objects.budget.take(len).await.map_err(|error| Uncached::Failed(error.into()))?;
+        let bytes = permit.own(bytes);
+        let meta =
+            Meta { len, modified: None, etag: format!("{tags:032x}").into(), version: stats.fingerprint.versions };
+        Ok(Arc::new(Entry { object: Some((meta, bytes)), checked }))
+    }
+}
+
+impl Entry {
+    fn made(&self) -> Option<Made> {
+        let (meta, bytes) = self.object.as_ref()?;
+        Some(Made { bytes: bytes.clone(), tags: u128::from_str_radix(&meta.etag, 16).unwrap_or(0) })
+    }
+}

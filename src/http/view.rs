@@ -1,0 +1,113 @@
+//! The views: documents, chunks and listings of the container in other programs' forms.
+
+use axum::body::Body;
+use axum::http::header::{
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_NONE_MATCH,
+};
+use axum::http::{HeaderValue, Response, StatusCode};
+use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::conditional::{self, Verdict};
+use super::problem::{self, Problem};
+use super::{Answer, Ask, Mount, listing, query, stored};
+use crate::container::ReadError;
+use crate::view::{Chunk, Document, Found, Lookup, View};
+
+/// `GET /{view}/…`.
+pub(super) async fn answer(ask: &Ask<'_>, view: &dyn View) -> Answer {
+    let Some((parameters, path)) = ask.target.segments.split_at_checked(view.parameters()) else {
+        return Err(Problem::missing());
+    };
+    if !view.accepts(parameters) {
+        return Err(Problem::missing());
+    }
+    let Some((mount, key)) = ask.app.locate(path)? else {
+        return if ask.target.trailing_slash { listing::of_mounts(ask) } else { Err(Problem::missing()) };
+    };
+    let query = query::pairs(ask.query());
+    let lookup = Lookup { container: &mount.container, access: ask.access, parameters, key: &key, query: &query };
+    let blame = |error: ReadError| Problem::from(error).cached(mount.cache_missing.clone());
+    if ask.target.trailing_slash {
+        let documents = view.documents(&lookup).await.map_err(blame)?;
+        return listing::of_view(ask, mount, &key, &documents).await;
+    }
+    match view.resolve(&lookup).await.map_err(blame)? {
+        Found::Document(document) => Ok(of_document(ask, mount, document)?),
+        Found::Chunk(chunk) => of_chunk(ask, mount, &chunk).await,
+        Found::Missing => {
+            let missing = || Problem::missing().cached(mount.cache_missing.clone());
+            let container = &mount.container;
+            if !container.is_directory(&key).await? || container.is_at_block(ask.access, &key).await? {
+                return Err(missing());
+            }
+            Ok(stored::redirect(ask))
+        }
+    }
+}
+
+fn of_document(ask: &Ask<'_>, mount: &Mount, document: Document) -> Answer {
+    let Document { mut text, memory } = document;
+    text.shrink_to_fit();
+    let etag = format!("\"{:032x}\"", xxh3_128(text.as_bytes()));
+    let bytes = match memory {
+        Some(mut memory) => {
+            memory.shrink(text.len() as u64);
+            memory.own(text.into())
+        }
+        None => text.into(),
+    };
+    // Never immutable: what a document says depends on the release and on everything around the directory.
+    of_bytes(ask, bytes, &etag, "application/json", mount.cache_missing.clone())
+}
+
+async fn of_chunk(ask: &Ask<'_>, mount: &Mount, chunk: &Chunk) -> Answer {
+    let missing = || Problem::missing().cached(mount.cache_missing.clone());
+    let found = mount.cache_found.clone();
+    if ask.headers().contains_key(IF_NONE_MATCH) {
+        // The tags of the blocks say whether the client has this already; nothing needs to be made.
+        let etag = chunk.tag(&mount.container).await?.ok_or_else(missing)?;
+        let verdict = conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None);
+        if verdict == Verdict::NotModified {
+            return of_bytes(ask, Bytes::new(), &etag, chunk.media_type(), found);
+        }
+    }
+    let ready = chunk.ready(&mount.container, ask.access).await?.ok_or_else(missing)?;
+    of_bytes(ask, ready.bytes, &ready.etag, chunk.media_type(), found)
+}
+
+/// An object that is held whole: preconditions and ranges as for stored ones.
+fn of_bytes(ask: &Ask<'_>, bytes: Bytes, etag: &str, media_type: &'static str, cache: HeaderValue) -> Answer {
+    let len = bytes.len() as u64;
+    let (status, from, to) = match conditional::evaluate(ask.method(), ask.headers(), Some(etag), None, Some(len)) {
+        Verdict::Whole => (StatusCode::OK, 0, len),
+        Verdict::Part(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
+        Verdict::NotModified => (StatusCode::NOT_MODIFIED, 0, 0),
+        Verdict::PreconditionFailed => {
+            return Err(Problem::new(problem::PRECONDITION_FAILED, format!("this has the entity tag {etag} now")));
+        }
+        Verdict::Unsatisfiable => return Err(Problem::range(len)),
+    };
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    if let Ok(etag) = HeaderValue::from_str(etag) {
+        headers.insert(ETAG, etag);
+    }
+    headers.insert(CACHE_CONTROL, cache);
+    if status == StatusCode::NOT_MODIFIED {
+        return Ok(response);
+    }
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(to - from));
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    // As for stored objects, for Java N5.
+    headers.insert("accept-range", HeaderValue::from_static("bytes"));
+    if status == StatusCode::PARTIAL_CONTENT {
+        let range = format!("bytes {from}-{}/{len}", to - 1);
+        headers.insert(CONTENT_RANGE, HeaderValue::from_str(&range).unwrap_or(HeaderValue::from_static("bytes */*")));
+    }
+    let (from, to) = (usize::try_from(from).unwrap_or(0), usize::try_from(to).unwrap_or(0));
+    *response.body_mut() = Body::from(bytes.slice(from.min(bytes.len())..to.min(bytes.len())));
+    Ok(response)
+}

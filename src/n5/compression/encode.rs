@@ -1,0 +1,195 @@
+//! The schemes that views write: what every reader decodes, each in its strictest form.
+
+use ::zstd::zstd_safe;
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::blosc::Header;
+use super::{CodecError, blosc_sys};
+
+/// Fast, and within a few percent of what higher levels save on noisy images.
+const GZIP_LEVEL: i32 = 4;
+const ZSTD_LEVEL: i32 = 1;
+/// Blosc's own default.
+const BLOSC_LEVEL: u8 = 5;
+/// Byte shuffle.
+const BLOSC_SHUFFLE: u8 = 1;
+
+/// A scheme that this build encodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// The elements as they are.
+    Raw,
+    /// One gzip member.
+    Gzip,
+    /// One Zstandard frame with its content size.
+    Zstd,
+    /// One blosc buffer: LZ4 with byte shuffle.
+    Blosc,
+}
+
+impl Encoding {
+    /// Every scheme.
+    pub const ALL: [Self; 4] = [Self::Raw, Self::Gzip, Self::Zstd, Self::Blosc];
+
+    /// The scheme of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|encoding| encoding.name() == name)
+    }
+
+    /// Its name, which is also the `type` in `attributes.json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+            Self::Blosc => "blosc",
+        }
+    }
+
+    /// The attribute `compression` of blocks in this scheme, with the members that the strictest reader knows.
+    ///
+    /// Source: TensorStore `driver/n5/*_compressor.cc`, and z5, which wants a level.
+    pub fn attribute(self) -> Value {
+        match self {
+            Self::Raw => json!({ "type": "raw" }),
+            Self::Gzip => json!({ "type": "gzip", "level": GZIP_LEVEL, "useZlib": false }),
+            Self::Zstd => json!({ "type": "zstd", "level": ZSTD_LEVEL }),
+            Self::Blosc => json!({ "type": "blosc", "cname": "lz4", "clevel": BLOSC_LEVEL, "shuffle": BLOSC_SHUFFLE,
+                "blocksize": 0 }),
+        }
+    }
+
+    /// Most bytes that encoding `len` bytes results in.
+    pub fn most_bytes(self, len: u64) -> u64 {
+        match self {
+            Self::Raw => len,
+            // A stored block of deflate has 5 bytes beside at least 5000; zstd adds less.
+            Self::Gzip | Self::Zstd => len.saturating_add(len / 256).saturating_add(1024),
+            Self::Blosc => len.saturating_add(blosc_sys::OVERHEAD_BYTES),
+        }
+    }
+
+    /// Appends `plain`, elements of `item_size` bytes, in this scheme to `output`.
+    ///
+    /// # Errors
+    /// [`CodecError`] when the library fails, or the scheme does not hold as much.
+    pub fn encode(self, plain: &[u8], item_size: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+        let failed = |reason: String| CodecError::Damaged { codec: self.name(), reason };
+        let start = output.len();
+        match self {
+            Self::Raw => output.extend_from_slice(plain),
+            Self::Gzip => {
+                let level = libdeflater::CompressionLvl::new(GZIP_LEVEL).unwrap_or_default();
+                let mut compressor = libdeflater::Compressor::new(level);
+                output.resize(start.saturating_add(compressor.gzip_compress_bound(plain.len())), 0);
+                let room = output.get_mut(start..).unwrap_or_default();
+                let len = compressor.gzip_compress(plain, room).map_err(|error| failed(error.to_string()))?;
+                output.truncate(start.saturating_add(len));
+            }
+            Self::Zstd => {
+                let mut frame = Vec::with_capacity(zstd_safe::compress_bound(plain.len()));
+                zstd_safe::compress(&mut frame, plain, ZSTD_LEVEL)
+                    .map_err(|code| failed(zstd_safe::get_error_name(code).to_owned()))?;
+                output.append(&mut frame);
+            }
+            Self::Blosc => blosc_sys::compress_into(plain, c"lz4", BLOSC_LEVEL, BLOSC_SHUFFLE, item_size, 0, output)
+                .map_err(|code| failed(format!("blosc returned {code} for {} bytes", plain.len())))?,
+        }
+        Ok(())
+    }
+
+    /// Elements in this scheme and nothing around them; shares `plain` where nothing is done.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encoded(self, plain: Bytes, item_size: usize) -> Result<Bytes, CodecError> {
+        if self == Self::Raw {
+            return Ok(plain);
+        }
+        let mut output = Vec::new();
+        self.encode(&plain, item_size, &mut output)?;
+        output.shrink_to_fit();
+        Ok(output.into())
+    }
+
+    /// Whether `payload` is one stream of this scheme that says it decodes to `len` bytes and is followed by
+    /// nothing, as the strictest readers want it. Decodes nothing: what is damaged inside stays so.
+    pub fn is_one_stream(self, payload: &[u8], len: usize) -> bool {
+        match self {
+            Self::Raw => payload.len() == len,
+            // RFC 1952: ends with the number of bytes it decodes to, modulo 2^32. Of several members the last
+            // says less than all; padding says 0.
+            Self::Gzip => {
+                let end = payload.last_chunk::<4>().map(|size| u32::from_le_bytes(*size));
+                let modulo = len.to_le_bytes().first_chunk::<4>().map(|size| u32::from_le_bytes(*size));
+                payload.starts_with(&[0x1f, 0x8b]) && payload.len() >= 18 && end == modulo
+            }
+            Self::Zstd => {
+                zstd_safe::find_frame_compressed_size(payload) == Ok(payload.len())
+                    && zstd_safe::get_frame_content_size(payload).is_ok_and(|size| size == Some(len as u64))
+            }
+            // Snappy is a choice at c-blosc's build that few readers made.
+            Self::Blosc => Header::parse(payload)
+                .is_ok_and(|header| header.decoded == len && header.stored == payload.len() && !header.is_snappy()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::super::Compression;
+    use super::*;
+
+    fn noise(len: usize) -> Vec<u8> {
+        let mut state = 1u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state.to_be_bytes()[0]
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn what_is_encoded_decodes_to_the_same() {
+        for encoding in Encoding::ALL {
+            let Value::Object(mut members) = encoding.attribute() else { panic!("an object") };
+            assert_eq!(members.remove("type").unwrap(), encoding.name());
+            let compression = Compression::new(encoding.name(), members);
+            for (len, item_size) in [(0, 2), (1, 1), (16, 8), (40_000, 4), (300_000, 2)] {
+                for plain in [vec![7; len], noise(len)] {
+                    let encoded = encoding.encoded(plain.clone().into(), item_size).unwrap();
+                    assert!(encoded.len() as u64 <= encoding.most_bytes(len as u64), "{encoding:?} {len}");
+                    assert!(encoding.is_one_stream(&encoded, len), "{encoding:?} {len}");
+                    assert_eq!(compression.codec().unwrap().decode(encoded, len).unwrap(), plain);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn several_streams_padding_and_other_lengths_are_no_single_stream() {
+        let plain = noise(1000);
+        for encoding in Encoding::ALL {
+            let one = encoding.encoded(plain.clone().into(), 1).unwrap();
+            let two = [encoding.encoded(plain[..500].to_vec().into(), 1).unwrap(), one.clone()].concat();
+            // Raw elements know no ends.
+            assert!(encoding == Encoding::Raw || !encoding.is_one_stream(&two, 1500), "{encoding:?}");
+            let padded = [&one[..], &[0; 7]].concat();
+            assert!(!encoding.is_one_stream(&padded, 1000), "{encoding:?}");
+            assert!(!encoding.is_one_stream(&one, 999), "{encoding:?}");
+            assert!(!encoding.is_one_stream(&one[..one.len() - 1], 1000), "{encoding:?}");
+            assert!(!encoding.is_one_stream(b"", 1000), "{encoding:?}");
+        }
+    }
+
+    #[test]
+    fn names_lead_back() {
+        for encoding in Encoding::ALL {
+            assert_eq!(Encoding::from_name(encoding.name()), Some(encoding));
+        }
+        assert_eq!(Encoding::from_name("GZIP"), None);
+    }
+}
