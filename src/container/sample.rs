@@ -8,7 +8,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::blocks::Loaded;
 use super::budget::Memory;
 use super::slice::LOADS;
-use super::stats::fingerprint;
+use super::stats::Fingerprint;
 use super::{Access, Container, Dataset, ReadError};
 use crate::n5::{Accumulator, GridPosition, Summary};
 use crate::store::Key;
@@ -42,8 +42,8 @@ pub struct Sample {
     elements_missing: u64,
     /// Whether every block of the dataset was looked for.
     pub whole: bool,
-    /// Depends on the position and entity tag of every block of the sample, and on those that do not exist.
-    pub fingerprint: u128,
+    /// Tells apart what will be read.
+    pub fingerprint: Fingerprint,
 }
 
 /// What a sample says about a dataset.
@@ -87,7 +87,7 @@ impl Container {
             blocks_missing: 0,
             elements_missing: 0,
             whole,
-            fingerprint: 0,
+            fingerprint: Fingerprint::default(),
         };
         let mut candidates = grid.spread().take(LOOKED_UP);
         while sample.positions.len() < wanted {
@@ -98,10 +98,9 @@ impl Container {
             let keys: Vec<Key> = batch.iter().map(|position| dataset.block_key(position)).collect();
             for (position, meta) in batch.into_iter().zip(self.store.head_many(keys).await?) {
                 if let Some(meta) = meta {
-                    sample.fingerprint = sample.fingerprint.wrapping_add(fingerprint(&position, &meta.etag));
+                    sample.fingerprint.add(&position, &meta.etag, meta.version);
                     sample.positions.push(position);
                 } else {
-                    sample.fingerprint = sample.fingerprint.wrapping_add(fingerprint(&position, ""));
                     sample.blocks_missing += 1;
                     let elements = product(&mut grid.clipped_size(&position).iter().copied());
                     sample.elements_missing = sample.elements_missing.saturating_add(elements);

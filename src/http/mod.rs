@@ -13,6 +13,7 @@ mod query;
 mod select;
 mod slice;
 mod slice_query;
+mod stats;
 mod stored;
 pub mod target;
 mod view;
@@ -252,6 +253,7 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
         // Clients probe this key for precomputed volumes.
         View::Info if ask.target.bare => Err(Problem::missing()),
         View::Info => info::answer(ask).await,
+        View::Stats => stats::answer(ask).await,
         View::Other(view) => view::answer(ask, view).await,
         View::Reserved => Err(Problem::missing()),
         View::Operation(_) if !ask.target.segments.is_empty() => Err(Problem::missing()),
@@ -265,6 +267,7 @@ fn route_name(view: View) -> &'static str {
         View::Stored => "stored",
         View::Slice => "slice",
         View::Info => "info",
+        View::Stats => "stats",
         View::Other(view) => view.name(),
         View::Reserved => "unmatched",
         View::Operation(Operation::Health) => "healthz",

@@ -20,6 +20,8 @@ pub enum View {
     Slice,
     /// Descriptions.
     Info,
+    /// What elements are like.
+    Stats,
     /// The container in another program's form.
     Other(&'static dyn view::View),
     /// A word that is kept for a view that is not built.
@@ -52,7 +54,7 @@ const OWN: &[(&str, View)] = &[
     ("zarr2", View::Reserved),
     ("zarr3", View::Reserved),
     ("precomputed", View::Reserved),
-    ("stats", View::Reserved),
+    ("stats", View::Stats),
     ("viewer", View::Reserved),
     ("healthz", View::Operation(Operation::Health)),
     ("readyz", View::Operation(Operation::Ready)),

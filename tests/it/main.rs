@@ -20,5 +20,6 @@ mod golden;
 mod openapi;
 mod reencoded;
 mod slice;
+mod stats;
 mod stored;
 mod support;
