@@ -43,6 +43,11 @@ enum Listener {
     Unix(UnixListener, PathBuf),
 }
 
+/// First path segments that have a meaning of their own, which no container may be named.
+pub fn reserved() -> Vec<&'static str> {
+    http::target::views().map(|(name, _)| name).collect()
+}
+
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors

@@ -162,6 +162,7 @@ colour = true
     sources.environment = vec![("N5_LIMITS__ATTRIBUTES".into(), "-1".into())];
     sources.set = vec!["limits.slice=big".into(), "log.format".into()];
     sources.listen = None;
+    sources.reserved = vec!["slice", "info"];
     insta::assert_snapshot!(fault(&sources));
 }
 

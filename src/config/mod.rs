@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 pub use cli::Cli;
 pub use fault::{Fault, Faults, Origin};
 pub use source::{File, Root, Sources};
-pub use validate::RESERVED;
 
 /// `config/default.toml`: every key with its default, its unit and what it is for.
 pub const DEFAULTS: &str = include_str!("../../config/default.toml");

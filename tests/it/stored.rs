@@ -82,7 +82,7 @@ async fn only_n5_keys_are_served_and_anything_else_is_missing() {
         "/a/attributes.json",
         "/nothing/",
         "/as/attributes.json",
-        "/as/gzip/a",
+        "/as/gzip/a/b/2/0",
         "/zarr2/.zgroup",
         "/zarr3/attributes.json",
         "/precomputed/info",
