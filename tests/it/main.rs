@@ -21,6 +21,7 @@ mod openapi;
 mod reencoded;
 mod slice;
 mod slice_formats;
+mod stats;
 mod stored;
 mod support;
 mod viewer;
