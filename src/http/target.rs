@@ -50,8 +50,6 @@ const OWN: &[(&str, View)] = &[
     ("slice", View::Slice),
     ("info", View::Info),
     ("as", View::Reserved),
-    ("zarr2", View::Reserved),
-    ("zarr3", View::Reserved),
     ("precomputed", View::Reserved),
     ("stats", View::Reserved),
     ("viewer", View::Reserved),

@@ -5,6 +5,9 @@
 
 mod chunk;
 mod node;
+mod zarr;
+mod zarr2;
+mod zarr3;
 
 use std::fmt;
 
@@ -17,7 +20,7 @@ pub use chunk::{Chunk, Form, Ready};
 pub use node::{Known, read_node};
 
 /// Every view, by the first segment of its paths.
-pub static VIEWS: &[&dyn View] = &[];
+pub static VIEWS: &[&dyn View] = &[&zarr2::Zarr2, &zarr3::Zarr3];
 
 /// A form of containers.
 #[async_trait]
