@@ -35,3 +35,17 @@ def corpus(corpus_copy):
     """A server of the corpus."""
     with support.Server(corpus_copy) as server:
         yield server
+
+
+@pytest.fixture(scope="module", params=["corpus", "golden", "demo"])
+def everything(request):
+    """Servers of all data there is, each with the name that datasets call it by."""
+    if request.param == "corpus":
+        server = request.getfixturevalue("corpus")
+    elif request.param == "demo":
+        server = request.getfixturevalue("demo")
+    else:
+        server = support.Server(support.GOLDEN)
+        request.addfinalizer(server.stop)
+    server.name = request.param
+    return server
