@@ -21,3 +21,4 @@ mod openapi;
 mod slice;
 mod stored;
 mod support;
+mod views;
