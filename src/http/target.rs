@@ -53,8 +53,6 @@ const OWN: &[(&str, View)] = &[
     ("n5", View::Stored),
     ("slice", View::Slice),
     ("info", View::Info),
-    ("zarr2", View::Reserved),
-    ("zarr3", View::Reserved),
     ("precomputed", View::Reserved),
     ("viewer", View::Viewer),
     ("stats", View::Stats),

@@ -25,3 +25,4 @@ mod stats;
 mod stored;
 mod support;
 mod viewer;
+mod views;
