@@ -9,6 +9,7 @@ mod datasets;
 mod fresh;
 mod made;
 mod objects;
+mod sample;
 mod slice;
 mod stats;
 
@@ -30,6 +31,7 @@ pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use made::{Made, Make, Recipe};
 pub use objects::{LargeObject, Stored};
+pub use sample::{Sample, Survey};
 pub use slice::Finish;
 pub use stats::{Fingerprint, ReadStats};
 

@@ -16,7 +16,7 @@ use crate::n5::{ConvertError, Coords, GridPosition, Region, paste};
 use crate::store::Key;
 
 /// Blocks of one slice that are loaded at once.
-const LOADS: usize = 8;
+pub(super) const LOADS: usize = 8;
 
 /// Cached blocks that one slice looks up and pastes at once.
 const LOOKED_UP: u64 = 256;
@@ -307,7 +307,7 @@ impl Container {
         Ok(slabs)
     }
 
-    fn place(&self, dataset: &Arc<Dataset>, position: &GridPosition) -> Place {
+    pub(super) fn place(&self, dataset: &Arc<Dataset>, position: &GridPosition) -> Place {
         Place {
             container: self.id,
             store: Arc::clone(&self.store),

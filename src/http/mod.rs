@@ -14,6 +14,7 @@ mod query;
 mod select;
 mod slice;
 mod slice_query;
+mod stats;
 mod stored;
 pub mod target;
 mod view;
@@ -266,6 +267,7 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
             Some((first, rest)) if first == "page" => page::answer(ask, rest),
             _ => viewer::answer(ask).await,
         },
+        View::Stats => stats::answer(ask).await,
         View::Other(view) => view::answer(ask, view).await,
         View::Reserved => Err(Problem::missing()),
         View::Operation(_) if !ask.target.segments.is_empty() => Err(Problem::missing()),
@@ -280,6 +282,7 @@ fn route_name(view: View) -> &'static str {
         View::Slice => "slice",
         View::Info => "info",
         View::Viewer => "viewer",
+        View::Stats => "stats",
         View::Other(view) => view.name(),
         View::Reserved => "unmatched",
         View::Operation(Operation::Health) => "healthz",

@@ -106,7 +106,7 @@ impl SliceQuery {
     /// [`QueryError::Invalid`] for unknown or repeated parameters, values that cannot be read, and
     /// parameters that exclude each other.
     pub(super) fn parse(query: Option<&str>) -> Result<Self, QueryError> {
-        let given = parameters(query.unwrap_or_default())?;
+        let given = parameters(query.unwrap_or_default(), &PARAMETERS)?;
         let get = |name| given.get(name).map(String::as_str);
         let wanted = Wanted::parse(&given)?;
         let order = get("order").map_or(Ok(Order::F), |name| {
@@ -187,23 +187,27 @@ impl Wanted {
     }
 }
 
-/// The parameters by name, decoded; `token` left out.
-type Parameters = BTreeMap<&'static str, String>;
+/// Parameters by name, decoded; `token` left out.
+pub(super) type Parameters = BTreeMap<&'static str, String>;
 
-fn parameters(query: &str) -> Result<Parameters, QueryError> {
+/// The parameters of a query string, each of them one of `known`.
+///
+/// # Errors
+/// [`QueryError::Invalid`] for unknown or repeated ones and what is not percent-encoded UTF-8.
+pub(super) fn parameters(query: &str, known: &[&'static str]) -> Result<Parameters, QueryError> {
     let mut given = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (raw_name, raw_value) = pair.split_once('=').unwrap_or((pair, ""));
         let name = decoded(raw_name, raw_name)?;
-        let Some(known) = PARAMETERS.iter().copied().find(|known| *known == name) else {
-            let detail = format!("unknown parameter {:?}; known: {}", shown(&name), PARAMETERS.join(", "));
-            return Err(QueryError::Invalid { parameter: shown(&name), detail, known: PARAMETERS.to_vec() });
+        let Some(found) = known.iter().copied().find(|known| *known == name) else {
+            let detail = format!("unknown parameter {:?}; known: {}", shown(&name), known.join(", "));
+            return Err(QueryError::Invalid { parameter: shown(&name), detail, known: known.to_vec() });
         };
-        if known == "token" {
+        if found == "token" {
             continue;
         }
-        if given.insert(known, decoded(known, raw_value)?).is_some() {
-            return Err(invalid(known, format!("{known} is given more than once; give it once")));
+        if given.insert(found, decoded(found, raw_value)?).is_some() {
+            return Err(invalid(found, format!("{found} is given more than once; give it once")));
         }
     }
     Ok(given)
@@ -224,7 +228,7 @@ fn shown(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
-fn invalid(parameter: &str, detail: String) -> QueryError {
+pub(super) fn invalid(parameter: &str, detail: String) -> QueryError {
     QueryError::Invalid { parameter: parameter.to_owned(), detail, known: Vec::new() }
 }
 
@@ -256,12 +260,14 @@ fn numbers(parameter: &'static str, text: &str, signed: bool) -> Result<Vec<i64>
     parsed.collect()
 }
 
+/// A finite decimal number.
+pub(super) fn decimal(text: &str) -> Option<f64> {
+    let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E'));
+    text.parse::<f64>().ok().filter(|number| plain && number.is_finite())
+}
+
 /// Two different finite decimal numbers.
 fn window(text: &str) -> Result<(f64, f64), QueryError> {
-    let decimal = |text: &str| {
-        let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E'));
-        text.parse::<f64>().ok().filter(|number| plain && number.is_finite())
-    };
     let pair = text.split_once(',').and_then(|(lo, hi)| Some((decimal(lo)?, decimal(hi)?)));
     pair.filter(|(lo, hi)| lo.total_cmp(hi).is_ne() && hi - lo != 0.0).ok_or_else(|| {
         let detail =

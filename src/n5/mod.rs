@@ -15,6 +15,7 @@ mod convert;
 mod data_type;
 mod encode;
 mod grid;
+mod statistics;
 
 pub use array::{Array, paste};
 pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
@@ -24,3 +25,4 @@ pub use convert::{ConvertError, convert};
 pub use data_type::DataType;
 pub use encode::{big_endian, encode_block};
 pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
+pub use statistics::{Accumulator, Number, Summary};

@@ -6,6 +6,9 @@
 mod chunk;
 mod node;
 mod reencoded;
+mod zarr;
+mod zarr2;
+mod zarr3;
 
 use std::fmt;
 
@@ -19,7 +22,7 @@ pub use chunk::{Chunk, Form, Ready};
 pub use node::{Known, read_node};
 
 /// Every view, by the first segment of its paths.
-pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded];
+pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3::Zarr3];
 
 /// A form of containers.
 ///

@@ -5,7 +5,7 @@ import pytest
 import tensorstore as ts
 
 import support
-import truth
+import tables
 
 pytestmark = pytest.mark.skipif(not support.CORPUS.is_dir(), reason=support.NO_CORPUS)
 
@@ -17,8 +17,8 @@ def read(url: str, part=...):
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["gzip", "raw", "zstd", "blosc"])
 def test_tensorstore_reads_every_dataset(corpus, encoding):
-    table = truth.Table(f"TensorStore, /as/{encoding}")
-    for dataset in truth.datasets():
+    table = tables.Table(f"TensorStore, /as/{encoding}")
+    for dataset in tables.datasets():
         url = f"{corpus.url}as/{encoding}/{support.quote(dataset.path)}/"
         try:
             fault = dataset.check(read(url))
@@ -31,7 +31,7 @@ def test_tensorstore_reads_every_dataset(corpus, encoding):
 @pytest.mark.slow
 def test_what_is_converted_equals_numpy(corpus):
     compared = 0
-    for dataset in truth.datasets():
+    for dataset in tables.datasets():
         if dataset.data_type not in ("float64", "int64", "uint8") or np.prod(dataset.dimensions) > 1 << 20:
             continue
         path = support.quote(dataset.path)

@@ -1,89 +1,60 @@
-"""What the corpus holds according to those who wrote it, for comparing what clients read through any view."""
+"""What the elements of a dataset are, and which datasets every view has to show."""
 
 import functools
 import hashlib
 import json
-from dataclasses import dataclass
 
 import numpy as np
 
 import support
-
-
-@dataclass(frozen=True)
-class Truth:
-    """A dataset of the corpus whose values are known."""
-
-    path: str
-    dimensions: tuple[int, ...]
-    data_type: str
-    compression: str
-    features: tuple[str, ...]
-    sha256: str | None
-    regions: tuple
-
-    @property
-    def kind(self) -> str:
-        """The class that tables count it in."""
-        return f"{self.compression} {len(self.dimensions)}-d"
-
-    def check(self, array: np.ndarray) -> str | None:
-        """What is wrong with an array in N5 axis order; None where it equals."""
-        if tuple(array.shape) != self.dimensions:
-            return f"shape {array.shape}, not {self.dimensions}"
-        if array.dtype.name != self.data_type:
-            return f"type {array.dtype.name}, not {self.data_type}"
-        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        if self.sha256:
-            found = hashlib.sha256(little.tobytes("F")).hexdigest()
-            return None if found == self.sha256 else "other values"
-        for region in self.regions:
-            box = tuple(slice(at, at + size) for at, size in zip(region["start"], region["size"]))
-            if region.get("sha256") and hashlib.sha256(little[box].tobytes("F")).hexdigest() != region["sha256"]:
-                return f"other values at {region['start']}"
-        return None
+from datasets import below
 
 
 @functools.cache
-def datasets() -> tuple[Truth, ...]:
-    """Every dataset of the corpus whose values the server has to give."""
-    manifest = json.loads((support.CORPUS / "manifest.json").read_text())
-    return tuple(
-        Truth(
-            entry["path"],
-            tuple(entry["dimensions"]),
-            entry["dataType"],
-            (entry.get("compression") or {}).get("type", "none"),
-            tuple(entry["features"]),
-            entry["sha256"],
-            tuple(region for region in entry["regions"] if region.get("expect", "equal") == "equal"),
-        )
-        for entry in manifest["datasets"]
-        if entry["expect"] == "equal"
-    )
+def manifest() -> dict:
+    """Of every dataset of the corpus, by path, what was written down with it."""
+    if not support.CORPUS.is_dir():
+        return {}
+    entries = json.loads((support.CORPUS / "manifest.json").read_text())["datasets"]
+    return {entry["path"]: entry for entry in entries}
 
 
-class Table:
-    """Passed and failed, by class of datasets."""
+def decoded(server) -> list:
+    """The datasets of `server` whose elements have a type."""
+    root = {"corpus": support.CORPUS, "golden": support.GOLDEN, "demo": support.DEMO}[server.name]
+    return [d for d in below(server.name, root) if d.attributes().get("dataType") in support.DATA_TYPES]
 
-    def __init__(self, client: str):
-        self.client = client
-        self.counts: dict[str, list[int]] = {}
-        self.faults: list[str] = []
 
-    def add(self, truth: Truth, fault: str | None) -> None:
-        self.counts.setdefault(truth.kind, [0, 0])[fault is not None] += 1
-        if fault is not None:
-            self.faults.append(f"{truth.path}: {fault[:300]}")
+def fault(server, dataset, values: np.ndarray) -> str | None:
+    """What is wrong with `values`, whose axes are Zarr's: the slowest first."""
+    attributes = dataset.attributes()
+    shape = tuple(int(size) for size in reversed(attributes["dimensions"]))
+    if values.shape != shape:
+        return f"shape {values.shape} instead of {shape}"
+    if values.dtype.name != attributes["dataType"]:
+        return f"type {values.dtype.name} instead of {attributes['dataType']}"
+    # C order with reversed axes is N5's order.
+    got = values.astype(values.dtype.newbyteorder("<")).tobytes()
+    entry = manifest().get(dataset.path) if dataset.server == "corpus" else None
+    if entry and entry.get("sha256"):
+        return None if hashlib.sha256(got).hexdigest() == entry["sha256"] else "other values than the manifest's"
+    answer = server.get(f"/slice/{support.quote(dataset.path)}")
+    if answer.status != 200:
+        return f"/slice answers {answer.status}"
+    return None if answer.body == got else "other values than /slice"
 
-    @property
-    def passed(self) -> int:
-        return sum(passed for passed, _ in self.counts.values())
 
-    def finish(self) -> None:
-        """Prints the table; fails when a dataset did."""
-        print(f"\n{self.client}: {self.passed} passed, {len(self.faults)} failed")
-        for kind, (passed, failed) in sorted(self.counts.items()):
-            print(f"  {kind:20} {passed:4} passed {failed:4} failed")
-        assert not self.faults, f"{self.client}: {len(self.faults)} failed:\n" + "\n".join(self.faults[:30])
-        assert self.passed, "nothing was compared"
+def compare(server, read) -> tuple[int, list[str]]:
+    """How many datasets `read(dataset)` returns equal, and what is wrong with the others."""
+    equal, faults = 0, []
+    for dataset in decoded(server):
+        try:
+            wrong = fault(server, dataset, np.asarray(read(dataset)))
+        except Exception as error:  # noqa: BLE001: whatever a client raises, it does not read this
+            wrong = f"{type(error).__name__}: {str(error)[:300]}"
+        if wrong:
+            faults.append(f"{dataset.path}: {wrong}")
+        else:
+            equal += 1
+    print(f"{equal} datasets are equal, {len(faults)} are not")
+    return equal, faults

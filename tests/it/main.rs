@@ -21,6 +21,8 @@ mod openapi;
 mod reencoded;
 mod slice;
 mod slice_formats;
+mod stats;
 mod stored;
 mod support;
 mod viewer;
+mod views;
