@@ -45,8 +45,30 @@ function spaceOf(volume) {
   return Object.fromEntries(known);
 }
 
+function isNgff(source, info) {
+  return /^zarr[23]?:/.test(source) && info.kind === "multiscale";
+}
+
+/** Voxels from the origin to the volume; N5 sources are at the origin, whatever their metadata say. */
+function offsets({ info, volume, stats }) {
+  if (!isNgff(sourceOf(info, volume, stats), info)) return volume.axes.map(() => 0);
+  return volume.axes.map((_, axis) => info.multiscale.levels[0].translation[axis] / volume.resolution[axis]);
+}
+
+/**
+ * OME-NGFF puts the centre of the first voxel at the origin, N5 its corner: between the two Neuroglancer sees half a
+ * voxel. Moved by that, pyramids lie over N5 sources and positions mean the same. The axes of Zarr are N5's reversed.
+ */
+function halfVoxel(volume) {
+  const space = spaceOf(volume);
+  if (!space || volume.units.some((unit) => unit === "")) return undefined;
+  const row = (n) => [...volume.axes.map((_, axis) => (axis === n ? 1 : 0)), 0.5];
+  return { matrix: volume.axes.map((_, n) => row(n)), outputDimensions: Object.fromEntries(Object.entries(space).reverse()) };
+}
+
 function layerOf({ info, volume, stats }, name) {
   const source = { url: sourceOf(info, volume, stats) };
+  if (isNgff(source.url, info)) source.transform = halfVoxel(volume);
   if (kindOf(info, volume, stats) === "segmentation") {
     return { type: "segmentation", source, name, tab: "source", selectedAlpha: 0.4 };
   }
@@ -92,7 +114,8 @@ export function stateOf(volumes) {
   if (space && !isColour(volume)) {
     const largest = Math.max(...volume.dimensions.map((n, axis) => n * volume.resolution[axis])) / Math.min(...volume.resolution);
     state.dimensions = space;
-    state.position = volume.dimensions.map((n) => n / 2);
+    const origin = offsets(sorted[0]);
+    state.position = volume.dimensions.map((n, axis) => n / 2 + origin[axis]);
     state.crossSectionScale = Math.max(largest / 420, 0.01);
     state.projectionScale = largest * 1.6;
   }

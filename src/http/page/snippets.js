@@ -43,12 +43,14 @@ function decode(pathname) {
   return decodeURIComponent(pathname);
 }
 
-function zarr(finest) {
+function zarr(finest, names) {
   if (!finest.urls.zarr3) return null;
+  const address = JSON.stringify(rebase(finest.urls.zarr3, finest).split("?")[0]);
+  const options = token === null ? "" : `, storage_options={"params": ${python({ token })}}`;
   return `import zarr  # 3.0 or later, with fsspec and aiohttp
 
-array = zarr.open_array(${JSON.stringify(rebase(finest.urls.zarr3, finest))}, mode="r")
-print(array.dtype, array.shape)
+array = zarr.open_array(${address}, mode="r"${options})
+print(array.dtype, array.shape)  # array[${[...names].reverse().join(", ")}]
 `;
 }
 
@@ -129,7 +131,7 @@ export function snippets(info, volume, { window, neuroglancer }) {
   const read = middle(volume);
   const code = [
     ["TensorStore", "python", tensorstore(finest, volume, read)],
-    ["Zarr", "python", zarr(finest)],
+    ["Zarr", "python", zarr(finest, volume.axes)],
     ["NumPy", "python", numpy(finest, volume, read)],
     ["curl", "sh", curl(finest, volume, read, window)],
     ["Fiji", "ijm", fiji(info)],
