@@ -1,7 +1,6 @@
 """The page that a listing is in a browser: Chromium, driven by Playwright, against the real binary."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -11,46 +10,15 @@ import urllib.parse
 import numpy as np
 import pytest
 import support
-import tensorstore
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from axe_playwright_python.sync_playwright import Axe  # noqa: E402
 
-CHROMIUM = os.environ.get("N5_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium, or N5_CHROMIUM=PROGRAM")
+from page_visit import CHROMIUM, CONTRAST, READY, Visit, assert_grey, sampled, stored  # noqa: E402
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium, or N5_TEST_CHROMIUM=PROGRAM")
 
 PAGES = ["", "volume/", "volume/em/", "volume/labels/", "volume/distance/", "photo/", "cell/", "compressions/lz4/"]
-READY = "main[data-ready]"
-
-# Lowest contrast of any visible text with what is painted behind it (WCAG 2, relative luminance).
-CONTRAST = """() => {
-  const rgba = (text) => {
-    const canvas = new OffscreenCanvas(1, 1).getContext("2d");
-    canvas.fillStyle = text;
-    canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const luminance = (c) => c.slice(0, 3).map((v) => v / 255)
-    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0);
-  const over = (top, below) => top.slice(0, 3).map((v, n) => (v * top[3] + below[n] * (255 - top[3])) / 255);
-  const behind = (element) => {
-    if (!element) return matchMedia("(prefers-color-scheme: dark)").matches ? [0, 0, 0] : [255, 255, 255];
-    const own = rgba(getComputedStyle(element).backgroundColor);
-    return own[3] === 255 ? own : over(own, behind(element.parentElement));
-  };
-  const found = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest(".unseen, script")) continue;
-    const [a, b] = [luminance(rgba(getComputedStyle(element).color)), luminance(behind(element))].sort((x, y) => y - x);
-    found.push([(a + 0.05) / (b + 0.05), walker.currentNode.data.trim().slice(0, 40), element.className]);
-  }
-  return found.sort((a, b) => a[0] - b[0]);
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -59,80 +27,6 @@ def browser():
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
-
-
-class Visit:
-    """A page that remembers what went wrong and what it asked for."""
-
-    def __init__(self, browser, server, path="", **context):
-        context.setdefault("viewport", {"width": 1200, "height": 900})
-        self.server = server
-        self.context = browser.new_context(**context)
-        self.page = self.context.new_page()
-        self.faults, self.requests = [], []
-        # A server without /stats answers 404, which browsers log.
-        self.without_stats = server.get(f"{server.base_path}/stats/volume/em").status == 404
-        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("console", self.logged)
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.go(path)
-
-    def logged(self, message):
-        expected = self.without_stats and "/stats/" in message.location.get("url", "")
-        if message.type == "error" and not expected:
-            self.faults.append(f"{message.text} {message.location.get('url')}")
-
-    def go(self, path):
-        self.page.goto(self.server.url + path)
-        if self.context.pages and self.page.evaluate("typeof ResizeObserver") == "function":
-            self.ready()
-
-    def ready(self):
-        self.page.wait_for_selector(READY)
-        self.page.wait_for_load_state("networkidle")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        self.context.close()
-        if kind is None:
-            assert not self.faults, "\n".join(self.faults)
-
-    def canvases(self):
-        """What every plane shows: its request and its pixels, [row, column, channel]."""
-        found = self.page.eval_on_selector_all(
-            ".preview .plane canvas",
-            """all => all.map((canvas) => [{...canvas.dataset}, canvas.width, canvas.height,
-               [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]])""",
-        )
-        return [(data, np.array(pixels, np.uint8).reshape(height, width, 4)) for data, width, height, pixels in found]
-
-    def text(self, selector):
-        return self.page.text_content(selector)
-
-
-def stored(root, path):
-    """A dataset as TensorStore reads it from the disk, indexed in N5's order."""
-    store = tensorstore.open({"driver": "n5", "kvstore": {"driver": "file", "path": f"{root / path}/"}}).result()
-    return store.read().result()
-
-
-def sampled(array, data):
-    """The elements that a plane shows."""
-    start, stop, step = (list(map(int, data[key].split(","))) for key in ("start", "stop", "step"))
-    return array[tuple(slice(*box) for box in zip(start, stop, step))]
-
-
-def assert_grey(array, data, pixels, down_right):
-    """`pixels` are the elements between black and white; axes `down_right` are rows and columns."""
-    plane = sampled(array, data)
-    moved = np.moveaxis(plane, down_right, (0, 1)).reshape([plane.shape[axis] for axis in down_right])
-    low, high = map(float, data["window"].split(","))
-    expected = np.clip((moved.astype(np.float64) - low) * 255 / (high - low), 0, 255)
-    assert pixels.shape[:2] == expected.shape
-    assert np.abs(pixels[..., 0] - expected).max() <= 0.5 + 1e-3
-    assert (pixels[..., 0] == pixels[..., 2]).all() and (pixels[..., 3] == 255).all()
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -459,15 +353,17 @@ def test_the_lines_to_copy_work(browser, demo, tmp_path, path):
     described = json.loads((support.DEMO / level / "attributes.json").read_text())
     shape, kind = tuple(described["dimensions"]), described["dataType"]
     assert {"NumPy", "curl", "Fiji"} <= code.keys()
-    run = lambda text: subprocess.run(  # noqa: E731
-        [sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=120
-    ).stdout
+
+    def run(text, python=sys.executable):
+        return subprocess.run([python, "-c", text], capture_output=True, text=True, check=True, timeout=120).stdout
+
     assert run(code["NumPy"]) == f"{kind} {shape[:2]}\n"
     assert ("TensorStore" in code) or path.startswith("compressions/lz4")
     if "TensorStore" in code:
         assert run(code["TensorStore"]) == f"{kind} {shape} {shape[:2]}\n"
-    if "Zarr" in code and run("import zarr; print(zarr.__version__)").startswith("3"):
-        assert run(code["Zarr"]).startswith(kind)
+    zarr3 = support.REPO / "tests/.venv-zarr3/bin/python"
+    if "Zarr" in code and zarr3.exists():
+        assert run(code["Zarr"], zarr3) == f"{kind} {shape[::-1]}\n"
     if shutil.which("curl"):
         done = subprocess.run(["sh", "-e", "-c", code["curl"]], cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
