@@ -204,12 +204,13 @@ mod tests {
 
     #[test]
     fn a_dataset_without_metadata_has_default_names_and_unit_scale() {
+        use AxisKind::{Channel, Other, Space as S, Time};
+
         let space = Space::of_dataset(&dataset(&array(&[1; 7], &json!({}))), &[]);
         assert_eq!(names(&space), ["x", "y", "z", "t", "c", "d6", "d7"]);
         assert!(!space.known && space.axes.iter().all(|axis| !axis.named && !axis.sized));
         assert_eq!((space.scale, space.translation), (vec![1.0; 7], vec![0.0; 7]));
         let kinds: Vec<AxisKind> = space.axes.iter().map(|axis| axis.kind).collect();
-        use AxisKind::{Channel, Other, Space as S, Time};
         assert_eq!(kinds, [S, S, S, Time, Channel, Other, Other]);
         assert_eq!(Space::of_dataset(&dataset(&array(&[], &json!({}))), &[]).axes, []);
     }
