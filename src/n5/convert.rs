@@ -109,11 +109,10 @@ fn between<const N: usize, const M: usize, A: Element<N> + Cast<B>, B: Element<M
     let bytes = elements.len().saturating_mul(M);
     let mut out: Vec<u8> = Vec::new();
     out.try_reserve_exact(bytes).map_err(|_refused| Fault::Memory(bytes))?;
-    out.resize(bytes, 0);
-    let runs = elements.chunks(RUN).zip(out.as_chunks_mut::<M>().0.chunks_mut(RUN));
-    for (n, (from, to)) in runs.enumerate() {
+    let mut run = [[0; M]; RUN];
+    for (n, from) in elements.chunks(RUN).enumerate() {
         let mut sound = true;
-        for (element, converted) in from.iter().zip(to) {
+        for (element, converted) in from.iter().zip(&mut run) {
             let (value, exact) = A::read(*element).cast();
             *converted = value.bytes();
             sound &= exact;
@@ -124,6 +123,7 @@ fn between<const N: usize, const M: usize, A: Element<N> + Cast<B>, B: Element<M
             let (k, value) = first.map_or((0, String::new()), |(k, value)| (k, value.text()));
             return Err(Fault::Value { index: n.saturating_mul(RUN).saturating_add(k), value });
         }
+        out.extend_from_slice(run.get(..from.len()).unwrap_or_default().as_flattened());
     }
     Ok(out.into())
 }
