@@ -429,14 +429,16 @@ def test_odd_names_keep_working(browser, tmp_path):
 
 
 def test_a_token_stays_on_every_request(browser, demo):
-    with Visit(browser, demo, "volume/em/?token=s%2Bcret") as visit:
+    with Visit(browser, demo, "volume/em/?token=s%2Bc%27ret") as visit:
         asked = [url for url in visit.requests if re.search(r"/(info|slice|stats)/", url)]
-        assert asked and all("token=s%2Bcret" in url for url in asked), asked
+        assert asked and all("token=s%2Bc%27ret" in url for url in asked), asked
         hrefs = visit.page.eval_on_selector_all("nav a, #entries a", "all => all.map((a) => a.href)")
-        assert all(href.endswith("?token=s%2Bcret") for href in hrefs), hrefs
+        assert all(href.endswith("?token=s%2Bc%27ret") for href in hrefs), hrefs
         state = state_of(visit.page.get_attribute("a.primary", "href"))
-        assert state["layers"][0]["source"]["url"].endswith("/?token=s%2Bcret")
-        assert "token=s%2Bcret" in visit.text("code[data-tool=NumPy]")
+        assert state["layers"][0]["source"]["url"].endswith("/?token=s%2Bc%27ret")
+        for tool in ("NumPy", "curl", "Fiji"):
+            text = visit.text(f"code[data-tool={tool}]")
+            assert "token=s%2Bc%27ret" in text and "c'ret" not in text, "a quote would end the string"
 
 
 def test_a_base_path_changes_nothing(browser):

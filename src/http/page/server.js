@@ -11,7 +11,7 @@ export const root = new URL(main.dataset.base, location.href.split(/[?#]/)[0]);
 /** The token of private data: it stays on every link and request. */
 export const token = new URLSearchParams(location.search).get("token");
 
-/** A name with everything encoded that the server encodes in its listings. */
+/** A name with everything encoded that the server encodes in its listings; quotes, too, for lines of shells. */
 export function encodeName(name) {
   return encodeURIComponent(name).replace(/[!'()*]/g, (c) => "%" + c.charCodeAt(0).toString(16).toUpperCase());
 }
@@ -27,7 +27,7 @@ export function join(...parts) {
 /** `text` with the token, for a URL that may have a query. */
 export function withToken(text) {
   if (token === null) return text;
-  return `${text}${text.includes("?") ? "&" : "?"}token=${encodeURIComponent(token)}`;
+  return `${text}${text.includes("?") ? "&" : "?"}token=${encodeName(token)}`;
 }
 
 /** URL of `path` in a view; `query` is appended as it is. */

@@ -1,7 +1,7 @@
 // Lines to copy: how other programs read this dataset.
 
 import { copyButton, h } from "./dom.js";
-import { directory, rebase, token, url } from "./server.js";
+import { directory, encodePath, rebase, token, url } from "./server.js";
 
 /** Longest side of the plane that the examples read. */
 const SIDE = 512;
@@ -79,8 +79,10 @@ function curl(finest, volume, { items }, window) {
 
 function fiji(info) {
   const [address, query] = directory("n5", "").split("?");
+  // Nothing in a name may end the macro's string.
+  const path = /^[\w./-]*$/.test(info.path) ? info.path : encodePath(info.path);
   return `// Plugins > New > Macro, or File > Import > HDF5/N5/Zarr/OME-NGFF... with the address after url=
-run("HDF5/N5/Zarr/OME-NGFF ... ", "url=n5://${address}?${query ? `${query}&` : ""}${info.path} virtual");
+run("HDF5/N5/Zarr/OME-NGFF ... ", "url=n5://${address}?${query ? `${query}&` : ""}${path} virtual");
 `;
 }
 
