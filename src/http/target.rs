@@ -52,7 +52,6 @@ const OWN: &[(&str, View)] = &[
     ("as", View::Reserved),
     ("zarr2", View::Reserved),
     ("zarr3", View::Reserved),
-    ("precomputed", View::Reserved),
     ("stats", View::Reserved),
     ("viewer", View::Reserved),
     ("healthz", View::Operation(Operation::Health)),

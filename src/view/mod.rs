@@ -5,6 +5,7 @@
 
 mod chunk;
 mod node;
+mod precomputed;
 
 use std::fmt;
 
@@ -17,7 +18,7 @@ pub use chunk::{Chunk, Form, Ready};
 pub use node::{Known, read_node};
 
 /// Every view, by the first segment of its paths.
-pub static VIEWS: &[&dyn View] = &[];
+pub static VIEWS: &[&dyn View] = &[&precomputed::Precomputed];
 
 /// A form of containers.
 #[async_trait]
