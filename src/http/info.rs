@@ -49,6 +49,7 @@ fn document(ask: &Ask<'_>, path: &str, known: Known, cache: HeaderValue) -> axum
         Ok(Value::Object(members)) => members,
         _ => serde_json::Map::new(),
     };
+    members.insert("volume".to_owned(), json!(metadata::volume(&node, path)));
     members.insert("path".to_owned(), json!(path));
     members.insert("tensorstore".to_owned(), json!(tensorstore));
     members.insert("urls".to_owned(), urls);

@@ -29,10 +29,13 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
         return None;
     }
     let listed = listed_factors(node.parent());
+    let mut sized = false;
     let place = |first: &super::pyramid::Found, problems: &mut Vec<String>| {
         let rank = first.dataset.rank();
         let given = node.attributes().get("resolution");
-        let base = given.and_then(|value| one_per_axis(value, rank)).unwrap_or_else(|| {
+        let given = given.and_then(|value| one_per_axis(value, rank));
+        sized = given.is_some();
+        let base = given.unwrap_or_else(|| {
             fields::note(problems, "the voxel size is not in the container but in BigDataViewer's XML file".to_owned());
             vec![1.0; rank]
         });
@@ -40,7 +43,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
     };
     let levels = levels(node, level_names(node), listed.as_deref(), place, problems);
     let rank = levels.first()?.factors.len();
-    Some(Pyramid { convention: Convention::Bdv, axes: xyz(rank), units: None, levels })
+    Some(Pyramid { convention: Convention::Bdv, axes: xyz(rank), units: None, sized, levels })
 }
 
 #[cfg(test)]

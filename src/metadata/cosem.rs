@@ -111,7 +111,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
     }
     let first = first?;
     note_order(first.axes.as_deref(), problems);
-    Some(Pyramid { convention: Convention::Cosem, axes: first.axes, units: first.units, levels })
+    Some(Pyramid { convention: Convention::Cosem, axes: first.axes, units: first.units, sized: true, levels })
 }
 
 /// The children `s<number>` when each has a `transform` of its own.

@@ -5,11 +5,13 @@ use serde_json::{Map, Value};
 
 use crate::n5::{DatasetAttributes, DocumentError};
 
+use super::canonical::{canonical, mended_group};
 use super::codec::{CodecForms, codec_forms, compression_with_defaults};
 use super::fields::note;
 use super::physical::Physical;
 use super::pyramid::Pyramid;
 use super::readers::{self, Readable};
+use super::space::Space;
 use super::tensorstore::{TensorStore, tensorstore};
 use super::{Node, lint, pyramid};
 
@@ -111,6 +113,9 @@ impl Description {
         let mut problems = std::mem::take(&mut self.problems);
         let physical = Physical::of(dataset, &mut problems);
         lint::lint(dataset, &node.ancestors, &mut problems);
+        let space = Space::of_dataset(dataset, &node.ancestors);
+        let (_, mended) = canonical(dataset, &space, dataset.data_type(), Value::Null, None);
+        note_mended(mended, &mut problems);
         let readable = readers::of_dataset(dataset, &node.ancestors, &mut problems);
         Self {
             kind: Kind::Dataset,
@@ -138,9 +143,17 @@ impl Description {
             self.units.clone_from(&pyramid.units);
             self.resolution = pyramid.resolution().map(<[f64]>::to_vec);
             self.readable = Some(readers::of_pyramid(node, &pyramid, &mut self.problems));
+            note_mended(mended_group(&self.attributes, &pyramid), &mut self.problems);
             self.multiscale = Some(pyramid);
         }
         self
+    }
+}
+
+/// What the view `as` changes so that strict readers open it.
+fn note_mended(mended: Vec<String>, problems: &mut Vec<String>) {
+    for sentence in mended {
+        note(problems, format!("as/: {sentence}"));
     }
 }
 

@@ -9,6 +9,7 @@
 //! Axis order is N5's everywhere, the first axis fastest.
 
 mod bdv;
+mod canonical;
 mod codec;
 mod cosem;
 mod description;
@@ -22,7 +23,10 @@ mod physical;
 mod pyramid;
 mod readers;
 mod scales;
+mod space;
 mod tensorstore;
+mod units;
+mod volume;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -31,12 +35,16 @@ use serde_json::{Map, Value};
 
 use crate::n5::{DatasetAttributes, Document, DocumentError};
 
+pub use canonical::{canonical, canonical_group};
 pub use codec::{CodecForms, Hdf5Filter, codec_forms, compression_with_defaults};
 pub use description::{Description, Kind};
 pub use physical::Physical;
 pub use pyramid::{Convention, Level, Pyramid};
 pub use readers::Readable;
+pub use space::{Axis, AxisKind, Space};
 pub use tensorstore::{TensorStore, http_kvstore, tensorstore};
+pub use units::{Base, Unit};
+pub use volume::{Volume, volume_of};
 
 /// Most documents that [`wanted`] asks for.
 pub const MAX_LEVELS: usize = 64;
@@ -128,6 +136,20 @@ pub fn pyramid(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
         return None;
     }
     CONVENTIONS.iter().find_map(|convention| (convention.read)(node, problems))
+}
+
+/// Whether a dataset or pyramid named `path` shows an image or segments;
+/// `None` for a plain group and for a type that is not decoded.
+pub fn volume(node: &Node, path: &str) -> Option<Volume> {
+    let data_type = if node.own().describes_dataset() {
+        DatasetAttributes::parse(node.own().clone()).ok()?.data_type().clone()
+    } else {
+        let first = pyramid(node, &mut Vec::new())?.levels.into_iter().next()?;
+        node.dataset_below(&first.path)?.data_type().clone()
+    };
+    let above = node.ancestors.iter().rev().map(Document::members);
+    let attributes: Vec<&Map<String, Value>> = std::iter::once(node.attributes()).chain(above).collect();
+    volume_of(path, &data_type, &attributes)
 }
 
 /// Everything that is known about a directory.

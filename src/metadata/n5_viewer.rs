@@ -48,11 +48,13 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
         }
     }
     let listed = listed_factors(group);
-    let mut units = None;
+    let (mut units, mut sized) = (None, false);
     let place = |first: &Found, problems: &mut Vec<String>| {
         let rank = first.dataset.rank();
         let (base, given) = base_resolution(group, first, problems);
         units = given;
+        sized = base.is_some();
+        let base = base.unwrap_or_else(|| vec![1.0; rank]);
         Placement { base, offset: vec![0.0; rank] }
     };
     let first = names.first().cloned();
@@ -66,33 +68,33 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
         }
     }
     let axes = group.get("axes").and_then(strings).filter(|axes| axes.len() == rank).or_else(|| xyz(rank));
-    Some(Pyramid { convention: Convention::N5Viewer, axes, units, levels })
+    Some(Pyramid { convention: Convention::N5Viewer, axes, units, sized, levels })
 }
 
 /// Voxel size at full resolution and its units: the first level's `pixelResolution`, the group's, the
-/// group's `resolution` and `units`, else 1.
+/// group's `resolution` and `units`.
 fn base_resolution(
     group: &Map<String, Value>,
     first: &Found,
     problems: &mut Vec<String>,
-) -> (Vec<f64>, Option<Vec<String>>) {
+) -> (Option<Vec<f64>>, Option<Vec<String>>) {
     let rank = first.dataset.rank();
     for (attributes, place) in [(first.dataset.members(), first.path.as_str()), (group, "the group")] {
         if let Some(given) = attributes.get("pixelResolution") {
             match pixel_resolution(given, rank) {
-                Some((base, unit)) => return (base, unit.map(|unit| vec![unit; rank])),
+                Some((base, unit)) => return (Some(base), unit.map(|unit| vec![unit; rank])),
                 None => note(problems, format!("pixelResolution {} of {place} is not usable", shown(given))),
             }
         }
     }
     let units = group.get("units").and_then(strings).filter(|units| units.len() == rank);
     match group.get("resolution").map(|given| (given, one_per_axis(given, rank))) {
-        Some((_, Some(base))) => (base, units),
+        Some((_, Some(base))) => (Some(base), units),
         Some((given, None)) => {
             note(problems, format!("resolution {} of the group is not one number per axis", shown(given)));
-            (vec![1.0; rank], units)
+            (None, units)
         }
-        None => (vec![1.0; rank], units),
+        None => (None, units),
     }
 }
 

@@ -92,7 +92,7 @@ fn is_positive(value: &Value) -> bool {
 }
 
 /// `""`, or an SI prefix and one of m, s, Hz, rad/s.
-fn is_unit(value: &Value) -> bool {
+pub(super) fn is_unit(value: &Value) -> bool {
     const PREFIXES: [&str; 20] =
         ["", "Y", "Z", "E", "P", "T", "G", "M", "k", "h", "c", "m", "u", "µ", "n", "p", "f", "a", "z", "y"];
     value.as_str().is_some_and(|unit| {

@@ -49,17 +49,18 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
     let first = found.first()?;
     let rank = first.dataset.rank();
     let axes = Axes::read(image, rank, problems);
-    let mut levels: Vec<Level> = Vec::new();
+    let (mut levels, mut sized) = (Vec::<Level>::new(), false);
     for level in &found {
         let own = listed.get(level.number).and_then(|(_, transformations)| *transformations);
         let both = [own, image.get("coordinateTransformations")];
         let placed = place(&both, axes.reversed, level, problems);
+        sized |= placed.is_some();
         let (resolution, translation) = placed.unwrap_or_else(|| (by_size(level, first), vec![0.0; rank]));
         let base = levels.first().map_or(&resolution, |finest| &finest.resolution);
         let factors = factors_from_resolution(&resolution, base);
         levels.push(Level { path: level.path.clone(), factors, resolution, translation });
     }
-    Some(Pyramid { convention: Convention::OmeNgff, axes: axes.names, units: axes.units, levels })
+    Some(Pyramid { convention: Convention::OmeNgff, axes: axes.names, units: axes.units, sized, levels })
 }
 
 /// Voxel size and origin after all `scale` and `translation`s, N5 order; `None` without any scale.

@@ -44,6 +44,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
     } else {
         return None;
     };
+    let sized = sources.iter().any(|source| source.contains_key("resolution"));
     let place = |first: &Found, problems: &mut Vec<String>| {
         let rank = first.dataset.rank();
         let mut list = |key: &str, otherwise: f64| {
@@ -59,7 +60,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
     let rank = levels.first()?.factors.len();
     let unit = sources.iter().find_map(|source| source.get("unit").and_then(Value::as_str));
     let units = unit.map(|unit| vec![unit.to_owned(); rank]);
-    Some(Pyramid { convention: Convention::Paintera, axes: xyz(rank), units, levels })
+    Some(Pyramid { convention: Convention::Paintera, axes: xyz(rank), units, sized, levels })
 }
 
 fn names_below_data(node: &Node) -> Vec<(usize, String)> {

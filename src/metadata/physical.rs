@@ -83,8 +83,15 @@ impl Physical {
             self.resolution = Some(resolution);
             self.translation = Some(translation);
             self.units = units.or(self.units.take());
+        } else if self.translation.is_none() && self.resolution.as_ref().is_some_and(|own| close(own, &resolution)) {
+            // Redundant keys beside `resolution`, which has no room for the position.
+            self.translation = Some(translation);
         }
     }
+}
+
+fn close(a: &[f64], b: &[f64]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6 * a.abs())
 }
 
 /// n5-viewer's `pixelResolution`: `{"unit": …, "dimensions": […]}` or a plain list; voxel size and unit.

@@ -1,6 +1,7 @@
 //! One form for every multiscale convention.
 
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use crate::n5::DatasetAttributes;
 
@@ -41,6 +42,9 @@ pub struct Pyramid {
     /// Units of the axes as written, `""` for none; `None` when the metadata names none at all.
     #[serde(skip)]
     pub units: Option<Vec<String>>,
+    /// Whether the metadata gives a voxel size; without one the finest level's is 1 by convention.
+    #[serde(skip)]
+    pub sized: bool,
     /// The levels.
     pub levels: Vec<Level>,
 }
@@ -67,14 +71,17 @@ impl Pyramid {
 }
 
 fn whole_as_integers<S: Serializer>(numbers: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(numbers.iter().map(|number| {
-        #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and below 2^53")]
-        if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
-            serde_json::Value::from(*number as i64)
-        } else {
-            serde_json::Value::from(*number)
-        }
-    }))
+    serializer.collect_seq(numbers.iter().map(|number| integer_if_whole(*number)))
+}
+
+/// A JSON number without a fraction where there is none.
+pub(super) fn integer_if_whole(number: f64) -> Value {
+    #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and below 2^53")]
+    if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
+        Value::from(number as i64)
+    } else {
+        Value::from(number)
+    }
 }
 
 /// A level listed by the metadata whose dataset was found.

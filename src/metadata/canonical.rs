@@ -1,0 +1,274 @@
+//! `attributes.json` as the strictest readers want it, whatever the stored one looks like.
+//!
+//! TensorStore's keys alone, in its spelling, which are also Neuroglancer's; and
+//! `downsamplingFactors`, which TensorStore passes over.
+//!
+//! Source: TensorStore `driver/n5/metadata.cc`; Neuroglancer `src/datasource/n5/frontend.ts`.
+
+use serde_json::{Map, Value, json};
+
+use crate::n5::{DataType, DatasetAttributes};
+
+use super::fields::{level_number, note, one_per_axis, shown, strings};
+use super::pyramid::{Pyramid, integer_if_whole};
+use super::space::{Axis, Space};
+use super::tensorstore::MAX_BLOCK_BYTES;
+
+/// The attributes of a dataset that every reader of N5 opens, and in sentences what was mended or left
+/// out for that. Attributes that no reader of arrays interprets are left out without a word.
+///
+/// - `data_type` and `compression` are those that the blocks are served with.
+/// - `axes` only when the metadata names one; `units` only when it names one; `resolution` when it gives
+///   one or units. Lengths of units without an SI spelling are converted: 3 angstrom are 0.3 `nm`.
+/// - `blockSize` is as stored, but for full blocks beyond 2 GiB, which TensorStore refuses: these are
+///   cut to the dimensions, which leaves the grid of blocks as it is.
+/// - `factors`, voxels of the finest level per voxel, become `downsamplingFactors` unless a voxel size
+///   is written: Neuroglancer takes that for the finest level's when it finds both, TensorStore for
+///   the dataset's own.
+pub fn canonical(
+    dataset: &DatasetAttributes,
+    space: &Space,
+    data_type: &DataType,
+    compression: Value,
+    factors: Option<&[f64]>,
+) -> (Map<String, Value>, Vec<String>) {
+    let (mut members, mut mended) = (Map::new(), Vec::new());
+    if dataset.has_legacy_compression() {
+        note(&mut mended, "compressionType becomes compression".to_owned());
+    }
+    for key in ["dimensions", "blockSize"] {
+        let list = dataset.members().get(key).and_then(Value::as_array);
+        if list.into_iter().flatten().any(|value| value.as_u64().is_none()) {
+            note(&mut mended, format!("{key} is written in whole numbers"));
+        }
+    }
+    let mut blocks = dataset.block_size().to_vec();
+    if bytes(&blocks, data_type).is_none_or(|bytes| bytes > MAX_BLOCK_BYTES) {
+        let cut = blocks.iter().zip(dataset.dimensions()).map(|(block, size)| (*block).min((*size).max(1)));
+        blocks = cut.collect();
+        note(&mut mended, format!("blockSize is cut to {blocks:?}, as a full block exceeds 2 GiB"));
+    }
+    members.insert("dimensions".to_owned(), json!(dataset.dimensions().to_vec()));
+    members.insert("blockSize".to_owned(), json!(blocks));
+    members.insert("dataType".to_owned(), Value::from(data_type.name()));
+    members.insert("compression".to_owned(), compression);
+    place(&mut members, space);
+    mended_place(dataset.members(), space, &mut mended);
+    let rank = dataset.rank();
+    let usable = |list: &[f64]| list.len() == rank && list.iter().all(|factor| factor.is_normal() && *factor > 0.0);
+    if let Some(factors) = factors.filter(|list| usable(list) && !members.contains_key("resolution")) {
+        members.insert("downsamplingFactors".to_owned(), numbers(factors));
+    }
+    (members, mended)
+}
+
+/// The attributes of a group by which Neuroglancer's `n5` source opens the pyramid: the place of its
+/// finest level, and the factors of all levels, when these are named `s0`, `s1`, … without a gap.
+pub fn canonical_group(pyramid: &Pyramid) -> Map<String, Value> {
+    let mut members = Map::new();
+    place(&mut members, &Space::of_level(pyramid, 0));
+    let consecutive = pyramid.levels.iter().enumerate().all(|(n, level)| level_number(&level.path) == Some(n));
+    let usable = |list: &[f64]| list.iter().all(|factor| factor.is_normal() && *factor > 0.0);
+    if consecutive && pyramid.levels.iter().all(|level| usable(&level.factors)) {
+        let factors = pyramid.levels.iter().map(|level| numbers(&level.factors)).collect();
+        members.insert("downsamplingFactors".to_owned(), factors);
+    }
+    members
+}
+
+/// What [`canonical_group`] mends or leaves out, in sentences.
+pub(super) fn mended_group(attributes: &Map<String, Value>, pyramid: &Pyramid) -> Vec<String> {
+    let mut mended = Vec::new();
+    mended_place(attributes, &Space::of_level(pyramid, 0), &mut mended);
+    if !canonical_group(pyramid).contains_key("downsamplingFactors") {
+        let text = "the group has no downsamplingFactors, as Neuroglancer finds only the levels s0, s1, … without gaps";
+        mended.push(text.to_owned());
+    }
+    mended
+}
+
+fn place(members: &mut Map<String, Value>, space: &Space) {
+    if space.axes.iter().any(|axis| axis.named) {
+        let names: Vec<&str> = space.axes.iter().map(|axis| axis.name.as_str()).collect();
+        members.insert("axes".to_owned(), json!(names));
+    }
+    let scaled: Vec<(f64, String)> =
+        space.axes.iter().map(|axis| axis.unit.map_or((1.0, String::new()), |unit| unit.si_scaled())).collect();
+    // Without units Neuroglancer assumes nm, which a unit that nobody understands is not.
+    let units = space.axes.iter().any(|axis| !axis.unit_text.is_empty());
+    if units {
+        members.insert("units".to_owned(), scaled.iter().map(|(_, unit)| Value::from(unit.as_str())).collect());
+    }
+    if units || space.known {
+        let sizes = space.scale.iter().zip(&scaled).map(|(size, (factor, _))| size * factor);
+        members.insert("resolution".to_owned(), sizes.map(|size| Value::from(usable_size(size))).collect());
+    }
+}
+
+/// A size that the conversion of its unit has not driven out of range.
+fn usable_size(size: f64) -> f64 {
+    if size.is_normal() { size } else { 1.0 }
+}
+
+fn mended_place(attributes: &Map<String, Value>, space: &Space, mended: &mut Vec<String>) {
+    let rank = space.axes.len();
+    if let Some(given) = attributes.get("axes") {
+        match strings(given).filter(|list| list.len() == rank) {
+            None => note(mended, format!("axes {} is left out", shown(given))),
+            Some(list) if space.axes.iter().any(|axis| axis.named) => {
+                for (given, axis) in list.iter().zip(&space.axes).filter(|(given, axis)| **given != axis.name) {
+                    note(mended, format!("the axis {given:?} becomes {:?}", axis.name));
+                }
+            }
+            Some(_) => {}
+        }
+    }
+    if let Some(given) = attributes.get("units").filter(|value| strings(value).is_none_or(|list| list.len() != rank)) {
+        note(mended, format!("units {} is left out", shown(given)));
+    }
+    for Axis { unit, unit_text, .. } in space.axes.iter().filter(|axis| !axis.unit_text.is_empty()) {
+        match unit.map(|unit| unit.si_scaled()) {
+            None => note(mended, format!("the unit {unit_text:?} is not understood and becomes \"\"")),
+            Some((_, si)) if si == *unit_text => {}
+            Some((factor, si)) if (factor - 1.0).abs() < 1e-12 => {
+                note(mended, format!("the unit {unit_text:?} becomes {si:?}"));
+            }
+            Some((factor, si)) => note(mended, format!("the unit {unit_text:?} becomes {factor} {si:?}")),
+        }
+    }
+    if let Some(given) = attributes.get("resolution") {
+        let positive = |list: Vec<f64>| list.iter().all(|size| *size > 0.0);
+        match one_per_axis(given, rank).map(positive) {
+            None => note(mended, format!("resolution {} is left out", shown(given))),
+            Some(false) => note(mended, format!("of resolution {} what is not positive becomes 1", shown(given))),
+            Some(true) => {}
+        }
+    }
+}
+
+fn bytes(blocks: &[u64], data_type: &DataType) -> Option<u128> {
+    let item = u128::try_from(data_type.size_bytes()?).ok()?;
+    blocks.iter().try_fold(item, |bytes, size| bytes.checked_mul(u128::from(*size)))
+}
+
+fn numbers(list: &[f64]) -> Value {
+    list.iter().map(|number| integer_if_whole(*number)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::super::{neuroglancer, pyramid, tensorstore};
+    use super::*;
+
+    fn of(further: &Value, factors: Option<&[f64]>) -> (Map<String, Value>, Vec<String>) {
+        let dataset = dataset(&array(&[40, 36], further));
+        let space = Space::of_dataset(&dataset, &[]);
+        let (members, mended) = canonical(&dataset, &space, dataset.data_type(), json!({"type": "raw"}), factors);
+        let served = super::super::testing::dataset(&Value::Object(members.clone()));
+        tensorstore(&served).unwrap();
+        neuroglancer::dataset(&served, &[]).unwrap();
+        (members, mended)
+    }
+
+    #[test]
+    fn sound_attributes_stay_and_strange_ones_go() {
+        let (members, mended) =
+            of(&json!({"axes": ["x", "t"], "units": ["um", "s"], "resolution": [4, 0.5], "foo": 1, "n5": 2}), None);
+        assert_eq!(
+            Value::Object(members),
+            json!({"dimensions": [40, 36], "blockSize": [16, 16], "dataType": "uint8", "compression": {"type": "raw"},
+                "axes": ["x", "t"], "units": ["um", "s"], "resolution": [4.0, 0.5]})
+        );
+        assert!(mended.is_empty(), "{mended:?}");
+        let (members, mended) = of(&json!({}), None);
+        assert_eq!((members.len(), mended.len()), (4, 0));
+    }
+
+    #[test]
+    fn each_mended_member_has_its_sentence() {
+        for (further, key, value, sentence) in [
+            (json!({"axes": ["x", "x"]}), "axes", json!(["x", "x2"]), "the axis \"x\" becomes \"x2\""),
+            (json!({"axes": ["x", ""]}), "axes", json!(["x", "y"]), "the axis \"\" becomes \"y\""),
+            (json!({"axes": null}), "axes", json!(null), "axes null is left out"),
+            (json!({"axes": ["", ""]}), "axes", json!(null), ""),
+            (json!({"units": ["µm", "nm"]}), "units", json!(["um", "nm"]), "the unit \"µm\" becomes \"um\""),
+            (json!({"units": "nm"}), "units", json!(null), "units \"nm\" is left out"),
+            (
+                json!({"units": ["pixel", "nm"]}),
+                "units",
+                json!(["", "nm"]),
+                "the unit \"pixel\" is not understood and becomes \"\"",
+            ),
+            (
+                json!({"units": ["angstrom", ""], "resolution": [30, 2]}),
+                "resolution",
+                json!([3.0, 2.0]),
+                "the unit \"angstrom\" becomes 0.1 \"nm\"",
+            ),
+            (json!({"resolution": [4, 4, 4]}), "resolution", json!(null), "resolution [4,4,4] is left out"),
+            (
+                json!({"resolution": [-4, 4]}),
+                "resolution",
+                json!([1.0, 4.0]),
+                "of resolution [-4,4] what is not positive becomes 1",
+            ),
+            (
+                json!({"pixelResolution": {"unit": "micron", "dimensions": [4, 4]}}),
+                "units",
+                json!(["um", "um"]),
+                "the unit \"micron\" becomes \"um\"",
+            ),
+            (
+                json!({"compression": null, "compressionType": "gzip"}),
+                "compressionType",
+                json!(null),
+                "compressionType becomes compression",
+            ),
+            (
+                json!({"dimensions": ["40", 36.0]}),
+                "dimensions",
+                json!([40, 36]),
+                "dimensions is written in whole numbers",
+            ),
+            (
+                json!({"blockSize": [1_u64 << 40, 1_u64 << 40]}),
+                "blockSize",
+                json!([40, 36]),
+                "blockSize is cut to [40, 36], as a full block exceeds 2 GiB",
+            ),
+            (json!({"blockSize": [1 << 20, 16]}), "blockSize", json!([1 << 20, 16]), ""),
+        ] {
+            let (members, mended) = of(&further, None);
+            assert_eq!(members.get(key).unwrap_or(&Value::Null), &value, "{further}");
+            assert_eq!(mended.join("|"), sentence, "{further}");
+        }
+    }
+
+    #[test]
+    fn factors_stand_only_where_no_voxel_size_does() {
+        let factors =
+            |further: Value, factors: &[f64]| of(&further, Some(factors)).0.get("downsamplingFactors").cloned();
+        assert_eq!(factors(json!({}), &[2.0, 1.5]), Some(json!([2, 1.5])));
+        assert_eq!(factors(json!({"resolution": [4, 4]}), &[2.0, 2.0]), None);
+        assert_eq!(factors(json!({}), &[2.0]), None);
+        assert_eq!(factors(json!({}), &[2.0, 0.0]), None);
+    }
+
+    #[test]
+    fn a_group_names_its_levels_and_the_finest_voxel_size() {
+        let pixels = json!({"unit": "micron", "dimensions": [1, 2]});
+        let level =
+            |factors: Value| array(&[8, 8], &json!({"downsamplingFactors": factors, "pixelResolution": pixels}));
+        let read = |below: &[(&str, Value)]| pyramid(&group(&[], &json!({}), below), &mut Vec::new()).unwrap();
+        let sound = read(&[("s0", level(json!([1, 1]))), ("s1", level(json!([2, 1.5])))]);
+        assert_eq!(
+            Value::Object(canonical_group(&sound)),
+            json!({"units": ["um", "um"], "resolution": [1.0, 2.0], "downsamplingFactors": [[1, 1], [2, 1.5]]})
+        );
+        assert_eq!(mended_group(&Map::new(), &sound), ["the unit \"micron\" becomes \"um\""]);
+        let gap = read(&[("s0", level(json!([1, 1]))), ("s2", level(json!([4, 4])))]);
+        assert!(!canonical_group(&gap).contains_key("downsamplingFactors"));
+        assert_eq!(mended_group(&Map::new(), &gap).len(), 2);
+    }
+}
