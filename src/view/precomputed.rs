@@ -21,7 +21,7 @@ use self::scale::{Encoding, Extent, ScaleForm, parse_box};
 use super::{Chunk, Document, Found, Lookup, View, read_node};
 use crate::container::{GroupState, Memory, ReadError};
 use crate::metadata::{self, AxisKind, Node, Space, Volume};
-use crate::n5::{DataType, DatasetAttributes};
+use crate::n5::{DataType, DatasetAttributes, GridPosition};
 use crate::store::Key;
 
 const INFO: &str = "info";
@@ -60,7 +60,7 @@ impl View for Precomputed {
         let Some(first) = extent.chunk_at(bounds, form.offset) else { return Ok(Found::Missing) };
         let rank = attributes.rank();
         let position = first.iter().zip(extent.chunk).map(|(first, size)| first.checked_div(size).unwrap_or(0));
-        let position = position.chain([0]).take(rank).collect();
+        let position: GridPosition = position.chain([0]).take(rank).collect();
         let shape = attributes.grid().clipped_size(&position);
         let channels_apart = attributes.block_size().get(3).is_some_and(|size| *size < extent.channels);
         let form: Arc<dyn super::Form> = Arc::new(form.encoding);
@@ -226,7 +226,8 @@ fn resolution(space: &Space) -> [f64; 3] {
 fn offset(space: &Space, finest: &Space) -> [i64; 3] {
     [0, 1, 2].map(|axis| {
         let of = |list: &[f64]| list.get(axis).copied();
-        let (Some(centre), Some(size), Some(fine)) = (of(&space.translation), of(&space.scale), of(&finest.scale)) else {
+        let (Some(centre), Some(size), Some(fine)) = (of(&space.translation), of(&space.scale), of(&finest.scale))
+        else {
             return 0;
         };
         let voxels = ((centre - size / 2.0 + fine / 2.0) / size).round();

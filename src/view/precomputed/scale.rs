@@ -150,14 +150,22 @@ impl Encoding {
         let name = self.name();
         if !types.contains(data_type) {
             let types: Vec<&str> = types.iter().map(DataType::name).collect();
-            return Err(format!("encoding={name} holds {}, the data type is {data_type}; take raw", types.join(" and ")));
+            return Err(format!(
+                "encoding={name} holds {}, the data type is {data_type}; take raw",
+                types.join(" and ")
+            ));
         }
         if !channels.is_empty() && !channels.contains(&extent.channels) {
-            return Err(format!("encoding={name} holds {channels:?} channels, these are {}; take raw", extent.channels));
+            return Err(format!(
+                "encoding={name} holds {channels:?} channels, these are {}; take raw",
+                extent.channels
+            ));
         }
         let is_image = self != Self::CompressedSegmentation;
         match extent.chunk_shapes().find(|shape| is_image && image::sides(*shape).is_none()) {
-            Some(shape) => Err(format!("a chunk of {shape:?} voxels makes no {name} of at most 65535 by 65535; take raw")),
+            Some(shape) => {
+                Err(format!("a chunk of {shape:?} voxels makes no {name} of at most 65535 by 65535; take raw"))
+            }
             None => Ok(()),
         }
     }
@@ -342,7 +350,8 @@ mod tests {
     #[test]
     fn names_of_boxes_have_one_spelling() {
         assert_eq!(parse_box("0-64_-64-0_-20--10"), Some([(0, 64), (-64, 0), (-20, -10)]));
-        for bad in ["", "0-1_0-1", "0-1_0-1_0-1_0-1", "0-1_0-1_0-01", "0-1_0-1_+0-1", "0-1_0-1_0", "0-1_0-1_-", "é-1_0-1_0-1"]
+        for bad in
+            ["", "0-1_0-1", "0-1_0-1_0-1_0-1", "0-1_0-1_0-01", "0-1_0-1_+0-1", "0-1_0-1_0", "0-1_0-1_-", "é-1_0-1_0-1"]
         {
             assert_eq!(parse_box(bad), None, "{bad}");
         }
@@ -353,7 +362,8 @@ mod tests {
         for text in ["raw", "png", "jpeg,75", "jpeg,1,-5,0,7", "compressed_segmentation,1,2,3", "raw,0,0,-1"] {
             assert_eq!(ScaleForm::parse(text).unwrap().to_string(), text);
         }
-        for bad in ["", "0", "s0", "jpeg", "jpeg,0", "jpeg,101", "raw,75", "raw,0,0,0", "raw,1,2", "raw,1,2,3,4", "Raw"] {
+        for bad in ["", "0", "s0", "jpeg", "jpeg,0", "jpeg,101", "raw,75", "raw,0,0,0", "raw,1,2", "raw,1,2,3,4", "Raw"]
+        {
             assert_eq!(ScaleForm::parse(bad), None, "{bad}");
         }
     }
