@@ -147,11 +147,7 @@ fn chosen(lookup: &Lookup<'_>, key: &Key, node: &Node, levels: &[Level]) -> Resu
     let (data_type, channels) = (first.dataset.data_type(), first.extent.channels);
     let kind = match lookup.parameter("type") {
         None if channels > 1 => Volume::Image,
-        None => {
-            let above = node.ancestors.iter().rev().map(|document| document.members());
-            let attributes: Vec<_> = std::iter::once(node.attributes()).chain(above).collect();
-            metadata::volume_of(key.as_str(), data_type, &attributes).unwrap_or(Volume::Image)
-        }
+        None => metadata::volume(node, key.as_str()).unwrap_or(Volume::Image),
         Some("image") => Volume::Image,
         Some("segmentation") if channels > 1 => {
             return Err(format!("type=segmentation is for volumes of one channel, this one has {channels}"));
