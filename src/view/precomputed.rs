@@ -60,13 +60,14 @@ impl View for Precomputed {
         let Some(first) = extent.chunk_at(bounds, form.offset) else { return Ok(Found::Missing) };
         let rank = attributes.rank();
         let position = first.iter().zip(extent.chunk).map(|(first, size)| first.checked_div(size).unwrap_or(0));
-        let position: GridPosition = position.chain([0]).take(rank).collect();
+        let position: GridPosition = position.chain(std::iter::repeat(0)).take(rank).collect();
         let shape = attributes.grid().clipped_size(&position);
         let channels_apart = attributes.block_size().get(3).is_some_and(|size| *size < extent.channels);
         let form: Arc<dyn super::Form> = Arc::new(form.encoding);
         Ok(Found::Chunk(if channels_apart {
-            let start: Vec<u64> = first.into_iter().chain([0]).take(rank).collect();
-            let shape: Vec<u64> = shape.iter().copied().take(3).chain([extent.channels]).collect();
+            let start: Vec<u64> = first.into_iter().chain(std::iter::repeat(0)).take(rank).collect();
+            let shape: Vec<u64> =
+                shape.iter().enumerate().map(|(axis, size)| if axis == 3 { extent.channels } else { *size }).collect();
             Chunk::of_region(Arc::clone(dataset), &start, &shape, form)?
         } else {
             Chunk::of_block(Arc::clone(dataset), position, &shape, form)?
@@ -104,7 +105,7 @@ async fn info(lookup: &Lookup<'_>, key: &Key) -> Result<(Value, Option<Memory>),
 fn levels(node: &Node) -> Result<Vec<Level>, String> {
     let level = |path: &str, dataset: DatasetAttributes, space: Space| {
         let extent = Extent::of(&dataset)?;
-        let fourth = space.axes.get(3).filter(|axis| axis.named);
+        let fourth = space.axes.get(3).filter(|axis| axis.named && extent.channels > 1);
         if let Some(axis) = fourth.filter(|axis| matches!(axis.kind, AxisKind::Space | AxisKind::Time)) {
             return Err(format!(
                 "the fourth axis of a precomputed volume holds channels, that of this dataset is {:?}; /n5, /zarr2 and \

@@ -38,7 +38,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// The extent of a dataset.
+    /// The extent of a dataset; axes beyond the fourth must have one element.
     ///
     /// # Errors
     /// What this format cannot hold of it, as text for the client.
@@ -53,10 +53,10 @@ impl Extent {
             let known = DATA_TYPES.map(|known| known.name().to_owned()).join(", ");
             return Err(format!("precomputed volumes hold {known}, the data type is {data_type}{way_out}"));
         }
-        if dimensions.len() > 4 {
+        if dimensions.iter().skip(4).any(|size| *size > 1) {
             return Err(format!(
-                "precomputed volumes have x, y, z and channels, the rank is {}; /n5, /zarr2 and /zarr3 keep every axis",
-                dimensions.len()
+                "precomputed volumes have x, y, z and channels, dimensions is {:?}; /n5, /zarr2 and /zarr3 keep every axis",
+                dimensions.as_slice()
             ));
         }
         if dimensions.contains(&0) {
@@ -231,7 +231,7 @@ fn parse_number(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number: &i64| number.to_string() == text)
 }
 
-/// Size, channels and bytes of an element of an array of at most four axes.
+/// Size, channels and bytes of an element of an array.
 fn parts(shape: &[u64], width: usize) -> ([u64; 3], u64, usize) {
     let size = |axis: usize| shape.get(axis).copied().unwrap_or(1);
     ([size(0), size(1), size(2)], size(3), width)
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn axes_that_a_dataset_lacks_have_one_voxel() {
         for (dimensions, size, channels) in
-            [(&[][..], [1, 1, 1], 1), (&[5], [5, 1, 1], 1), (&[5, 6], [5, 6, 1], 1), (&[5, 6, 7, 2], [5, 6, 7], 2)]
+            [(&[][..], [1, 1, 1], 1), (&[5], [5, 1, 1], 1), (&[5, 6], [5, 6, 1], 1), (&[5, 6, 7, 2, 1], [5, 6, 7], 2)]
         {
             let found = extent(dimensions, dimensions, "uint8").unwrap();
             assert_eq!((found.size, found.chunk, found.channels), (size, size, channels));
@@ -321,7 +321,7 @@ mod tests {
         assert!(extent(&[5], &[5], "float64").unwrap_err().contains("/as/gzip,float32"));
         assert!(extent(&[5], &[5], "int64").unwrap_err().contains("/as/gzip,int32"));
         assert!(extent(&[5], &[5], "string").unwrap_err().contains("string"));
-        assert!(extent(&[5; 5], &[5; 5], "uint8").unwrap_err().contains("rank is 5"));
+        assert!(extent(&[5; 5], &[5; 5], "uint8").unwrap_err().contains("keep every axis"));
         assert!(extent(&[5, 0, 2], &[5; 3], "uint8").unwrap_err().contains("empty"));
     }
 
