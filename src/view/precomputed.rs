@@ -38,7 +38,7 @@ impl View for Precomputed {
 
     async fn resolve(&self, lookup: &Lookup<'_>) -> Result<Found, ReadError> {
         let (Some(name), Some(directory)) = (lookup.key.name(), lookup.key.parent()) else {
-            return Ok(Found::Missing);
+            return Err(ReadError::NotFound(lookup.key.clone()));
         };
         if name == INFO {
             let (info, memory) = info(lookup, &directory).await?;

@@ -81,9 +81,10 @@ def compare(server, dataset, truth, count):
     """Reads one dataset in every way; returns nothing, and raises what differs."""
     attributes = dataset.attributes()
     info = server.get(f"/precomputed/{support.quote(dataset.path)}/info")
-    if server.get(f"/slice/{support.quote(dataset.path)}?dtype=x").status == 404 or not is_held(attributes):
+    if server.get(f"/slice/{support.quote(dataset.path)}?unknown=1").status == 404 or not is_held(attributes):
         assert info.status == 404, f"info answers {info.status}"
-        count["not held: 404"] += 1
+        why = "rank" if attributes["dataType"] in HELD else attributes["dataType"]
+        count[f"not held ({why}): 404"] += 1
         return
     if info.status == 404 and "fourth axis" in info.json()["reason"]:
         count["time as the fourth axis: 404"] += 1

@@ -18,6 +18,7 @@ mod connections;
 mod docs;
 mod golden;
 mod openapi;
+mod precomputed;
 mod slice;
 mod stored;
 mod support;
