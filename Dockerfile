@@ -7,6 +7,9 @@
 # docs/DEPLOYMENT.md: how to run it, and how to build it without a container engine.
 ARG BUILD_IMAGE=docker.io/library/rust:1.95-bookworm
 ARG RUNTIME_IMAGE=gcr.io/distroless/cc-debian12:nonroot
+# Builds Neuroglancer for /viewer/. `--build-arg VIEWER=viewer-none` leaves it out, and needs no such image.
+ARG VIEWER_IMAGE=docker.io/library/node:22-bookworm-slim
+ARG VIEWER=viewer-built
 
 FROM ${BUILD_IMAGE} AS build
 # Unset: as many jobs as there are cores.
@@ -23,6 +26,20 @@ RUN --mount=type=cache,id=n5-server-registry,target=/usr/local/cargo/registry,sh
  && install -D -m 0644 LICENSE /out/usr/share/doc/n5-server/LICENSE \
  && install -d -m 0755 /out/data
 
+FROM ${VIEWER_IMAGE} AS viewer-built
+WORKDIR /viewer
+COPY viewer .
+RUN --mount=type=cache,id=n5-server-npm,target=/root/.npm,sharing=locked \
+    ./build \
+ && install -d -m 0755 /out/usr/share/n5-server \
+ && mv dist /out/usr/share/n5-server/viewer
+
+# Nothing: the server finds no index.html, and does without.
+FROM ${BUILD_IMAGE} AS viewer-none
+RUN install -d -m 0755 /out/usr/share/n5-server/viewer
+
+FROM ${VIEWER} AS viewer
+
 FROM ${RUNTIME_IMAGE}
 ARG VERSION=0.1.0
 ARG REVISION=unknown
@@ -32,8 +49,10 @@ LABEL org.opencontainers.image.title="n5-server" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /out/ /
+COPY --from=viewer /out/ /
 # Loopback, the default elsewhere, could not be reached from outside the container.
-ENV N5_SERVER__LISTEN=0.0.0.0:8080
+ENV N5_SERVER__LISTEN=0.0.0.0:8080 \
+    N5_SERVER__VIEWER=/usr/share/n5-server/viewer
 EXPOSE 8080
 # A number, so that Kubernetes can check `runAsNonRoot` without looking into /etc/passwd.
 USER 65532:65532

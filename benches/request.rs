@@ -131,6 +131,7 @@ fn server(recheck: Recheck) -> (Router, Container) {
         concurrent_requests: 1024,
         origins: vec!["*".to_owned()],
         compress_slices: false,
+        viewer: None,
     };
     (router(App::new(vec![mount], resources, options, String::new)), container)
 }

@@ -18,7 +18,7 @@ use connections::Connections;
 use crate::config::{CachePolicy, Config, ContainerConfig, EvictionPolicy, Listen, Recheck, Symlinks};
 use crate::container::{self, Container, Resources, Settings};
 use crate::cpu::Cpu;
-use crate::http::{self, App, Mount};
+use crate::http::{self, App, Mount, Viewer};
 use crate::store::{LocalStore, Store, SymlinkPolicy};
 use crate::{allocator, demo, metrics, n5, telemetry};
 
@@ -41,6 +41,11 @@ pub struct Server {
 enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener, PathBuf),
+}
+
+/// First path segments that have a meaning of their own, which no container may be named.
+pub fn reserved() -> Vec<&'static str> {
+    http::target::views().map(|(name, _)| name).collect()
 }
 
 /// Serves until SIGTERM or SIGINT.
@@ -72,7 +77,8 @@ impl Server {
     ) -> anyhow::Result<Self> {
         let resources = Resources::new(settings(&config));
         let mounts = mounts(&config, &resources)?;
-        let app = App::new(mounts, resources, options(&config), render_metrics);
+        let viewer = Viewer::find(&config.server.viewer).await;
+        let app = App::new(mounts, resources, options(&config, viewer), render_metrics);
         let listener = match &config.server.listen {
             Listen::Tcp(address) => {
                 Listener::Tcp(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?)
@@ -120,7 +126,9 @@ impl Server {
             .collect();
         let served = if served.is_empty() { "the embedded demo container".to_owned() } else { served.join(", ") };
         let mebibytes = bound >> 20;
-        tracing::info!(%url, containers = served, memory_bound_bytes = bound, "listening");
+        let viewer = self.app.viewer().map(|viewer| viewer.directory().display());
+        let viewer = viewer.map_or_else(|| "none".to_owned(), |directory| directory.to_string());
+        tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, "listening");
         let mut out = std::io::stdout().lock();
         // Nobody may be reading; the log has it, too.
         let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
@@ -298,7 +306,7 @@ fn settings(config: &Config) -> Settings {
     }
 }
 
-fn options(config: &Config) -> http::Options {
+fn options(config: &Config, viewer: Option<Viewer>) -> http::Options {
     http::Options {
         base_path: config.server.base_path.clone(),
         trusted_proxies: config.server.trusted_proxies.clone(),
@@ -306,5 +314,6 @@ fn options(config: &Config) -> http::Options {
         concurrent_requests: config.limits.concurrent_requests,
         origins: config.cors.origins.clone(),
         compress_slices: config.compression.slices,
+        viewer,
     }
 }

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 
 fn configuration(cli: &Cli) -> anyhow::Result<Config> {
     let file = cli.config.as_deref().map(read).transpose()?;
-    Ok(Config::load(&cli.sources(file, environment()?, Path::is_dir))?)
+    Ok(Config::load(&cli.sources(file, environment()?, Path::is_dir, app::reserved()))?)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the one file that is not of a container: the configuration's own")]

@@ -136,7 +136,7 @@ mod tests {
         for level in ["info", "OFF", "warn,n5_server=debug", "n5_server::http=trace, info"] {
             let log = Log { level: level.to_owned(), ..Log::default() };
             let config = crate::config::Config { log, ..crate::config::Config::default() };
-            assert!(config.validate().is_ok());
+            assert!(config.validate(&[]).is_ok());
             let filter = filter(level).unwrap();
             assert_eq!(
                 filter.would_enable("n5_server::http", &tracing::Level::TRACE),

@@ -88,6 +88,7 @@ impl Cli {
         file: Option<File>,
         environment: Vec<(String, String)>,
         is_directory: impl Fn(&Path) -> bool,
+        reserved: Vec<&'static str>,
     ) -> Sources {
         Sources {
             file,
@@ -95,6 +96,7 @@ impl Cli {
             set: self.set.clone(),
             listen: self.listen.clone(),
             roots: self.roots.iter().map(|text| Root::parse(text, &is_directory)).collect(),
+            reserved,
         }
     }
 }
@@ -171,7 +173,7 @@ mod tests {
     fn arguments_become_sources() {
         let cli =
             Cli::try_parse_from(["n5-server", "em=/a", "-l", "127.0.0.1:0", "--set", "log.format=json", "seg=/b"]);
-        let sources = cli.unwrap().sources(None, Vec::new(), |_| false);
+        let sources = cli.unwrap().sources(None, Vec::new(), |_| false, vec!["slice"]);
         let config = Config::load(&sources).unwrap();
         assert_eq!(config.containers.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["em", "seg"]);
         assert_eq!(config.log.format, super::super::LogFormat::Json);

@@ -39,6 +39,7 @@ impl Default for Server {
             shutdown_timeout: Duration::from_secs(30),
             max_connections: 10_240,
             threads: 0,
+            viewer: "viewer/dist".into(),
         }
     }
 }

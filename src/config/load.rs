@@ -36,7 +36,7 @@ impl Config {
                 .collect();
             merge.forget_containers();
         }
-        let faults = config.validate().err().map(|faults| faults.0).unwrap_or_default();
+        let faults = config.validate(&sources.reserved).err().map(|faults| faults.0).unwrap_or_default();
         merge.faults.extend(faults.into_iter().map(|fault| merge.origins.located(fault)));
         if merge.faults.is_empty() { Ok(config) } else { Err(Faults(merge.faults)) }
     }

@@ -52,6 +52,10 @@ fn every_setting_can_come_from_the_environment() {
         let variable = format!("N5_{}", setting.key.to_uppercase().replacen('.', "__", 1));
         let text = setting.value.as_str().map_or_else(|| setting.value.to_string(), str::to_owned);
         assert_eq!(Config::load(&environment(&[(&variable, &text)])).unwrap(), Config::default(), "{variable}");
+        if setting.key == "server.viewer" {
+            // Any text may be a path.
+            continue;
+        }
         let wrong = Config::load(&environment(&[(&variable, "[[")]));
         assert!(wrong.unwrap_err().to_string().contains(&variable), "{variable}");
     }
@@ -162,6 +166,7 @@ colour = true
     sources.environment = vec![("N5_LIMITS__ATTRIBUTES".into(), "-1".into())];
     sources.set = vec!["limits.slice=big".into(), "log.format".into()];
     sources.listen = None;
+    sources.reserved = vec!["slice", "info"];
     insta::assert_snapshot!(fault(&sources));
 }
 

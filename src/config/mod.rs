@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 pub use cli::Cli;
 pub use fault::{Fault, Faults, Origin};
 pub use source::{File, Root, Sources};
-pub use validate::RESERVED;
 
 /// `config/default.toml`: every key with its default, its unit and what it is for.
 pub const DEFAULTS: &str = include_str!("../../config/default.toml");
@@ -76,6 +75,8 @@ pub struct Server {
     /// Worker threads, also the number of blocks decoded at once; 0 for one per core.
     #[serde(deserialize_with = "values::count")]
     pub threads: usize,
+    /// Directory of a built viewer, served where it has an `index.html`; empty for none.
+    pub viewer: PathBuf,
 }
 
 /// A listening address.

@@ -20,6 +20,8 @@ pub struct Sources {
     pub listen: Option<String>,
     /// The arguments ROOT; any replace all configured containers.
     pub roots: Vec<Root>,
+    /// First path segments that have another meaning: no container may have such a name.
+    pub reserved: Vec<&'static str>,
 }
 
 /// A configuration file.

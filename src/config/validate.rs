@@ -7,26 +7,10 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::{CachePolicy, Config, ContainerConfig, Fault, Faults, Recheck, values};
 
-/// Words that cannot name a container because the first path segment has another meaning.
-pub const RESERVED: [&str; 15] = [
-    "n5",
-    "slice",
-    "info",
-    "as",
-    "zarr2",
-    "zarr3",
-    "precomputed",
-    "stats",
-    "viewer",
-    "healthz",
-    "readyz",
-    "metrics",
-    "version",
-    "openapi.yaml",
-    "attributes.json",
-];
+/// The one file name that a container's root has.
+const ATTRIBUTES: &str = "attributes.json";
 
-/// Those of them that answer without the base path.
+/// Words of the server that answer without the base path.
 const OPERATIONS: [&str; 5] = ["healthz", "readyz", "metrics", "version", "openapi.yaml"];
 
 const MIB: u64 = 1 << 20;
@@ -36,11 +20,12 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 impl Config {
-    /// Checks what the types do not.
+    /// Checks what the types do not. `reserved`: words that cannot name a container because the first path segment
+    /// has another meaning.
     ///
     /// # Errors
     /// All faults, without origins.
-    pub fn validate(&self) -> Result<(), Faults> {
+    pub fn validate(&self, reserved: &[&str]) -> Result<(), Faults> {
         let mut faults = Vec::new();
         let mut check = |key: &str, result: Result<(), String>| {
             faults.extend(result.err().map(|message| Fault::new(key, message)));
@@ -79,7 +64,7 @@ impl Config {
         check("cache.recheck_cached_metadata", recheck(self.cache.recheck_cached_metadata));
         check("cache.recheck_cached_data", recheck(self.cache.recheck_cached_data));
         faults.extend(origins(&self.cors.origins));
-        faults.extend(containers(&self.containers, self.container_defaults.cache_control));
+        faults.extend(containers(&self.containers, self.container_defaults.cache_control, reserved));
         if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
     }
 }
@@ -186,7 +171,7 @@ fn is_origin(origin: &str) -> bool {
     word(scheme, "+-.") && host_is_good && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
-fn containers(containers: &[ContainerConfig], inherited: CachePolicy) -> Vec<Fault> {
+fn containers(containers: &[ContainerConfig], inherited: CachePolicy, reserved: &[&str]) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut names = BTreeSet::new();
     for (index, container) in containers.iter().enumerate() {
@@ -207,8 +192,11 @@ fn containers(containers: &[ContainerConfig], inherited: CachePolicy) -> Vec<Fau
             if containers.len() > 1 {
                 fault("name", "is missing, which only a single container may lack".to_owned());
             }
-        } else if RESERVED.contains(&name) {
-            fault("name", format!("{name:?} is a word of the server itself; reserved are {}", RESERVED.join(" ")));
+        } else if reserved.contains(&name) || name == ATTRIBUTES {
+            fault(
+                "name",
+                format!("{name:?} is a word of the server itself; reserved are {} {ATTRIBUTES}", reserved.join(" ")),
+            );
         } else if matches!(name, "." | "..") || name.contains(|c: char| c.is_control() || "/\\".contains(c)) {
             fault("name", format!("{name:?} is not one segment of a path"));
         } else if !names.insert(name) {
@@ -223,7 +211,10 @@ mod tests {
     use super::*;
 
     fn keys(config: &Config) -> Vec<String> {
-        config.validate().err().map_or_else(Vec::new, |f| f.0.into_iter().map(|fault| fault.key).collect())
+        config
+            .validate(&["slice", "metrics"])
+            .err()
+            .map_or_else(Vec::new, |f| f.0.into_iter().map(|fault| fault.key).collect())
     }
 
     fn named(names: &[&str]) -> Config {
@@ -261,7 +252,7 @@ mod tests {
     #[test]
     fn names_are_unique_segments_and_not_reserved() {
         assert_eq!(keys(&named(&["a", "b", "a"])), ["containers[2].name"]);
-        for name in RESERVED {
+        for name in ["slice", "metrics", "attributes.json"] {
             assert_eq!(keys(&named(&[name])), ["containers[0].name"], "{name}");
         }
         for name in ["a/b", "..", ".", "a\\b", "a\0b"] {

@@ -15,10 +15,32 @@ pub(super) struct Bounds {
     pub(super) slice_bytes: u64,
     /// Most bytes assembled at once.
     pub(super) budget_bytes: u64,
+    /// Bytes that a whole answer takes besides its elements, where it can leave in bands instead.
+    pub(super) extra_bytes: u64,
     /// Most bytes of a band, so that a stream leaves some of the budget to others.
     pub(super) band_bytes: u64,
     /// How many times the bytes of an answer may be decoded for it.
     pub(super) decode_factor: u64,
+}
+
+/// Bytes of an element at the stages of an answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Widths {
+    /// As decoded.
+    pub(super) stored: u64,
+    /// As sent.
+    pub(super) sent: u64,
+    /// While the answer is made: as decoded and, where it is converted, as sent.
+    pub(super) held: u64,
+}
+
+impl Widths {
+    /// Of elements of `stored` bytes that are sent with as many, or are converted to `converted` bytes.
+    pub(super) fn new(stored: usize, converted: Option<usize>) -> Self {
+        let stored = stored as u64;
+        let converted = converted.map(|width| width as u64);
+        Self { stored, sent: converted.unwrap_or(stored), held: stored.saturating_add(converted.unwrap_or(0)) }
+    }
 }
 
 /// Why a slice is refused before anything is read, with the shape of a piece that is not.
@@ -68,33 +90,33 @@ pub struct Bands {
 pub(super) fn plan(
     region: &Region,
     grid: &BlockGrid,
-    width: usize,
+    widths: Widths,
     bounds: Bounds,
 ) -> Result<(u64, Option<Bands>), Refusal> {
-    let width = width as u64;
     let limit_bytes = bounds.slice_bytes;
-    let bytes = region.elements().and_then(|elements| elements.checked_mul(width));
+    let bytes = region.elements().and_then(|elements| elements.checked_mul(widths.sent));
     let Some(bytes) = bytes.filter(|bytes| *bytes <= limit_bytes) else {
-        return Err(Refusal::TooLarge { bytes, limit_bytes, piece: piece(region, grid, width, bounds) });
+        return Err(Refusal::TooLarge { bytes, limit_bytes, piece: piece(region, grid, widths, bounds) });
     };
-    let bands = if bytes > bounds.budget_bytes {
+    let held_bytes = region.elements().unwrap_or(u64::MAX).saturating_mul(widths.held);
+    let bands = if held_bytes.saturating_add(bounds.extra_bytes) > bounds.budget_bytes {
         // `None`: not even one element fits.
-        match Bands::new(region, grid, width, bounds.band_bytes) {
+        match Bands::new(region, grid, widths.held, bounds.band_bytes) {
             Some(bands) => Some(bands),
             None => {
                 return Err(Refusal::TooLarge {
                     bytes: Some(bytes),
                     limit_bytes,
-                    piece: piece(region, grid, width, bounds),
+                    piece: piece(region, grid, widths, bounds),
                 });
             }
         }
     } else {
         None
     };
-    let (decoded_bytes, limit_bytes) = cost(region, grid, width, bytes, bands.as_ref(), bounds);
+    let (decoded_bytes, limit_bytes) = cost(region, grid, widths.stored, bytes, bands.as_ref(), bounds);
     if decoded_bytes > limit_bytes {
-        let piece = piece(region, grid, width, bounds);
+        let piece = piece(region, grid, widths, bounds);
         return Err(Refusal::TooCostly { decoded_bytes, bytes, limit_bytes, piece });
     }
     Ok((bytes, bands))
@@ -214,17 +236,17 @@ impl Iterator for Bands {
 
 /// Shape of a part of `region`, in samples, that is accepted: whole blocks along slow axes, cut down from the
 /// slowest on until it fits the budget and little is decoded in vain.
-fn piece(region: &Region, grid: &BlockGrid, width: u64, bounds: Bounds) -> Coords {
+fn piece(region: &Region, grid: &BlockGrid, widths: Widths, bounds: Bounds) -> Coords {
     let budget = u128::from(bounds.budget_bytes.min(bounds.slice_bytes));
     let mut piece = region.shape().clone();
-    let bytes = |shape: &Coords| shape.iter().fold(u128::from(width), |n, x| n.saturating_mul(u128::from(*x)));
+    let bytes = |shape: &Coords| shape.iter().fold(u128::from(widths.held), |n, x| n.saturating_mul(u128::from(*x)));
     let accepted = |shape: &Coords| {
         let size = bytes(shape);
         let part = Region::new(region.start().clone(), shape.clone(), region.step().clone());
         size <= budget
             && part.is_ok_and(|part| {
                 let (decoded, allowed) =
-                    cost(&part, grid, width, u64::try_from(size).unwrap_or(u64::MAX), None, bounds);
+                    cost(&part, grid, widths.stored, u64::try_from(size).unwrap_or(u64::MAX), None, bounds);
                 decoded <= allowed
             })
     };
@@ -249,7 +271,7 @@ mod tests {
     use super::*;
 
     fn bounds(budget_bytes: u64) -> Bounds {
-        Bounds { slice_bytes: 1 << 40, budget_bytes, band_bytes: budget_bytes, decode_factor: 16 }
+        Bounds { slice_bytes: 1 << 40, budget_bytes, extra_bytes: 0, band_bytes: budget_bytes, decode_factor: 16 }
     }
 
     fn grid(dimensions: &[u64], block: &[u64]) -> BlockGrid {
@@ -259,7 +281,8 @@ mod tests {
     #[test]
     fn an_answer_within_the_budget_leaves_whole() {
         let grid = grid(&[100, 100], &[50, 50]);
-        let (bytes, bands) = plan(&Region::whole(grid.dimensions()), &grid, 2, bounds(20_000)).unwrap();
+        let (bytes, bands) =
+            plan(&Region::whole(grid.dimensions()), &grid, Widths::new(2, None), bounds(20_000)).unwrap();
         assert_eq!(bytes, 20_000);
         assert!(bands.is_none());
     }
@@ -268,7 +291,7 @@ mod tests {
     fn a_layer_that_fits_is_a_band() {
         let grid = grid(&[1024, 1024, 200], &[64, 64, 64]);
         let layer = 1024 * 1024 * 64;
-        let (_, bands) = plan(&Region::whole(grid.dimensions()), &grid, 1, bounds(layer)).unwrap();
+        let (_, bands) = plan(&Region::whole(grid.dimensions()), &grid, Widths::new(1, None), bounds(layer)).unwrap();
         let depths: Vec<u64> = bands.unwrap().map(|band| band.shape()[2]).collect();
         assert_eq!(depths, [64, 64, 64, 8]);
     }
@@ -276,7 +299,8 @@ mod tests {
     #[test]
     fn a_layer_that_does_not_fit_is_cut_into_equal_parts() {
         let grid = grid(&[1024, 1024, 64], &[64, 64, 64]);
-        let (_, bands) = plan(&Region::whole(grid.dimensions()), &grid, 1, bounds(20 << 20)).unwrap();
+        let (_, bands) =
+            plan(&Region::whole(grid.dimensions()), &grid, Widths::new(1, None), bounds(20 << 20)).unwrap();
         let depths: Vec<u64> = bands.unwrap().map(|band| band.shape()[2]).collect();
         assert_eq!(depths, [16, 16, 16, 16]);
     }
@@ -284,7 +308,8 @@ mod tests {
     #[test]
     fn thin_layers_are_joined() {
         let grid = grid(&[1024, 1024, 100], &[64, 64, 1]);
-        let (_, bands) = plan(&Region::whole(grid.dimensions()), &grid, 1, bounds(64 << 20)).unwrap();
+        let (_, bands) =
+            plan(&Region::whole(grid.dimensions()), &grid, Widths::new(1, None), bounds(64 << 20)).unwrap();
         assert_eq!(bands.unwrap().next().unwrap().shape()[2], 16);
     }
 
@@ -292,24 +317,41 @@ mod tests {
     fn what_must_be_decoded_too_often_is_refused_with_a_piece_that_is_not() {
         let grid = grid(&[1 << 14, 1 << 14, 64, 64], &[64, 64, 64, 64]);
         let region = Region::whole(grid.dimensions());
-        let Err(Refusal::TooCostly { piece, .. }) = plan(&region, &grid, 1, bounds(128 << 20)) else {
+        let Err(Refusal::TooCostly { piece, .. }) = plan(&region, &grid, Widths::new(1, None), bounds(128 << 20))
+        else {
             panic!("accepted");
         };
         let part = Region::new(smallvec![0, 0, 0, 0], piece, smallvec![1, 1, 1, 1]).unwrap();
-        assert!(plan(&part, &grid, 1, bounds(128 << 20)).is_ok());
+        assert!(plan(&part, &grid, Widths::new(1, None), bounds(128 << 20)).is_ok());
     }
 
     #[test]
     fn a_terabyte_is_refused_with_a_piece_that_is_not() {
         let grid = grid(&[1 << 14, 1 << 14, 1 << 13], &[64, 64, 64]);
         let tight = Bounds { slice_bytes: 1 << 36, ..bounds(128 << 20) };
-        let Err(Refusal::TooLarge { bytes, piece, .. }) = plan(&Region::whole(grid.dimensions()), &grid, 1, tight)
+        let Err(Refusal::TooLarge { bytes, piece, .. }) =
+            plan(&Region::whole(grid.dimensions()), &grid, Widths::new(1, None), tight)
         else {
             panic!("accepted");
         };
         assert_eq!(bytes, Some(1 << 41));
         let part = Region::new(smallvec![0, 0, 0], piece.clone(), smallvec![1, 1, 1]).unwrap();
-        assert!(plan(&part, &grid, 1, tight).is_ok(), "{piece:?}");
+        assert!(plan(&part, &grid, Widths::new(1, None), tight).is_ok(), "{piece:?}");
+    }
+
+    #[test]
+    fn converted_elements_count_as_decoded_and_as_sent_while_the_answer_is_made() {
+        let grid = grid(&[100, 100, 100], &[50, 50, 50]);
+        let whole = Region::whole(grid.dimensions());
+        let (bytes, bands) = plan(&whole, &grid, Widths::new(1, Some(4)), bounds(5_000_000)).unwrap();
+        assert_eq!((bytes, bands.is_some()), (4_000_000, false));
+        let (_, bands) = plan(&whole, &grid, Widths::new(1, Some(4)), bounds(4_999_999)).unwrap();
+        let depths: Vec<u64> = bands.unwrap().map(|band| band.shape()[2]).collect();
+        assert_eq!(depths, [50, 50]);
+        let (bytes, bands) = plan(&whole, &grid, Widths::new(8, Some(1)), bounds(8_999_999)).unwrap();
+        assert_eq!((bytes, bands.is_some()), (1_000_000, true));
+        let copied = Bounds { extra_bytes: 1_000_000, ..bounds(1_999_999) };
+        assert!(plan(&whole, &grid, Widths::new(1, None), copied).unwrap().1.is_some());
     }
 
     #[test]
@@ -318,11 +360,12 @@ mod tests {
         for (shape, step) in [([1, 8192, 8192], [1, 1, 1]), ([128, 128, 128], [64, 64, 64])] {
             let (shape, step) = (Coords::from_slice(&shape), Coords::from_slice(&step));
             let region = Region::new(smallvec![0, 0, 0], shape, step.clone()).unwrap();
-            let Err(Refusal::TooCostly { piece, .. }) = plan(&region, &grid, 1, bounds(16 << 20)) else {
+            let Err(Refusal::TooCostly { piece, .. }) = plan(&region, &grid, Widths::new(1, None), bounds(16 << 20))
+            else {
                 panic!("accepted");
             };
             let part = Region::new(smallvec![0, 0, 0], piece.clone(), step).unwrap();
-            assert!(plan(&part, &grid, 1, bounds(16 << 20)).is_ok(), "{piece:?}");
+            assert!(plan(&part, &grid, Widths::new(1, None), bounds(16 << 20)).is_ok(), "{piece:?}");
         }
     }
 
@@ -330,14 +373,14 @@ mod tests {
     fn a_plane_of_a_usual_volume_is_not_too_costly() {
         let grid = grid(&[2048, 2048, 2048], &[64, 64, 64]);
         let plane = Region::new(smallvec![9, 0, 0], smallvec![1, 2048, 2048], smallvec![1, 1, 1]).unwrap();
-        assert!(plan(&plane, &grid, 2, bounds(128 << 20)).is_ok());
+        assert!(plan(&plane, &grid, Widths::new(2, None), bounds(128 << 20)).is_ok());
     }
 
     #[test]
     fn one_element_is_never_too_costly() {
         let grid = grid(&[4096, 4096, 4096], &[256, 256, 256]);
         let one = Region::new(smallvec![7, 7, 7], smallvec![1, 1, 1], smallvec![1, 1, 1]).unwrap();
-        assert!(plan(&one, &grid, 8, bounds(128 << 20)).is_ok());
+        assert!(plan(&one, &grid, Widths::new(8, None), bounds(128 << 20)).is_ok());
     }
 
     proptest! {
@@ -358,10 +401,10 @@ mod tests {
             ).unwrap();
             // One block may be decoded, whatever the budget.
             let budget = budget + 9 * 9 * 9 * 8 + u64::try_from(BLOCK_COST_BYTES).unwrap();
-            let tight = Bounds { slice_bytes: budget, budget_bytes: budget, band_bytes: budget, decode_factor: factor };
-            if let Err(Refusal::TooLarge { piece, .. } | Refusal::TooCostly { piece, .. }) = plan(&region, &grid, 8, tight) {
+            let tight = Bounds { slice_bytes: budget, decode_factor: factor, ..bounds(budget) };
+            if let Err(Refusal::TooLarge { piece, .. } | Refusal::TooCostly { piece, .. }) = plan(&region, &grid, Widths::new(8, None), tight) {
                 let part = Region::new(region.start().clone(), piece.clone(), region.step().clone()).unwrap();
-                prop_assert!(plan(&part, &grid, 8, tight).is_ok(), "{:?}", piece);
+                prop_assert!(plan(&part, &grid, Widths::new(8, None), tight).is_ok(), "{:?}", piece);
             }
         }
 

@@ -126,11 +126,21 @@ impl Container {
 
     /// The dataset and the position in its grid that `key` names as a block; `None` where there is none of either.
     ///
+    /// # Errors
+    /// [`ReadError`] when the store fails.
+    pub async fn block_at(&self, access: Access, key: &Key) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
+        let numbered = self.numbered_at(access, key).await?;
+        Ok(numbered.and_then(|(dataset, numbers)| dataset.holds(numbers).map(|position| (dataset, position))))
+    }
+
+    /// The dataset that `key` names followed by as many grid components as a block has, and these, whether its grid
+    /// has such a block or not.
+    ///
     /// Of the ways to cut `key`, the one with the shorter path to the dataset wins.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn block_at(&self, access: Access, key: &Key) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
+    pub async fn numbered_at(&self, access: Access, key: &Key) -> Result<Option<(Arc<Dataset>, Coords)>, ReadError> {
         let segments: Vec<&str> = key.segments().collect();
         let numbers: Vec<u64> = segments.iter().rev().map_while(|name| grid_component(name)).collect();
         for rank in (1..=numbers.len().min(MAX_RANK)).rev() {
@@ -143,8 +153,7 @@ impl Container {
             if let GroupState::Dataset(dataset) = &group.state
                 && dataset.attributes.rank().max(1) == rank
             {
-                let position: GridPosition = numbers.iter().take(rank).rev().copied().collect();
-                return Ok(dataset.holds(position).map(|position| (Arc::clone(dataset), position)));
+                return Ok(Some((Arc::clone(dataset), numbers.iter().take(rank).rev().copied().collect())));
             }
         }
         Ok(None)

@@ -1,5 +1,6 @@
 //! A container: the only place that knows both what bytes mean and where they live.
 
+mod admit;
 mod bands;
 mod blocks;
 mod browse;
@@ -8,6 +9,7 @@ mod datasets;
 mod fresh;
 mod made;
 mod objects;
+mod sample;
 mod slice;
 mod stats;
 
@@ -20,6 +22,7 @@ use moka::notification::RemovalCause;
 use moka::ops::compute::Op;
 use moka::policy::EvictionPolicy;
 
+pub use admit::{Sending, Slice};
 pub use bands::{Bands, Refusal};
 pub(crate) use browse::grid_component;
 pub use browse::{EntryKind, Listed, ListedEntry};
@@ -28,7 +31,8 @@ pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use made::{Made, Make, Recipe};
 pub use objects::{LargeObject, Stored};
-pub use slice::{Finish, Slice};
+pub use sample::{Sample, Survey};
+pub use slice::Finish;
 pub use stats::{Fingerprint, ReadStats};
 
 use blocks::Blocks;
@@ -38,7 +42,7 @@ use objects::Objects;
 
 use crate::cpu::{Cpu, JobDied};
 use crate::metrics;
-use crate::n5::{BlockError, GridPosition};
+use crate::n5::{BlockError, ConvertError, GridPosition};
 use crate::store::{Key, Meta, Store, StoreError};
 
 /// Name of the file that holds a group's attributes.
@@ -249,6 +253,9 @@ pub enum ReadError {
     /// The elements are sound, but not what was asked for can be made of them.
     #[error("{0}")]
     Unmakeable(String),
+    /// The elements are not those of the type asked for.
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -272,6 +279,7 @@ impl ReadError {
             | Self::StoredTooLarge { .. }
             | Self::TooLarge(_)
             | Self::Unmakeable(_)
+            | Self::Convert(_)
             | Self::Budget(_)
             | Self::Died(_) => false,
         }

@@ -6,18 +6,17 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use xxhash_rust::xxh3::xxh3_128;
 
-use super::bands::{Bands, Bounds, Refusal, plan};
+use super::admit::Slice;
 use super::blocks::{Loaded, Place};
 use super::budget::{Memory, Permit};
 use super::stats::{Fingerprint, ReadStats};
 use super::{Access, Container, Dataset, ReadError};
-use crate::n5::{Coords, GridPosition, Region, paste};
+use crate::n5::{ConvertError, Coords, GridPosition, Region, paste};
 use crate::store::Key;
 
 /// Blocks of one slice that are loaded at once.
-const LOADS: usize = 8;
+pub(super) const LOADS: usize = 8;
 
 /// Cached blocks that one slice looks up and pastes at once.
 const LOOKED_UP: u64 = 256;
@@ -31,39 +30,7 @@ const SLAB_BYTES: u64 = 4 << 20;
 /// Later bands of an answer that has begun wait this many times longer for memory.
 const BAND_PATIENCE: u32 = 6;
 
-/// A slice that has been admitted by its size; nothing has been read yet.
-#[derive(Debug, Clone)]
-pub struct Slice {
-    dataset: Arc<Dataset>,
-    region: Region,
-    width: usize,
-    bytes: u64,
-    bands: Option<Bands>,
-    /// Held by every piece of a stream that has not been sent yet.
-    pieces: Arc<()>,
-}
-
-impl Slice {
-    /// Bytes of the elements.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// A number that stands for what is read, of which version of the dataset's attributes.
-    pub(super) fn id(&self) -> u128 {
-        let numbers = self.region.start().iter().map(|start| start.cast_unsigned());
-        let numbers = numbers.chain(self.region.shape().iter().chain(self.region.step()).copied());
-        let facts: Vec<u8> = numbers.chain([self.dataset.id]).flat_map(u64::to_le_bytes).collect();
-        xxh3_128(&facts)
-    }
-
-    /// Whether it exceeds the slice budget and leaves in bands.
-    pub fn is_streamed(&self) -> bool {
-        self.bands.is_some()
-    }
-}
-
-/// Turns a piece of a streamed slice into what is sent: as many bytes.
+/// Turns a piece of a streamed slice, converted already, into what is sent: as many bytes.
 pub type Finish = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
 
 /// A part of the result, whole along all axes but one.
@@ -84,26 +51,10 @@ impl Slab {
 }
 
 impl Container {
-    /// Decides from sizes alone whether `region` of `dataset` may be read, and whether in one piece.
+    /// Reads a slice that is not streamed, with `extra_bytes` of memory for what will be made of it beyond the
+    /// converted elements, which have theirs.
     ///
-    /// # Errors
-    /// [`Refusal`], with a shape that would be accepted.
-    pub fn plan_slice(&self, dataset: &Arc<Dataset>, region: Region) -> Result<Slice, Refusal> {
-        let settings = &self.resources.settings;
-        let bounds = Bounds {
-            slice_bytes: settings.slice,
-            budget_bytes: settings.slice_budget,
-            band_bytes: self.resources.slice_budget.stream_bytes(),
-            decode_factor: settings.decode_factor,
-        };
-        let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
-        let (bytes, bands) = plan(&region, dataset.attributes.grid(), width, bounds)?;
-        Ok(Slice { dataset: Arc::clone(dataset), region, width, bytes, bands, pieces: Arc::new(()) })
-    }
-
-    /// Reads a slice that is not streamed, with `extra_bytes` of memory for what will be made of it.
-    ///
-    /// The elements are little-endian, first axis fastest; holes and what lies outside the dataset are
+    /// The elements are those of the dataset, not converted yet: little-endian, first axis fastest; holes and what lies outside the dataset are
     /// zero. A region that is exactly one stored block shares the cached block's buffer.
     ///
     /// # Errors
@@ -114,13 +65,16 @@ impl Container {
         slice: &Slice,
         extra_bytes: u64,
     ) -> Result<(Bytes, Memory, ReadStats), ReadError> {
-        let mut permit = self.resources.slice_budget.take(slice.bytes.saturating_add(extra_bytes)).await?;
+        let held_bytes = slice.held_bytes();
+        let bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
+        let mut permit = self.resources.slice_budget.take(held_bytes.saturating_add(extra_bytes)).await?;
+        let extra_bytes = held_bytes.saturating_sub(bytes).saturating_add(extra_bytes);
         let mut stats = ReadStats::default();
         let extra = if extra_bytes > 0 { permit.split(extra_bytes) } else { None };
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
             return Ok((bytes, Memory::of(extra), stats));
         }
-        let slab = Slab { data: zeroed(slice.bytes)?, region: slice.region.clone(), permit: Some(permit) };
+        let slab = Slab { data: zeroed(bytes)?, region: slice.region.clone(), permit: Some(permit) };
         stats = ReadStats::default();
         let mut slabs = self.gather(access, slice, &slice.region, vec![slab], 0, &mut stats).await?;
         let data = slabs.pop().map(Slab::into_bytes).unwrap_or_default();
@@ -130,10 +84,11 @@ impl Container {
     /// Reads the next band of a streamed slice: pieces to be sent in this order, each giving its memory
     /// back as soon as it is sent. `None` after the last.
     ///
-    /// `finish`, where given, turns each piece into what is sent, in place, on the CPU lane.
+    /// The elements are converted where the slice says so. `finish`, where given, then turns each piece into
+    /// what is sent, in place, on the CPU lane.
     ///
     /// # Errors
-    /// As [`Self::read_slice`].
+    /// As [`Self::read_slice`], and [`ReadError::Convert`] when an element cannot be converted.
     pub async fn next_band(
         &self,
         access: Access,
@@ -144,33 +99,49 @@ impl Container {
         let Some((axis, band)) = slice.bands.as_mut().and_then(|bands| Some((bands.axis(), bands.next()?))) else {
             return Ok(None);
         };
-        let bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.width as u64);
+        let bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.held);
         let wait = self.resources.settings.budget_wait * if is_first { 1 } else { BAND_PATIENCE };
-        let mut permit = self.resources.slice_budget.take_for_stream(bytes, &slice.pieces, wait).await?;
+        let mut beside = if is_first { slice.beside_bytes } else { 0 };
+        let taken = bytes.saturating_add(beside);
+        let mut permit = self.resources.slice_budget.take_for_stream(taken, &slice.pieces, wait).await?;
         let plane_bytes = (bytes / band.shape()[axis].max(1)).max(1);
         let depth = (SLAB_BYTES / plane_bytes).max(1);
         let mut slabs = Vec::new();
         for from in (0..band.shape()[axis]).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
             let region = band.part(axis, from, depth);
             let bytes = region.shape()[axis] * plane_bytes;
-            slabs.push(Slab { data: zeroed(bytes)?, permit: permit.split(bytes), region });
+            let stored = bytes / slice.widths.held.max(1) * slice.widths.stored;
+            // Until the first slab is sent, what comes before it has not been either.
+            let permit = permit.split(bytes.saturating_add(std::mem::take(&mut beside)));
+            slabs.push(Slab { data: zeroed(stored)?, permit, region });
         }
         drop(permit);
         let mut stats = ReadStats::default();
         let slabs = self.gather(access, slice, &band, slabs, axis, &mut stats).await?;
-        let pieces = match finish {
-            None => slabs.into_iter().map(Slab::into_bytes).collect(),
-            Some(finish) => {
-                let finished = move |slab: Slab| {
-                    let bytes = finish(Bytes::from(slab.data));
-                    match slab.permit {
-                        Some(permit) => permit.own(bytes),
-                        None => bytes,
-                    }
-                };
-                self.resources.cpu.run(move || slabs.into_iter().map(finished).collect()).await?
+        if finish.is_none() && !slice.is_converted() {
+            return Ok(Some((slabs.into_iter().map(Slab::into_bytes).collect(), stats)));
+        }
+        let slice = slice.clone();
+        let finished = move |slab: Slab| -> Result<Bytes, ConvertError> {
+            let stored = slab.data.len() as u64;
+            let mut bytes = slice.convert(slab.data.into())?;
+            if let Some(finish) = &finish {
+                bytes = finish(bytes);
             }
+            Ok(match slab.permit {
+                Some(mut permit) => {
+                    // The elements as stored are gone.
+                    if slice.is_converted() {
+                        drop(permit.split(stored));
+                    }
+                    permit.own(bytes)
+                }
+                None => bytes,
+            })
         };
+        let pieces: Result<Vec<Bytes>, ConvertError> =
+            self.resources.cpu.run(move || slabs.into_iter().map(finished).collect()).await?;
+        let pieces = pieces?;
         Ok(Some((pieces, stats)))
     }
 
@@ -336,7 +307,7 @@ impl Container {
         Ok(slabs)
     }
 
-    fn place(&self, dataset: &Arc<Dataset>, position: &GridPosition) -> Place {
+    pub(super) fn place(&self, dataset: &Arc<Dataset>, position: &GridPosition) -> Place {
         Place {
             container: self.id,
             store: Arc::clone(&self.store),

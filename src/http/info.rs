@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::compress::Compressible;
 use super::problem::Problem;
 use super::{Answer, Ask, forwarded, respond, target};
-use crate::metadata::{self, Kind};
+use crate::metadata::{self, Description, Kind, Node, Recommended};
 use crate::view::{self, Known};
 
 pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
@@ -29,16 +29,7 @@ fn document(ask: &Ask<'_>, path: &str, known: Known, cache: HeaderValue) -> axum
     description.problems.extend(problems);
     let base = forwarded::public_base(ask);
     let encoded = path.split('/').map(|name| target::encode(name).to_string()).collect::<Vec<_>>().join("/");
-    let slash = if encoded.is_empty() { "" } else { "/" };
-    let mut urls = json!({
-        "n5": format!("{base}/n5/{encoded}{slash}"),
-        "attributes": format!("{base}/n5/{encoded}{slash}attributes.json"),
-        "info": format!("{base}/info/{encoded}"),
-        "neuroglancer": format!("n5://{base}/n5/{encoded}"),
-    });
-    if description.kind == Kind::Dataset {
-        urls["slice"] = json!(format!("{base}/slice/{encoded}"));
-    }
+    let urls = urls(&base, &encoded, &node, &description);
     let tensorstore = description.tensorstore.as_ref().map(|tensorstore| {
         let host = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
         let prefix = base.strip_prefix(&host).unwrap_or_default();
@@ -67,4 +58,33 @@ fn document(ask: &Ask<'_>, path: &str, known: Known, cache: HeaderValue) -> axum
     response.headers_mut().insert(CACHE_CONTROL, cache);
     response.extensions_mut().insert(Compressible);
     response
+}
+
+/// Where everything about the directory is, in every view that shows it.
+fn urls(base: &str, encoded: &str, node: &Node, description: &Description) -> Value {
+    let slash = if encoded.is_empty() { "" } else { "/" };
+    let directory = |first: &str| format!("{base}/{first}/{encoded}{slash}");
+    let mut urls = json!({
+        "n5": directory("n5"),
+        "attributes": directory("n5") + "attributes.json",
+        "info": format!("{base}/info/{encoded}"),
+        "page": directory("n5"),
+        "neuroglancer": format!("n5://{base}/n5/{encoded}"),
+        "slice": (description.kind == Kind::Dataset).then(|| format!("{base}/slice/{encoded}")),
+        "stats": (description.kind != Kind::Group).then(|| format!("{base}/stats/{encoded}")),
+    });
+    for view in view::VIEWS {
+        urls[view.name()] = json!(view.link(node, description).map(directory));
+    }
+    urls["recommended"] = json!(metadata::recommended(node, description).map(|form| {
+        let (view, first, data_type) = match form {
+            Recommended::N5 => ("n5", "n5".to_owned(), None),
+            Recommended::Zarr3 => ("zarr3", "zarr3".to_owned(), None),
+            Recommended::Reencoded(None) => ("as", "as/gzip".to_owned(), None),
+            Recommended::Reencoded(Some(other)) => ("as", format!("as/gzip,{other}"), Some(other.name().to_owned())),
+        };
+        let scheme = if view == "zarr3" { "zarr3" } else { "n5" };
+        json!({ "view": view, "source": format!("{scheme}://{}", directory(&first)), "data_type": data_type })
+    }));
+    urls
 }

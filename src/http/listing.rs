@@ -3,13 +3,13 @@
 use std::fmt::Write;
 
 use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, LINK};
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, LINK};
 use axum::http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
 use super::compress::Compressible;
 use super::problem::{self, Problem};
-use super::{Answer, Ask, Mount, query, respond, target, vary};
+use super::{Answer, Ask, Mount, page, query, respond, target, vary};
 use crate::container::{EntryKind, Listed, ListedEntry, Memory};
 use crate::output;
 use crate::store::Key;
@@ -26,7 +26,7 @@ pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
         ask.app.mounts.iter().map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group }).collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     let is_html = wants_html(ask)?;
-    let mut response = page("", &Listed { entries, more: false }, is_html, false, None);
+    let mut response = rendered(ask, "", &Listed { entries, more: false }, is_html, false, None);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     Ok(response)
 }
@@ -40,7 +40,7 @@ pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Ans
     let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, blocks).await?;
     let listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
-    let mut response = page(path.trim_end_matches('/'), &listed, is_html, blocks, Some(memory));
+    let mut response = rendered(ask, path.trim_end_matches('/'), &listed, is_html, blocks, Some(memory));
     // Never immutable: groups and datasets may be added.
     response.headers_mut().insert(CACHE_CONTROL, mount.cache_missing.clone());
     Ok(response)
@@ -60,7 +60,7 @@ pub(super) async fn of_view(ask: &Ask<'_>, mount: &Mount, key: &Key, documents: 
     listed.entries.extend(names.map(|name| ListedEntry { name: name.clone(), kind: EntryKind::File }));
     listed.entries.sort_by(|a, b| a.name.cmp(&b.name));
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
-    let mut response = page(path.trim_end_matches('/'), &listed, is_html, false, Some(memory));
+    let mut response = rendered(ask, path.trim_end_matches('/'), &listed, is_html, false, Some(memory));
     response.headers_mut().insert(CACHE_CONTROL, mount.cache_missing.clone());
     Ok(response)
 }
@@ -86,10 +86,17 @@ fn wants_html(ask: &Ask<'_>) -> Result<bool, Problem> {
 }
 
 /// The answer; `memory` is cut down to its size and kept until it is sent.
-fn page(path: &str, listed: &Listed, is_html: bool, blocks: bool, memory: Option<Memory>) -> Response<Body> {
+fn rendered(
+    ask: &Ask<'_>,
+    path: &str,
+    listed: &Listed,
+    is_html: bool,
+    blocks: bool,
+    memory: Option<Memory>,
+) -> Response<Body> {
     let next = listed.more.then(|| listed.entries.last().map(|entry| entry.name.clone())).flatten();
     let (media_type, mut text) = if is_html {
-        ("text/html; charset=utf-8", html(path, listed, next.as_deref(), blocks))
+        ("text/html; charset=utf-8", html(ask, path, listed, next.as_deref(), blocks))
     } else {
         ("application/json", json_page(path, listed, next.as_deref()))
     };
@@ -104,6 +111,9 @@ fn page(path: &str, listed: &Listed, is_html: bool, blocks: bool, memory: Option
     let mut response = respond(StatusCode::OK, media_type, body);
     vary(response.headers_mut(), "accept");
     response.extensions_mut().insert(Compressible);
+    if is_html {
+        response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(page::POLICY));
+    }
     if let Some(next) = next {
         let format = if is_html { "" } else { "&format=json" };
         let link = format!("<?{}{format}>; rel=\"next\"", next_query(&next, blocks));
@@ -137,15 +147,24 @@ fn json_page(path: &str, listed: &Listed, next: Option<&str>) -> String {
 }
 
 /// The page. Its only `href="…">text` are the entries, a line each, so that Java N5, Neuroglancer and
-/// fsspec read the same list; what else a person needs has attributes between `href` and `>`, or none.
+/// fsspec read the same list; style and icon have an attribute between `href` and `>`. What a person needs
+/// beyond the list is drawn by `page/page.js`, from what `main` says: `data-path` is the path in the
+/// container, `data-base` leads from here to the server's root, whatever prefix a proxy strips,
+/// `data-viewer` is there when `/viewer/` is.
 /// Source: the parsers in `n5:http/*.java`, `ng:html_directory_listing.ts`, `fsspec:http.py`.
-fn html(path: &str, listed: &Listed, next: Option<&str>, blocks: bool) -> String {
+fn html(ask: &Ask<'_>, path: &str, listed: &Listed, next: Option<&str>, blocks: bool) -> String {
+    let (base, viewer) = (way_up(ask), if ask.app.viewer().is_some() { " data-viewer" } else { "" });
     let title = escape(if path.is_empty() { "N5 container" } else { path });
+    let files = format!("{base}viewer/page/");
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
-         <style>body{{font:1rem/1.6 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;\
-         color-scheme:light dark}}ul{{list-style:none;padding:0}}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<ul>\n"
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
+         <title>{title}</title>\n\
+         <link href=\"{files}page.css\" rel=\"stylesheet\">\n<link href=\"{files}preview.css\" rel=\"stylesheet\">\n\
+         <link href=\"{files}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{files}page.js\"></script>\n\
+         </head>\n<body>\n<main data-path=\"{}\" data-base=\"{base}\"{viewer}>\n<h1>{title}</h1>\n<ul id=\"entries\">\n",
+        escape(path)
     );
     for entry in &listed.entries {
         let slash = if entry.kind == EntryKind::File { "" } else { "/" };
@@ -162,11 +181,18 @@ fn html(path: &str, listed: &Listed, next: Option<&str>, blocks: bool) -> String
         let after = escape(next);
         let _ = writeln!(
             page,
-            "<form><input type=\"hidden\" name=\"after\" value=\"{after}\">{blocks}<button>More</button></form>"
+            "<form id=\"more\"><input type=\"hidden\" name=\"after\" value=\"{after}\">{blocks}<button>More</button></form>"
         );
     }
-    page.push_str("</body>\n</html>\n");
+    page.push_str("</main>\n</body>\n</html>\n");
     page
+}
+
+/// The way from a directory's page to the root: a relative reference, as a proxy may strip or add a prefix.
+fn way_up(ask: &Ask<'_>) -> String {
+    let inner = ask.path().strip_prefix(ask.app.options.base_path.as_str()).unwrap_or_default();
+    let depth = inner.matches('/').count().saturating_sub(1);
+    if depth == 0 { "./".to_owned() } else { "../".repeat(depth) }
 }
 
 fn escape(text: &str) -> String {

@@ -8,14 +8,17 @@ mod info;
 mod listing;
 mod observe;
 mod operations;
+mod page;
 pub mod problem;
 mod query;
 mod select;
 mod slice;
 mod slice_query;
+mod stats;
 mod stored;
 pub mod target;
 mod view;
+mod viewer;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -39,6 +42,7 @@ use compress::Compressible;
 use observe::{REQUEST_ID, RequestId, Route};
 use problem::Problem;
 use target::{Operation, Target, View};
+pub use viewer::Viewer;
 
 /// An answer, or the problem that stands in its way.
 type Answer = Result<Response<Body>, Problem>;
@@ -58,6 +62,8 @@ pub struct Options {
     pub origins: Vec<String>,
     /// Whether whole raw and json slices are compressed when the client accepts it.
     pub compress_slices: bool,
+    /// What is served at `/viewer/`, where there is one.
+    pub viewer: Option<Viewer>,
 }
 
 /// A container and where it is mounted.
@@ -111,6 +117,11 @@ impl App {
             id_base: RandomState::new().hash_one(std::process::id()),
             id_count: AtomicU64::new(0),
         })
+    }
+
+    /// The viewer served at `/viewer/`; without one, links lead to a public one.
+    pub fn viewer(&self) -> Option<&Viewer> {
+        self.options.viewer.as_ref()
     }
 
     /// From now on `/readyz` tells load balancers to send nothing more.
@@ -252,6 +263,11 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
         // Clients probe this key for precomputed volumes.
         View::Info if ask.target.bare => Err(Problem::missing()),
         View::Info => info::answer(ask).await,
+        View::Viewer => match ask.target.segments.split_first() {
+            Some((first, rest)) if first == "page" => page::answer(ask, rest),
+            _ => viewer::answer(ask).await,
+        },
+        View::Stats => stats::answer(ask).await,
         View::Other(view) => view::answer(ask, view).await,
         View::Reserved => Err(Problem::missing()),
         View::Operation(_) if !ask.target.segments.is_empty() => Err(Problem::missing()),
@@ -265,6 +281,8 @@ fn route_name(view: View) -> &'static str {
         View::Stored => "stored",
         View::Slice => "slice",
         View::Info => "info",
+        View::Viewer => "viewer",
+        View::Stats => "stats",
         View::Other(view) => view.name(),
         View::Reserved => "unmatched",
         View::Operation(Operation::Health) => "healthz",

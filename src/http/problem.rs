@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::observe::shown;
 use crate::container::{BudgetError, ReadError, Refusal};
-use crate::n5::BlockError;
+use crate::n5::{BlockError, ConvertError};
 use crate::store::StoreError;
 
 /// Where the problem types are described.
@@ -47,7 +47,7 @@ kinds! {
     TOO_LARGE = "too-large", "The request exceeds a limit", PAYLOAD_TOO_LARGE;
     RANGE_NOT_SATISFIABLE = "range-not-satisfiable", "The range lies beyond the object", RANGE_NOT_SATISFIABLE;
     CORRUPT_BLOCK = "corrupt-block", "A stored block is damaged", UNPROCESSABLE_ENTITY;
-    NOT_REPRESENTABLE = "not-representable", "The data cannot be shown in this form", UNPROCESSABLE_ENTITY;
+    NOT_REPRESENTABLE = "not-representable", "The type asked for does not have a value of the region", UNPROCESSABLE_ENTITY;
     INTERNAL = "internal", "The server has a fault", INTERNAL_SERVER_ERROR;
     UNSUPPORTED = "unsupported", "This is not decoded by this server", NOT_IMPLEMENTED;
     STORAGE_UNAVAILABLE = "storage-unavailable", "The storage does not answer", SERVICE_UNAVAILABLE;
@@ -196,6 +196,7 @@ impl From<ReadError> for Problem {
             .with("limit", limit_bytes),
             ReadError::TooLarge(detail) => Self::new(TOO_LARGE, detail),
             ReadError::Unmakeable(detail) => Self::new(NOT_REPRESENTABLE, detail),
+            ReadError::Convert(error) => conversion_problem(error),
             ReadError::Block { key, position, error } => block_problem(&key, &position, error),
             ReadError::Store(error) => {
                 let (kind, detail) = match &error {
@@ -215,6 +216,24 @@ impl From<ReadError> for Problem {
                 Self::own(OVERLOADED, "no memory was free in time; try again", waited.to_string())
             }
             ReadError::Died(cause) => Self::own(INTERNAL, "the server has a fault", cause),
+        }
+    }
+}
+
+fn conversion_problem(error: ConvertError) -> Problem {
+    match error {
+        ConvertError::NotRepresentable { value, from, to, .. } => Problem::new(
+            NOT_REPRESENTABLE,
+            format!(
+                "the region holds {value} ({from}), which {to} cannot represent exactly; give a dtype that has it, \
+                 float32 or float64 to have it rounded, or none for the elements as they are"
+            ),
+        )
+        .with("value", value)
+        .with("from", from.name())
+        .with("to", to.name()),
+        fault @ (ConvertError::Unsupported(_) | ConvertError::Length { .. } | ConvertError::Memory(_)) => {
+            Problem::own(INTERNAL, "the server has a fault", fault.to_string())
         }
     }
 }

@@ -19,24 +19,35 @@ use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
 use super::slice_query::{QueryError, Selection, SliceQuery};
 use super::{Answer, Ask, Mount, compress, vary};
-use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Slice};
+use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
 use crate::metadata;
 use crate::metrics;
-use crate::n5::Array;
+use crate::n5::{Array, DataType};
 use crate::output::{self, Format, NegotiationError, Options};
 
 /// Bands that wait to be sent while the next one is assembled.
 const BANDS_AHEAD: usize = 1;
 
+/// What comes before the elements of a streamed answer is at most one part in so many of the slice budget.
+const START_SHARE: u64 = 8;
+
+/// Headers of formats up to this size are not counted as memory.
+const UNCOUNTED_BYTES: u64 = 64 << 10;
+
 /// Everything about an answer that is known before a block is read.
 struct Plan {
     dataset: Arc<Dataset>,
     selection: Selection,
+    /// Of the elements as they are sent.
+    data_type: DataType,
     format: &'static dyn Format,
     options: Options,
     slice: Slice,
     /// Memory that encoding takes.
     extra_bytes: u64,
+    /// Bytes of what comes before the elements, where these go out as they are in memory. They are made when there
+    /// is memory for them.
+    start_bytes: Option<u64>,
     encoding: Option<Encoding>,
 }
 
@@ -87,32 +98,50 @@ fn plan(
         );
         return Err(Problem::new(problem::UNSUPPORTED, detail).with("compression", compression));
     }
-    let (shape, data_type, options) = (selection.shape(), attributes.data_type(), query.options(&selection));
+    let data_type = query.data_type.as_ref().unwrap_or(attributes.data_type()).clone();
+    let (shape, options) = (selection.shape(), query.options(&selection));
     format
-        .accepts(&shape, data_type, &options)
+        .accepts(&shape, &data_type, &options)
         .map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with("parameter", "format"))?;
-    let slice = mount.container.plan_slice(&dataset, selection.region.clone())?;
+    let start_bytes = format.header(&shape, &data_type, &options).map(|start| start.len() as u64);
+    let beside_bytes = start_bytes.filter(|bytes| *bytes > UNCOUNTED_BYTES).unwrap_or(0);
+    let mut extra_bytes = format.extra_bytes(&shape, &data_type, &options);
+    let sending = Sending {
+        data_type: &data_type,
+        extra_bytes: if start_bytes.is_some() { extra_bytes } else { 0 },
+        beside_bytes,
+    };
+    let slice = mount.container.plan_converted_slice(&dataset, selection.region.clone(), &sending)?;
     let encoding = if ask.app.options.compress_slices && compress::is_worthwhile(format) && !slice.is_streamed() {
         compress::negotiate(ask)
     } else {
         None
     };
-    let streamable = format.header(&shape, data_type, &options).is_some();
-    let mut extra_bytes = format.extra_bytes(&shape, data_type, &options);
     if encoding.is_some() {
         extra_bytes = extra_bytes.saturating_add(compress::extra_bytes(slice.bytes().saturating_add(extra_bytes)));
     }
     let limit = mount.container.resources().settings().slice_budget;
-    if slice.bytes().saturating_add(extra_bytes) > limit && !(streamable && slice.is_streamed()) {
+    // In bands, the elements take what bands are given; what comes before them is little beside that.
+    let needed = if start_bytes.is_some() && slice.is_streamed() {
+        beside_bytes.saturating_mul(START_SHARE)
+    } else {
+        slice.held_bytes().saturating_add(extra_bytes)
+    };
+    if needed > limit {
+        let streamed: Vec<&str> = output::FORMATS
+            .iter()
+            .filter(|format| format.header(&shape, &data_type, &Options::default()).is_some())
+            .map(|format| format.name())
+            .collect();
         let detail = format!(
-            "as {} this takes up to {} bytes of memory; limits.slice_budget allows {limit}; ask for less at once, \
-             or for raw or npy, which are streamed",
+            "as {} this takes up to {needed} bytes of memory; limits.slice_budget allows {limit}; ask for less at once, \
+             or for a format that is streamed: {}",
             format.name(),
-            slice.bytes().saturating_add(extra_bytes)
+            streamed.join(", ")
         );
         return Err(Problem::new(problem::TOO_LARGE, detail).with("limit", limit));
     }
-    Ok(Plan { dataset, selection, format, options, slice, extra_bytes, encoding })
+    Ok(Plan { dataset, selection, data_type, format, options, slice, extra_bytes, start_bytes, encoding })
 }
 
 /// Headers that are known before a block is read.
@@ -125,7 +154,7 @@ fn headers(plan: &Plan, mount: &Mount) -> HeaderMap {
             headers.insert(HeaderName::from_static(name), value);
         }
     };
-    put("n5-data-type", attributes.data_type().name().to_owned());
+    put("n5-data-type", plan.data_type.name().to_owned());
     put("n5-shape", list(&order.label(&plan.selection.shape())));
     put("n5-order", order.name().to_owned());
     put("n5-byte-order", plan.options.endian.name().to_owned());
@@ -149,9 +178,8 @@ fn headers(plan: &Plan, mount: &Mount) -> HeaderMap {
 fn head(plan: &Plan, headers: HeaderMap) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.headers_mut() = headers;
-    let start = plan.format.header(&plan.selection.shape(), plan.dataset.attributes.data_type(), &plan.options);
-    if let (Some(start), None) = (start, plan.encoding) {
-        let length = plan.slice.bytes().saturating_add(start.len() as u64);
+    if let (Some(start_bytes), None) = (plan.start_bytes, plan.encoding) {
+        let length = plan.slice.bytes().saturating_add(start_bytes);
         response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
     response
@@ -177,16 +205,16 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
         let detail = format!("this slice has the entity tag {etag} now");
         return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
     }
-    let started = std::time::Instant::now();
-    let data_type = plan.dataset.attributes.data_type().clone();
-    let array = Array { shape: plan.selection.shape(), data_type, data };
-    let (format, options, encoding) = (plan.format, plan.options.clone(), plan.encoding);
-    let is_made = plan.extra_bytes > 0;
+    let (started, encoding) = (std::time::Instant::now(), plan.encoding);
+    let is_made = plan.extra_bytes > 0 || plan.slice.is_converted();
     // The job holds its share of memory: it runs on when the client has hung up.
-    let encode = move || -> Result<Vec<Bytes>, String> {
-        let mut parts = format.encode(&array, &options).map_err(|error| error.to_string())?;
-        if let Some(encoding) = encoding {
-            parts = vec![encoding.compress(&parts).map_err(|error| error.to_string())?];
+    let encode = move || -> Result<Vec<Bytes>, Problem> {
+        let data = plan.slice.convert(data).map_err(ReadError::from)?;
+        let array = Array { shape: plan.selection.shape(), data_type: plan.data_type, data };
+        let fault = |why: String| Problem::own(problem::INTERNAL, "the server has a fault", why);
+        let mut parts = plan.format.encode(&array, &plan.options).map_err(|error| fault(error.to_string()))?;
+        if let Some(encoding) = plan.encoding {
+            parts = vec![encoding.compress(&parts).map_err(|error| fault(error.to_string()))?];
         }
         if is_made && let Some(last) = parts.pop() {
             parts.push(memory.own(last));
@@ -196,9 +224,9 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
     // What costs nothing needs no core.
     let parts =
         if is_made { mount.container.resources().cpu().run(encode).await.map_err(ReadError::from)? } else { encode() };
-    let parts = parts.map_err(|why| Problem::own(problem::INTERNAL, "the server has a fault", why))?;
+    let parts = parts?;
     insert(&mut headers, ETAG, &etag);
-    if let Some(encoding) = plan.encoding {
+    if let Some(encoding) = encoding {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     }
     headers.insert("n5-missing-blocks", HeaderValue::from(stats.missing));
@@ -213,15 +241,18 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
 /// Assembles the first band before the status is sent, and each further one while the one before is
 /// on its way.
 async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap) -> Answer {
-    let data_type = plan.dataset.attributes.data_type().clone();
-    let start = plan.format.header(&plan.selection.shape(), &data_type, &plan.options).unwrap_or_default();
-    let length = plan.slice.bytes().saturating_add(start.len() as u64);
-    let (format, options) = (plan.format, plan.options);
-    let finish: Option<Finish> = (options.endian == output::Endian::Big)
-        .then(|| Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as Finish);
+    let shape = plan.selection.shape();
+    let length = plan.slice.bytes().saturating_add(plan.start_bytes.unwrap_or(0));
+    let (format, options, data_type) = (plan.format, plan.options, plan.data_type);
+    let finish: Option<Finish> = format
+        .changes_bands(&data_type, &options)
+        .then(|| (data_type.clone(), options.clone()))
+        .map(|(data_type, options)| Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as Finish);
     let container = mount.container.clone();
     let mut bands = BandReader { container, access: ask.access, slice: plan.slice, is_first: true, finish };
     let first = bands.next().await?.unwrap_or_default();
+    // The first band has the memory for this as well.
+    let start = format.header(&shape, &data_type, &options).unwrap_or_default();
     let (sender, receiver) = mpsc::channel(BANDS_AHEAD);
     let id = ask.id.to_owned();
     tokio::spawn(async move {
@@ -286,7 +317,7 @@ fn etag(plan: &Plan, fingerprint: u128) -> String {
         plan.dataset.etag,
         plan.selection,
         plan.options,
-        plan.dataset.attributes.data_type(),
+        plan.data_type,
         plan.format.name(),
         plan.encoding.map_or("", Encoding::name),
     );

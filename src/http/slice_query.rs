@@ -9,12 +9,14 @@ use percent_encoding::percent_decode_str;
 use smallvec::SmallVec;
 
 use super::select::{self, Item, Misfit};
-use crate::n5::{Coords, Region, Start};
+use crate::n5::{Coords, DataType, Region, Start};
 use crate::output::{Endian, Options, Order};
 
 /// Every parameter of a slice; `token` is read elsewhere.
-const PARAMETERS: [&str; 11] =
-    ["start", "stop", "size", "step", "select", "outside", "order", "format", "endian", "window", "token"];
+const PARAMETERS: [&str; 13] = [
+    "start", "stop", "size", "step", "select", "outside", "order", "dtype", "format", "endian", "window", "quality",
+    "token",
+];
 
 /// A slice's parameters, as far as they can be understood without the dataset.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,12 +25,16 @@ pub(super) struct SliceQuery {
     wanted: Wanted,
     /// `order`
     pub order: Order,
+    /// `dtype`: the type that elements are converted to, one of those that are decoded.
+    pub data_type: Option<DataType>,
     /// `format`, not yet looked up.
     pub format: Option<String>,
     /// `endian`
     pub endian: Endian,
     /// `window`: the values of black and white, finite.
     pub window: Option<(f64, f64)>,
+    /// `quality`, 1 to 100.
+    pub quality: Option<u8>,
 }
 
 /// The samples asked for.
@@ -100,7 +106,7 @@ impl SliceQuery {
     /// [`QueryError::Invalid`] for unknown or repeated parameters, values that cannot be read, and
     /// parameters that exclude each other.
     pub(super) fn parse(query: Option<&str>) -> Result<Self, QueryError> {
-        let given = parameters(query.unwrap_or_default())?;
+        let given = parameters(query.unwrap_or_default(), &PARAMETERS)?;
         let get = |name| given.get(name).map(String::as_str);
         let wanted = Wanted::parse(&given)?;
         let order = get("order").map_or(Ok(Order::F), |name| {
@@ -110,7 +116,9 @@ impl SliceQuery {
             Endian::from_name(name).ok_or_else(|| unknown_value("endian", name, &Endian::NAMES))
         })?;
         let window = get("window").map(window).transpose()?;
-        Ok(Self { wanted, order, format: get("format").map(str::to_owned), endian, window })
+        let quality = get("quality").map(quality).transpose()?;
+        let data_type = get("dtype").map(data_type).transpose()?;
+        Ok(Self { wanted, order, data_type, format: get("format").map(str::to_owned), endian, window, quality })
     }
 
     /// The samples that this query means in a dataset of `dimensions`.
@@ -137,6 +145,7 @@ impl SliceQuery {
             order: self.order,
             endian: self.endian,
             window: self.window,
+            quality: self.quality,
             start: selection.region.start().to_vec(),
             step: selection.region.step().to_vec(),
         }
@@ -178,23 +187,27 @@ impl Wanted {
     }
 }
 
-/// The parameters by name, decoded; `token` left out.
-type Parameters = BTreeMap<&'static str, String>;
+/// Parameters by name, decoded; `token` left out.
+pub(super) type Parameters = BTreeMap<&'static str, String>;
 
-fn parameters(query: &str) -> Result<Parameters, QueryError> {
+/// The parameters of a query string, each of them one of `known`.
+///
+/// # Errors
+/// [`QueryError::Invalid`] for unknown or repeated ones and what is not percent-encoded UTF-8.
+pub(super) fn parameters(query: &str, known: &[&'static str]) -> Result<Parameters, QueryError> {
     let mut given = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (raw_name, raw_value) = pair.split_once('=').unwrap_or((pair, ""));
         let name = decoded(raw_name, raw_name)?;
-        let Some(known) = PARAMETERS.iter().copied().find(|known| *known == name) else {
-            let detail = format!("unknown parameter {:?}; known: {}", shown(&name), PARAMETERS.join(", "));
-            return Err(QueryError::Invalid { parameter: shown(&name), detail, known: PARAMETERS.to_vec() });
+        let Some(found) = known.iter().copied().find(|known| *known == name) else {
+            let detail = format!("unknown parameter {:?}; known: {}", shown(&name), known.join(", "));
+            return Err(QueryError::Invalid { parameter: shown(&name), detail, known: known.to_vec() });
         };
-        if known == "token" {
+        if found == "token" {
             continue;
         }
-        if given.insert(known, decoded(known, raw_value)?).is_some() {
-            return Err(invalid(known, format!("{known} is given more than once; give it once")));
+        if given.insert(found, decoded(found, raw_value)?).is_some() {
+            return Err(invalid(found, format!("{found} is given more than once; give it once")));
         }
     }
     Ok(given)
@@ -215,7 +228,7 @@ fn shown(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
-fn invalid(parameter: &str, detail: String) -> QueryError {
+pub(super) fn invalid(parameter: &str, detail: String) -> QueryError {
     QueryError::Invalid { parameter: parameter.to_owned(), detail, known: Vec::new() }
 }
 
@@ -247,17 +260,33 @@ fn numbers(parameter: &'static str, text: &str, signed: bool) -> Result<Vec<i64>
     parsed.collect()
 }
 
+/// A finite decimal number.
+pub(super) fn decimal(text: &str) -> Option<f64> {
+    let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E'));
+    text.parse::<f64>().ok().filter(|number| plain && number.is_finite())
+}
+
 /// Two different finite decimal numbers.
 fn window(text: &str) -> Result<(f64, f64), QueryError> {
-    let decimal = |text: &str| {
-        let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E'));
-        text.parse::<f64>().ok().filter(|number| plain && number.is_finite())
-    };
     let pair = text.split_once(',').and_then(|(lo, hi)| Some((decimal(lo)?, decimal(hi)?)));
     pair.filter(|(lo, hi)| lo.total_cmp(hi).is_ne() && hi - lo != 0.0).ok_or_else(|| {
         let detail =
             format!("window is {:?}; give two different numbers, lo,hi: the values of black and white", shown(text));
         invalid("window", detail)
+    })
+}
+
+fn data_type(name: &str) -> Result<DataType, QueryError> {
+    let data_type = DataType::from_name(name);
+    let known = || DataType::names().collect::<Vec<_>>();
+    if data_type.size_bytes().is_some() { Ok(data_type) } else { Err(unknown_value("dtype", name, &known())) }
+}
+
+/// A whole number from 1 to 100.
+fn quality(text: &str) -> Result<u8, QueryError> {
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    text.parse().ok().filter(|quality| digits && (1..=100).contains(quality)).ok_or_else(|| {
+        invalid("quality", format!("quality is {:?}; give a whole number from 1, small, to 100, good", shown(text)))
     })
 }
 

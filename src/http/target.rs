@@ -20,6 +20,10 @@ pub enum View {
     Slice,
     /// Descriptions.
     Info,
+    /// Neuroglancer, and what the listing page is made of.
+    Viewer,
+    /// What elements are like.
+    Stats,
     /// The container in another program's form.
     Other(&'static dyn view::View),
     /// A word that is kept for a view that is not built.
@@ -49,11 +53,8 @@ const OWN: &[(&str, View)] = &[
     ("n5", View::Stored),
     ("slice", View::Slice),
     ("info", View::Info),
-    ("as", View::Reserved),
-    ("zarr2", View::Reserved),
-    ("zarr3", View::Reserved),
-    ("stats", View::Reserved),
-    ("viewer", View::Reserved),
+    ("viewer", View::Viewer),
+    ("stats", View::Stats),
     ("healthz", View::Operation(Operation::Health)),
     ("readyz", View::Operation(Operation::Ready)),
     ("metrics", View::Operation(Operation::Metrics)),

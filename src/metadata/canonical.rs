@@ -63,17 +63,39 @@ pub fn canonical(
 }
 
 /// The attributes of a group by which Neuroglancer's `n5` source opens the pyramid: the place of its
-/// finest level, and the factors of all levels, when these are named `s0`, `s1`, … without a gap.
+/// finest level, and the factors of all levels, which it looks for as `s0`, `s1`, ….
 pub fn canonical_group(pyramid: &Pyramid) -> Map<String, Value> {
     let mut members = Map::new();
     place(&mut members, &Space::of_level(pyramid, 0));
-    let consecutive = pyramid.levels.iter().enumerate().all(|(n, level)| level_number(&level.path) == Some(n));
+    // Levels of other names are found by number, unless another one has that name.
+    let others =
+        |n: usize, path: &str| level_number(path).is_some_and(|number| number != n && number < pyramid.levels.len());
+    let found = pyramid.levels.iter().enumerate().all(|(n, level)| !others(n, &level.path));
     let usable = |list: &[f64]| list.iter().all(|factor| factor.is_normal() && *factor > 0.0);
-    if consecutive && pyramid.levels.iter().all(|level| usable(&level.factors)) {
+    if found && pyramid.levels.iter().all(|level| usable(&level.factors)) {
         let factors = pyramid.levels.iter().map(|level| numbers(&level.factors)).collect();
         members.insert("downsamplingFactors".to_owned(), factors);
     }
     members
+}
+
+/// Whether Neuroglancer takes a group's attribute of this name for one of every dataset below.
+pub fn is_inherited(key: &str) -> bool {
+    const KEYS: [&str; 12] = [
+        "dimensions",
+        "blockSize",
+        "dataType",
+        "compression",
+        "compressionType",
+        "axes",
+        "units",
+        "resolution",
+        "pixelResolution",
+        "downsamplingFactors",
+        "scales",
+        "coordinateArrays",
+    ];
+    KEYS.contains(&key)
 }
 
 /// What [`canonical_group`] mends or leaves out, in sentences.
@@ -81,7 +103,7 @@ pub(super) fn mended_group(attributes: &Map<String, Value>, pyramid: &Pyramid) -
     let mut mended = Vec::new();
     mended_place(attributes, &Space::of_level(pyramid, 0), &mut mended);
     if !canonical_group(pyramid).contains_key("downsamplingFactors") {
-        let text = "the group has no downsamplingFactors, as Neuroglancer finds only the levels s0, s1, … without gaps";
+        let text = "the group has no downsamplingFactors, as its levels are not in the order of their names";
         mended.push(text.to_owned());
     }
     mended
@@ -268,7 +290,9 @@ mod tests {
         );
         assert_eq!(mended_group(&Map::new(), &sound), ["the unit \"micron\" becomes \"um\""]);
         let gap = read(&[("s0", level(json!([1, 1]))), ("s2", level(json!([4, 4])))]);
-        assert!(!canonical_group(&gap).contains_key("downsamplingFactors"));
-        assert_eq!(mended_group(&Map::new(), &gap).len(), 2);
+        assert_eq!(canonical_group(&gap)["downsamplingFactors"], json!([[1, 1], [4, 4]]), "found by number");
+        let turned = Pyramid { levels: sound.levels.iter().rev().cloned().collect(), ..sound };
+        assert!(!canonical_group(&turned).contains_key("downsamplingFactors"));
+        assert_eq!(mended_group(&Map::new(), &turned).len(), 2);
     }
 }

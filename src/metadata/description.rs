@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::n5::{DatasetAttributes, DocumentError};
+use crate::n5::{CODECS, DatasetAttributes, DocumentError};
 
 use super::canonical::{canonical, mended_group};
 use super::codec::{CodecForms, codec_forms, compression_with_defaults};
@@ -66,6 +66,13 @@ pub struct Description {
 }
 
 impl Description {
+    /// Whether this is a dataset whose blocks are decoded by this build.
+    pub fn is_decoded(&self) -> bool {
+        let scheme = self.compression.as_ref().and_then(|compression| compression.get("type")).and_then(Value::as_str);
+        let is_known = scheme.is_some_and(|scheme| CODECS.iter().any(|(name, _)| *name == scheme));
+        is_known && self.size_bytes.is_some()
+    }
+
     pub(super) fn new(node: &Node) -> Self {
         let mut group = Self::empty(node.attributes().clone());
         if let Some(Err(error)) = &node.document {

@@ -22,6 +22,7 @@ mod paintera;
 mod physical;
 mod pyramid;
 mod readers;
+mod recommended;
 mod scales;
 mod space;
 mod tensorstore;
@@ -35,14 +36,15 @@ use serde_json::{Map, Value};
 
 use crate::n5::{DatasetAttributes, Document, DocumentError};
 
-pub use canonical::{canonical, canonical_group};
+pub use canonical::{canonical, canonical_group, is_inherited};
 pub use codec::{CodecForms, Hdf5Filter, codec_forms, compression_with_defaults};
 pub use description::{Description, Kind};
 pub use physical::Physical;
 pub use pyramid::{Convention, Level, Pyramid};
 pub use readers::Readable;
+pub use recommended::{Recommended, recommended};
 pub use space::{Axis, AxisKind, Space};
-pub use tensorstore::{TensorStore, http_kvstore, tensorstore};
+pub use tensorstore::{MAX_BLOCK_BYTES, TensorStore, http_kvstore, tensorstore};
 pub use units::{Base, Unit};
 pub use volume::{Volume, volume_of};
 

@@ -13,7 +13,7 @@ use super::codec::block_bytes;
 use super::fields::{shown, whole};
 
 /// Largest block that TensorStore opens, in bytes, inclusive.
-pub(super) const MAX_BLOCK_BYTES: u128 = 1 << 31;
+pub const MAX_BLOCK_BYTES: u128 = 1 << 31;
 
 /// Upper bound of an index interval that TensorStore takes for infinite; none beyond is valid.
 const INFINITE: i128 = 1 << 62;

@@ -183,6 +183,32 @@ impl BlockGrid {
             .collect()
     }
 
+    /// Every position once, in an order whose beginning is spread over all of the grid, from its middle on.
+    ///
+    /// Of a grid of more than 2^64 blocks only the first 2^64 are visited.
+    pub fn spread(&self) -> impl Iterator<Item = GridPosition> + use<> {
+        let shape = self.shape();
+        let total = shape.iter().fold(1u128, |n, count| n.saturating_mul(u128::from(*count))).min(1 << 64);
+        // Steps of about the golden section never cluster; one coprime to the total visits every block, and the
+        // whole range of every axis.
+        let golden = total.saturating_mul(618).checked_div(1000).unwrap_or(0).max(1);
+        let step = (golden..).find(|step| coprime(*step, total)).unwrap_or(1);
+        (0..total).map(move |n| {
+            // Both factors are at most 2^64.
+            let moved = n.saturating_mul(step).checked_rem(total).unwrap_or(0);
+            let mut linear = moved.saturating_add(total / 2).checked_rem(total).unwrap_or(0);
+            shape
+                .iter()
+                .map(|count| {
+                    let count = u128::from(*count).max(1);
+                    let along = linear.checked_rem(count).unwrap_or(0);
+                    linear = linear.checked_div(count).unwrap_or(0);
+                    u64::try_from(along).unwrap_or(0)
+                })
+                .collect()
+        })
+    }
+
     /// The positions of the blocks that hold at least one sample of `region`, first axis fastest.
     ///
     /// `region` must have the grid's rank.
@@ -273,6 +299,13 @@ impl Iterator for Covering {
     }
 }
 
+fn coprime(mut a: u128, mut b: u128) -> bool {
+    while let Some(rest) = a.checked_rem(b) {
+        (a, b) = (b, rest);
+    }
+    a == 1
+}
+
 /// Product of the numbers; `None` beyond 2^64 - 1. The empty product is 1.
 pub(super) fn product(numbers: &[u64]) -> Option<u64> {
     // A zero makes the product zero even where a part of it would overflow.
@@ -280,4 +313,32 @@ pub(super) fn product(numbers: &[u64]) -> Option<u64> {
         return Some(0);
     }
     numbers.iter().try_fold(1u64, |n, x| n.checked_mul(*x))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use smallvec::smallvec;
+
+    use super::*;
+
+    #[test]
+    fn a_spread_order_visits_every_block_once_and_every_part_early() {
+        for shape in [vec![1u64], vec![16, 16, 16], vec![7, 5], vec![2, 2], vec![1000], vec![3, 1, 9, 2], vec![]] {
+            let grid = BlockGrid::new(shape.iter().copied().collect(), shape.iter().map(|_| 1).collect()).unwrap();
+            let all: Vec<GridPosition> = grid.spread().collect();
+            assert!(all.iter().all(|position| grid.contains(position)));
+            let total: u64 = shape.iter().product();
+            assert_eq!(all.iter().collect::<BTreeSet<_>>().len() as u64, total, "{shape:?}");
+            for (axis, count) in shape.iter().enumerate() {
+                let early: BTreeSet<u64> = all.iter().take(64).map(|position| position[axis]).collect();
+                assert!(early.len() as u64 >= (*count).min(10), "{shape:?} {axis} {early:?}");
+            }
+        }
+        assert_eq!(BlockGrid::new(smallvec![0, 5], smallvec![1, 1]).unwrap().spread().count(), 0);
+        let big = i64::MAX.unsigned_abs();
+        let grid = BlockGrid::new(smallvec![big, big], smallvec![1, 1]).unwrap();
+        assert!(grid.spread().take(10).all(|position| grid.contains(&position)));
+    }
 }

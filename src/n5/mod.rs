@@ -4,18 +4,25 @@
 //! (<https://github.com/saalfeldlab/n5>). Pure: no I/O, no async, no logging, no clock; imports nothing
 //! else of this crate.
 
+/// Version of the specification that what is written follows.
+pub const VERSION: &str = "4.0.0";
+
 mod array;
 mod attributes;
 mod block;
 mod compression;
+mod convert;
 mod data_type;
 mod encode;
 mod grid;
+mod statistics;
 
 pub use array::{Array, paste};
 pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
 pub use block::{Block, BlockError, BlockHeader, Mode};
 pub use compression::{CODECS, Codec, CodecError, Compression, Encoding};
+pub use convert::{ConvertError, convert};
 pub use data_type::DataType;
 pub use encode::{big_endian, encode_block};
 pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
+pub use statistics::{Accumulator, Number, Summary};

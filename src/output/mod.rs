@@ -3,11 +3,15 @@
 //! Sync and without I/O; imports `n5` only and knows nothing of datasets, stores or HTTP answers.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
+mod image;
+mod jpeg;
 mod json;
+mod n5;
 mod negotiate;
 mod npy;
 mod png;
 mod raw;
+mod tiff;
 
 use std::fmt;
 
@@ -21,12 +25,79 @@ pub use negotiate::{NegotiationError, best_of, negotiate, weight_of};
 ///
 /// Shapes are those of the answer, in N5 axis order whatever [`Options::order`] says, with dropped axes left out.
 /// The caller has made sure that the data type is one that is decoded; no format accepts another.
+///
+/// # Adding a format
+/// One file with a type that implements this, and one row in [`FORMATS`]. All of a format of comma-separated
+/// values, a line for each index of the second axis:
+///
+/// ```
+/// use std::fmt::Write;
+///
+/// use bytes::Bytes;
+/// use n5_server::n5::{Array, DataType, convert};
+/// use n5_server::output::{EncodeError, Format, Options};
+///
+/// #[derive(Debug)]
+/// struct Csv;
+///
+/// impl Format for Csv {
+///     fn name(&self) -> &'static str {
+///         "csv"
+///     }
+///
+///     fn media_type(&self) -> &'static str {
+///         "text/csv"
+///     }
+///
+///     fn accepts(&self, shape: &[u64], _: &DataType, _: &Options) -> Result<(), String> {
+///         if shape.len() == 2 { Ok(()) } else { Err("csv shows two axes; give the others to select".to_owned()) }
+///     }
+///
+///     // The numbers as float64, and the text of at most 25 bytes each.
+///     fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &Options) -> u64 {
+///         shape.iter().fold(8 + 25, |bytes, size| bytes.saturating_mul(*size))
+///     }
+///
+///     fn header(&self, _: &[u64], _: &DataType, _: &Options) -> Option<Bytes> {
+///         None // It needs the whole array, and is not streamed.
+///     }
+///
+///     fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError> {
+///         self.accepts(&array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
+///         let fault = |reason: String| EncodeError::Encoder { format: self.name(), reason };
+///         let numbers = convert(array.data.clone(), &array.data_type, &DataType::Float64);
+///         let numbers = numbers.map_err(|error| fault(error.to_string()))?;
+///         let mut text = String::new();
+///         for (n, number) in numbers.as_chunks().0.iter().enumerate() {
+///             let ends_line = (n as u64 + 1) % array.shape[0] == 0;
+///             let end = if ends_line { '\n' } else { ',' };
+///             write!(text, "{:e}{end}", f64::from_le_bytes(*number)).map_err(|error| fault(error.to_string()))?;
+///         }
+///         Ok(vec![text.into()])
+///     }
+/// }
+///
+/// let array = Array { shape: [3, 2].as_slice().into(), data_type: DataType::UInt8, data: vec![1, 2, 3, 4, 5, 60].into() };
+/// let parts = Csv.encode(&array, &Options::default()).unwrap();
+/// assert_eq!(parts.concat(), b"1e0,2e0,3e0\n4e0,5e0,6e1\n");
+/// ```
 pub trait Format: fmt::Debug + Send + Sync {
     /// Value of the parameter `format`.
     fn name(&self) -> &'static str;
 
     /// The media type, without parameters.
     fn media_type(&self) -> &'static str;
+
+    /// Which of the parameters `endian`, `window` and `quality` it has a use for; others are refused.
+    fn parameters(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Whether values are lost beyond what the client asked for: such a format is never the one that `Accept`
+    /// picks where another is welcome.
+    fn is_lossy(&self) -> bool {
+        false
+    }
 
     /// Whether arrays of this shape and type can be shown with these options.
     ///
@@ -44,6 +115,11 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// Bands follow it in the order of memory, each through [`Format::finish_band`].
     fn header(&self, shape: &[u64], data_type: &DataType, options: &Options) -> Option<Bytes>;
 
+    /// Whether [`Format::finish_band`] gives other bytes than it is given.
+    fn changes_bands(&self, _data_type: &DataType, _options: &Options) -> bool {
+        false
+    }
+
     /// A band's little-endian elements as this format sends them: the same number of bytes.
     fn finish_band(&self, band: Bytes, _data_type: &DataType, _options: &Options) -> Bytes {
         band
@@ -58,7 +134,7 @@ pub trait Format: fmt::Debug + Send + Sync {
 }
 
 /// Every output format; the first is the default, and of formats equally welcome the first wins.
-pub static FORMATS: &[&dyn Format] = &[&raw::Raw, &npy::Npy, &json::Json, &png::Png];
+pub static FORMATS: &[&dyn Format] = &[&raw::Raw, &npy::Npy, &json::Json, &png::Png, &jpeg::Jpeg, &tiff::Tiff, &n5::N5];
 
 /// What a client asked for besides the region, and what an answer says about it.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -67,8 +143,10 @@ pub struct Options {
     pub order: Order,
     /// Byte order of `raw`.
     pub endian: Endian,
-    /// Values shown as black and as white, in images.
+    /// Values shown as black and as white, in `png` and `jpeg`.
     pub window: Option<(f64, f64)>,
+    /// Quality of `jpeg`, 1 to 100.
+    pub quality: Option<u8>,
     /// First sample along every axis of the dataset, N5 axis order.
     pub start: Vec<i64>,
     /// Distance of samples along every axis of the dataset, N5 axis order.
@@ -185,11 +263,21 @@ fn accepts_common(format: &dyn Format, data_type: &DataType, options: &Options) 
     if data_type.size_bytes().is_none() {
         return Err(format!("elements of type {data_type} are not decoded; read the blocks as stored"));
     }
-    if options.endian == Endian::Big && format.name() != "raw" {
-        return Err(format!("endian=big is for format=raw only, the format is {}", format.name()));
-    }
-    if options.window.is_some() && format.name() != "png" {
-        return Err(format!("window is for format=png only, the format is {}", format.name()));
+    let given = [
+        ("endian", options.endian == Endian::Big),
+        ("window", options.window.is_some()),
+        ("quality", options.quality.is_some()),
+    ];
+    for (parameter, is_given) in given {
+        if is_given && !format.parameters().contains(&parameter) {
+            let takers = FORMATS.iter().filter(|format| format.parameters().contains(&parameter));
+            let names: Vec<&str> = takers.map(|format| format.name()).collect();
+            return Err(format!(
+                "{parameter} is for format={} only, the format is {}",
+                names.join(" or "),
+                format.name()
+            ));
+        }
     }
     Ok(())
 }
@@ -240,21 +328,27 @@ mod tests {
     }
 
     #[test]
-    fn endian_and_window_belong_to_one_format_each() {
-        let big = Options { endian: Endian::Big, ..Options::default() };
+    fn parameters_are_for_the_formats_that_take_them() {
+        let endian = Options { endian: Endian::Big, ..Options::default() };
         let window = Options { window: Some((0.0, 1.0)), ..Options::default() };
-        for format in FORMATS {
-            assert_eq!(format.accepts(&[2, 2], &DataType::UInt8, &big).is_ok(), format.name() == "raw");
-            assert_eq!(format.accepts(&[2, 2], &DataType::UInt8, &window).is_ok(), format.name() == "png");
+        let quality = Options { quality: Some(50), ..Options::default() };
+        for (options, takers) in [(endian, &["raw"][..]), (window, &["png", "jpeg"]), (quality, &["jpeg"])] {
+            for format in FORMATS {
+                let accepted = format.accepts(&[2, 2], &DataType::UInt8, &options);
+                assert_eq!(accepted.is_ok(), takers.contains(&format.name()), "{format:?}");
+                if let Err(why) = accepted {
+                    assert!(why.contains(&format!("format={} only", takers.join(" or "))), "{why}");
+                }
+            }
         }
     }
 
     #[test]
     fn an_array_that_breaks_its_shape_is_an_error_in_every_format() {
-        let array = Array { shape: [2, 2].as_slice().into(), data_type: DataType::UInt16, data: vec![0; 7].into() };
+        let array = Array { shape: [2, 2].as_slice().into(), data_type: DataType::UInt8, data: vec![0; 7].into() };
         for format in FORMATS {
             let result = format.encode(&array, &Options::default());
-            assert_eq!(result, Err(EncodeError::Length { expected: 8, found: 7 }), "{format:?}");
+            assert_eq!(result, Err(EncodeError::Length { expected: 4, found: 7 }), "{format:?}");
         }
     }
 
@@ -262,17 +356,24 @@ mod tests {
     fn what_encoding_allocates_stays_within_the_bound() {
         for format in FORMATS {
             for data_type in all_types() {
-                for shape in [&[][..], &[1], &[7, 1, 5], &[300, 40]] {
+                for shape in [&[][..], &[1], &[7, 1, 5], &[300, 40], &[2, 3, 70]] {
                     for order in [Order::F, Order::C] {
-                        let window = (format.name() == "png").then_some((-1.0, 300.0));
+                        let takes = |parameter| format.parameters().contains(&parameter);
+                        let window = takes("window").then_some((-1.0, 300.0));
+                        let quality = takes("quality").then_some(100);
                         let rank = shape.len();
                         let options = Options {
                             order,
                             window,
+                            quality,
                             start: vec![i64::MIN; rank],
                             step: vec![u64::MAX; rank],
                             ..Options::default()
                         };
+                        if format.accepts(shape, &data_type, &options).is_err() {
+                            assert!(window.is_some() && shape.len() == 3, "{format:?} {data_type} {shape:?}");
+                            continue;
+                        }
                         let bytes = usize::try_from(elements(shape)).unwrap() * data_type.size_bytes().unwrap();
                         // A congruential generator: what no encoder can compress.
                         let mut state = 1u32;

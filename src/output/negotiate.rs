@@ -29,7 +29,8 @@ pub enum NegotiationError {
 ///
 /// `accept` is the header's value, several joined by commas. Of equal weights the more specific range wins,
 /// then the one named first, then the row in [`FORMATS`]. Members that are no media ranges are skipped (Java
-/// sends a bare `*`); where nothing is left, anything goes.
+/// sends a bare `*`); where nothing is left, anything goes. A format that loses values is picked only where no
+/// other is welcome: Java names image/jpeg in every request that says nothing else.
 ///
 /// # Errors
 /// [`NegotiationError`] when the name is unknown, or `Accept` excludes everything.
@@ -41,9 +42,15 @@ pub fn negotiate(format: Option<&str>, accept: Option<&str>) -> Result<&'static 
             known: FORMATS.iter().map(|format| format.name()).collect(),
         });
     }
-    let known: Vec<&'static str> = FORMATS.iter().map(|format| format.media_type()).collect();
-    let best = best_of(&known, accept).and_then(|best| FORMATS.iter().find(|format| format.media_type() == best));
-    best.copied().ok_or(NegotiationError::NotAcceptable { known })
+    let best = [false, true].into_iter().find_map(|is_lossy| {
+        let formats: Vec<_> = FORMATS.iter().copied().filter(|format| format.is_lossy() == is_lossy).collect();
+        let known: Vec<&'static str> = formats.iter().map(|format| format.media_type()).collect();
+        let best = best_of(&known, accept)?;
+        formats.into_iter().find(|format| format.media_type() == best)
+    });
+    best.ok_or_else(|| NegotiationError::NotAcceptable {
+        known: FORMATS.iter().map(|format| format.media_type()).collect(),
+    })
 }
 
 /// The media type among `known` that `accept` weighs highest, by the rules of [`negotiate`]; `None` when
@@ -156,10 +163,13 @@ mod tests {
     fn an_unknown_format_lists_the_known_ones() {
         for name in ["tif", "", "NPY"] {
             let error = negotiate(Some(name), None).unwrap_err();
-            assert_eq!(error.to_string(), format!("unknown format {name:?}; known: raw, npy, json, png"));
+            assert_eq!(
+                error.to_string(),
+                format!("unknown format {name:?}; known: raw, npy, json, png, jpeg, tiff, n5")
+            );
         }
         let error = negotiate(Some(&"x".repeat(1000)), None).unwrap_err();
-        assert!(error.to_string().len() < 100);
+        assert!(error.to_string().len() < 120);
     }
 
     #[test]
@@ -182,7 +192,11 @@ mod tests {
             ("application/json;profile=\"a,b\";q=0.2, image/png;q=0.1", Some("json")),
             ("*/*;q=0", None),
             ("text/html", None),
-            ("text/html, image/jpeg, application/json;q=0.0", None),
+            ("text/html, image/gif, application/json;q=0.0", None),
+            ("image/jpeg", Some("jpeg")),
+            ("image/jpeg, image/png;q=0.1", Some("png")),
+            ("image/tiff, image/png;q=0.1", Some("tiff")),
+            ("application/x-n5-block", Some("n5")),
         ];
         for (accept, expected) in cases {
             assert_eq!(by_accept(accept), expected, "{accept}");

@@ -1,10 +1,11 @@
-//! `png`: grey images of 8 or 16 bit.
+//! `png`: grey images of 8 or 16 bit, without loss.
 
 use std::io::Write;
 
 use bytes::Bytes;
 use png::{BitDepth, ColorType, Compression, Encoder};
 
+use super::image::{plane, window_shows, windowed};
 use super::{EncodeError, Format, Options, accepts_common, buffer, check, elements};
 use crate::n5::{Array, DataType};
 
@@ -33,16 +34,12 @@ impl Format for Png {
 
     fn accepts(&self, shape: &[u64], data_type: &DataType, options: &Options) -> Result<(), String> {
         accepts_common(self, data_type, options)?;
-        sides(shape)?;
-        match options.window {
-            None if depth(data_type, options).is_none() => Err(format!(
-                "png shows uint8 and uint16 as they are; for {data_type} give window=lo,hi, the values of black and white"
-            )),
-            Some((lo, hi)) if !lo.is_finite() || !hi.is_finite() || lo.to_bits() == hi.to_bits() || lo - hi == 0.0 => {
-                Err(format!("window={lo},{hi} has no width; give two different finite numbers"))
-            }
-            None | Some(_) => Ok(()),
-        }
+        plane(self.name(), shape, MAX_SIDE)?;
+        window_shows(self.name(), &[DataType::UInt8, DataType::UInt16], data_type, options)
+    }
+
+    fn parameters(&self) -> &'static [&'static str] {
+        &["window"]
     }
 
     /// At worst 12 bits for each byte of the image, and the encoder's rows.
@@ -63,29 +60,11 @@ impl Format for Png {
 
     fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError> {
         check(self, array, options)?;
-        let (width, height) = sides(&array.shape).map_err(EncodeError::Refused)?;
+        let (width, height) = plane(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
         let mut out = buffer(self.extra_bytes(&array.shape, &array.data_type, options))?;
         image(&mut out, array, options, width, height)
             .map_err(|error| EncodeError::Encoder { format: self.name(), reason: error.to_string() })?;
         Ok(vec![out.into()])
-    }
-}
-
-/// Width and height in pixels.
-fn sides(shape: &[u64]) -> Result<(u32, u32), String> {
-    if shape.contains(&0) {
-        return Err(format!("the region {shape:?} is empty, png needs at least one element"));
-    }
-    let mut long = shape.iter().copied().filter(|size| *size > 1);
-    let (width, height) = (long.next().unwrap_or(1), long.next().unwrap_or(1));
-    if long.next().is_some() {
-        return Err(format!(
-            "png shows a plane, at most two axes longer than 1, the shape is {shape:?}; make the others 1 with start and size"
-        ));
-    }
-    match (u32::try_from(width), u32::try_from(height)) {
-        (Ok(w), Ok(h)) if width <= MAX_SIDE && height <= MAX_SIDE => Ok((w, h)),
-        _ => Err(format!("a png has at most {MAX_SIDE} pixels a side, the shape is {shape:?}; ask for a part of it")),
     }
 }
 
@@ -133,38 +112,6 @@ fn image(
     }
     pixels.finish()?;
     writer.finish()
-}
-
-/// Appends the grey values of a row of elements.
-#[expect(clippy::cast_precision_loss, reason = "a 256th of the window is far above the 53 bits kept")]
-fn windowed(row: &mut Vec<u8>, elements: &[u8], data_type: &DataType, window: (f64, f64)) {
-    match data_type {
-        DataType::UInt8 => greys(row, elements, window, |e: [u8; 1]| u8::from_le_bytes(e).into()),
-        DataType::UInt16 => greys(row, elements, window, |e: [u8; 2]| u16::from_le_bytes(e).into()),
-        DataType::UInt32 => greys(row, elements, window, |e: [u8; 4]| u32::from_le_bytes(e).into()),
-        DataType::UInt64 => greys(row, elements, window, |e: [u8; 8]| u64::from_le_bytes(e) as f64),
-        DataType::Int8 => greys(row, elements, window, |e: [u8; 1]| i8::from_le_bytes(e).into()),
-        DataType::Int16 => greys(row, elements, window, |e: [u8; 2]| i16::from_le_bytes(e).into()),
-        DataType::Int32 => greys(row, elements, window, |e: [u8; 4]| i32::from_le_bytes(e).into()),
-        DataType::Int64 => greys(row, elements, window, |e: [u8; 8]| i64::from_le_bytes(e) as f64),
-        DataType::Float32 => greys(row, elements, window, |e: [u8; 4]| f32::from_le_bytes(e).into()),
-        DataType::Float64 => greys(row, elements, window, f64::from_le_bytes),
-        DataType::Other(_) => {}
-    }
-}
-
-fn greys<const N: usize>(row: &mut Vec<u8>, elements: &[u8], window: (f64, f64), read: impl Fn([u8; N]) -> f64) {
-    row.extend(elements.as_chunks::<N>().0.iter().map(|e| grey(read(*e), window)));
-}
-
-/// 0 at `lo` and below, 255 at `hi` and above, linear between; `lo > hi` runs the other way.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=255, NaN becomes 0")]
-fn grey(value: f64, (lo, hi): (f64, f64)) -> u8 {
-    let mut share = (value - lo) / (hi - lo);
-    if (hi - lo).is_infinite() {
-        share = (value / 2.0 - lo / 2.0) / (hi / 2.0 - lo / 2.0);
-    }
-    (share * 255.0).round().clamp(0.0, 255.0) as u8
 }
 
 #[cfg(test)]
@@ -234,24 +181,6 @@ mod tests {
                 .collect();
             assert_eq!(decoded(&[3], data_type, data, Some((0.0, 100.0))).3, [0, 128, 255], "{name}");
         }
-    }
-
-    #[test]
-    fn values_beyond_the_window_are_cut_off_and_nan_is_black() {
-        let values = [f64::NEG_INFINITY, -1.0, 0.0, 0.5, 1.0, 2.0, f64::INFINITY, f64::NAN];
-        let expected = [0, 0, 0, 128, 255, 255, 255, 0];
-        assert_eq!(values.map(|v| grey(v, (0.0, 1.0))), expected);
-    }
-
-    #[test]
-    fn a_falling_window_inverts() {
-        assert_eq!([-1.0, 0.0, 0.2, 1.0, 9.0, f64::NAN].map(|v| grey(v, (1.0, 0.0))), [255, 255, 204, 0, 0, 0]);
-    }
-
-    #[test]
-    fn windows_as_wide_or_as_narrow_as_floats_go_are_linear() {
-        assert_eq!([f64::MIN, 0.0, f64::MAX].map(|v| grey(v, (f64::MIN, f64::MAX))), [0, 128, 255]);
-        assert_eq!([0.0, 5e-324].map(|v| grey(v, (0.0, 5e-324))), [0, 255]);
     }
 
     #[test]

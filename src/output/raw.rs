@@ -22,10 +22,14 @@ impl Format for Raw {
         accepts_common(self, data_type, options)
     }
 
+    fn parameters(&self) -> &'static [&'static str] {
+        &["endian"]
+    }
+
     /// Swapped elements may need a buffer of their own: those of a cached block are shared, and an
     /// allocation that carries a permit cannot be taken back.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &Options) -> u64 {
-        match swapped_width(data_type, options) {
+        match swapped_width(data_type, options.endian) {
             Some(width) => elements(shape).saturating_mul(width as u64),
             None => 0,
         }
@@ -35,8 +39,12 @@ impl Format for Raw {
         Some(Bytes::new())
     }
 
+    fn changes_bands(&self, data_type: &DataType, options: &Options) -> bool {
+        swapped_width(data_type, options.endian).is_some()
+    }
+
     fn finish_band(&self, band: Bytes, data_type: &DataType, options: &Options) -> Bytes {
-        match swapped_width(data_type, options) {
+        match swapped_width(data_type, options.endian) {
             Some(width) => swapped(band, width),
             None => band,
         }
@@ -49,12 +57,12 @@ impl Format for Raw {
 }
 
 /// Width of the elements whose bytes have to be reversed; `None` where they go out as they are.
-fn swapped_width(data_type: &DataType, options: &Options) -> Option<usize> {
-    data_type.size_bytes().filter(|width| *width > 1 && options.endian == Endian::Big)
+pub(super) fn swapped_width(data_type: &DataType, endian: Endian) -> Option<usize> {
+    data_type.size_bytes().filter(|width| *width > 1 && endian == Endian::Big)
 }
 
 /// The elements with their bytes reversed, in place where nobody else holds them.
-fn swapped(band: Bytes, width: usize) -> Bytes {
+pub(super) fn swapped(band: Bytes, width: usize) -> Bytes {
     match band.try_into_mut() {
         Ok(mut own) => {
             swap(&mut own, width);

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use self::scale::{Encoding, Extent, ScaleForm, parse_box};
 use super::{Chunk, Document, Found, Lookup, View, read_node};
 use crate::container::{GroupState, Memory, ReadError};
-use crate::metadata::{self, AxisKind, Node, Space, Volume};
+use crate::metadata::{self, AxisKind, Description, Node, Space, Volume};
 use crate::n5::{DataType, DatasetAttributes, GridPosition};
 use crate::store::Key;
 
@@ -34,6 +34,10 @@ pub(super) struct Precomputed;
 impl View for Precomputed {
     fn name(&self) -> &'static str {
         "precomputed"
+    }
+
+    fn link(&self, node: &Node, _description: &Description) -> Option<&'static str> {
+        levels(node).is_ok().then(|| self.name())
     }
 
     async fn resolve(&self, lookup: &Lookup<'_>) -> Result<Found, ReadError> {
@@ -105,6 +109,9 @@ async fn info(lookup: &Lookup<'_>, key: &Key) -> Result<(Value, Option<Memory>),
 fn levels(node: &Node) -> Result<Vec<Level>, String> {
     let level = |path: &str, dataset: DatasetAttributes, space: Space| {
         let extent = Extent::of(&dataset)?;
+        if dataset.compression().codec().is_none() {
+            return Err(format!("the compression {} is not decoded", dataset.compression().name()));
+        }
         let fourth = space.axes.get(3).filter(|axis| axis.named && extent.channels > 1);
         if let Some(axis) = fourth.filter(|axis| matches!(axis.kind, AxisKind::Space | AxisKind::Time)) {
             return Err(format!(

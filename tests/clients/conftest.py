@@ -3,12 +3,24 @@
 import json
 import shutil
 import sys
+from importlib.metadata import version
 
 import pytest
 
 import support
 
 sys.dont_write_bytecode = True
+
+# Tests of the second environment, which has zarr 3 and less else; see tests/run.
+ZARR_3 = {"test_zarr3.py", "test_ngff.py"}
+
+
+def pytest_ignore_collect(collection_path):
+    """Each environment runs its own tests."""
+    if collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
+        has_zarr_3 = version("zarr").startswith("3.")
+        return (collection_path.name in ZARR_3) != has_zarr_3 or None
+    return None
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +47,17 @@ def corpus(corpus_copy):
     """A server of the corpus."""
     with support.Server(corpus_copy) as server:
         yield server
+
+
+@pytest.fixture(scope="module", params=["corpus", "golden", "demo"])
+def everything(request):
+    """Servers of all data there is, each with the name that datasets call it by."""
+    if request.param == "corpus":
+        server = request.getfixturevalue("corpus")
+    elif request.param == "demo":
+        server = request.getfixturevalue("demo")
+    else:
+        server = support.Server(support.GOLDEN)
+        request.addfinalizer(server.stop)
+    server.name = request.param
+    return server

@@ -26,6 +26,7 @@ REPO = Path(__file__).resolve().parents[2]
 CORPUS = Path(os.environ.get("N5_CORPUS") or REPO.parent / "shared" / "corpus" / "open").resolve()
 NO_CORPUS = f"no corpus: N5_CORPUS, by default {REPO.parent / 'shared' / 'corpus' / 'open'}, is not there"
 DEMO = REPO / "demo" / "demo.n5"
+VIEWER = REPO / "viewer" / "dist"
 GOLDEN = REPO / "tests" / "fixtures" / "golden"
 DATA_TYPES = [f"{sign}int{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64)] + ["float32", "float64"]
 MIB = 1 << 20

@@ -131,11 +131,3 @@ fn files_have_one_subject() {
         assert!(lines <= 400, "{} has {lines} lines: it has found a second subject", path.display());
     }
 }
-
-#[test]
-fn names_that_no_container_may_have_are_those_of_the_views() {
-    let views: BTreeSet<&str> = n5_server::http::target::views().map(|(name, _)| name).collect();
-    let reserved: BTreeSet<&str> = n5_server::config::RESERVED.iter().copied().collect();
-    assert!(views.is_subset(&reserved), "{views:?} {reserved:?}");
-    assert_eq!(reserved.difference(&views).copied().collect::<Vec<_>>(), ["attributes.json"]);
-}

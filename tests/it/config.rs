@@ -85,3 +85,12 @@ fn the_version_lists_the_codecs() {
     assert!(stdout(&output).starts_with(&format!("n5-server {}\ncodecs: raw gzip", env!("CARGO_PKG_VERSION"))));
     assert_eq!(stdout(&run(&["-V"], &[])).trim(), format!("n5-server {}", env!("CARGO_PKG_VERSION")));
 }
+
+#[test]
+fn no_container_is_named_as_a_view() {
+    for (word, _) in n5_server::http::target::views() {
+        let output = run(&["--check-config", &format!("{word}=/data/em.n5")], &[]);
+        assert_eq!(output.status.code(), Some(2), "{word}");
+        assert!(stderr(&output).contains("is a word of the server itself"), "{}", stderr(&output));
+    }
+}

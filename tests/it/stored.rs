@@ -82,7 +82,7 @@ async fn only_n5_keys_are_served_and_anything_else_is_missing() {
         "/a/attributes.json",
         "/nothing/",
         "/as/attributes.json",
-        "/as/gzip/a",
+        "/as/gzip/a/b/2/0",
         "/zarr2/.zgroup",
         "/zarr3/attributes.json",
         "/precomputed/info",
@@ -158,6 +158,12 @@ async fn the_page_has_an_entry_a_line_and_no_other_link() {
         assert_eq!(reply.header("content-type"), Some("text/html; charset=utf-8"));
         let page = String::from_utf8(reply.body.to_vec()).unwrap();
         let links: Vec<&str> = page.lines().filter(|line| line.contains("href=")).collect();
+        let (head, links): (Vec<&str>, Vec<&str>) = links.into_iter().partition(|line| line.starts_with("<link "));
+        for link in head {
+            let (_, rest) = link.split_once("href=\"../viewer/page/").unwrap();
+            let (_, rest) = rest.split_once('"').unwrap();
+            assert!(rest.starts_with(" rel="), "parsers take what ends in href=\"…\"> for an entry: {link}");
+        }
         assert_eq!(
             links,
             [

@@ -305,3 +305,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn element_types_and_qualities_are_those_there_are() {
+    assert_eq!(query("dtype=float32").data_type, Some(DataType::Float32));
+    assert_eq!(query("").data_type, None);
+    for name in ["float16", "UINT8", "", "string"] {
+        let (parameter, detail) = syntax_error(&format!("dtype={name}"));
+        assert!(parameter == "dtype" && detail.contains("uint8, uint16"), "{detail}");
+    }
+    assert_eq!((query("quality=1").quality, query("quality=100").quality), (Some(1), Some(100)));
+    for text in ["0", "101", "-1", "+5", "9.5", "", "300"] {
+        assert_eq!(syntax_error(&format!("quality={text}")).0, "quality", "{text}");
+    }
+}

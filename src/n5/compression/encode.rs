@@ -175,7 +175,8 @@ mod tests {
         for encoding in Encoding::ALL {
             let one = encoding.encoded(plain.clone().into(), 1).unwrap();
             let two = [encoding.encoded(plain[..500].to_vec().into(), 1).unwrap(), one.clone()].concat();
-            assert!(!encoding.is_one_stream(&two, 1500), "{encoding:?}");
+            // Raw elements know no ends.
+            assert!(encoding == Encoding::Raw || !encoding.is_one_stream(&two, 1500), "{encoding:?}");
             let padded = [&one[..], &[0; 7]].concat();
             assert!(!encoding.is_one_stream(&padded, 1000), "{encoding:?}");
             assert!(!encoding.is_one_stream(&one, 999), "{encoding:?}");

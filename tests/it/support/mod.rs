@@ -47,6 +47,7 @@ pub fn options() -> Options {
         concurrent_requests: 1024,
         origins: vec!["*".to_owned()],
         compress_slices: false,
+        viewer: None,
     }
 }
 

@@ -1,0 +1,118 @@
+//! Slices that are admitted: what is known of them before anything is read.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::bands::{Bands, Bounds, Refusal, Widths, plan};
+use super::{Container, Dataset};
+use crate::n5::{ConvertError, DataType, Region, convert};
+
+/// A slice that has been admitted by its size; nothing has been read yet.
+#[derive(Debug, Clone)]
+pub struct Slice {
+    pub(super) dataset: Arc<Dataset>,
+    pub(super) region: Region,
+    pub(super) width: usize,
+    pub(super) widths: Widths,
+    /// The type that the elements are converted to, where that is another one than they have.
+    converted: Option<DataType>,
+    bytes: u64,
+    pub(super) beside_bytes: u64,
+    pub(super) bands: Option<Bands>,
+    /// Held by every piece of a stream that has not been sent yet.
+    pub(super) pieces: Arc<()>,
+}
+
+impl Slice {
+    /// Bytes of the elements, converted.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes of memory that the elements take where the slice is whole: those of the stored type, and of the
+    /// one that they are converted to.
+    pub fn held_bytes(&self) -> u64 {
+        self.region.elements().unwrap_or(u64::MAX).saturating_mul(self.widths.held)
+    }
+
+    /// The elements as the type that was asked for.
+    ///
+    /// # Errors
+    /// [`ConvertError`], as [`convert`].
+    pub fn convert(&self, data: Bytes) -> Result<Bytes, ConvertError> {
+        match &self.converted {
+            Some(to) => convert(data, self.dataset.attributes.data_type(), to),
+            None => Ok(data),
+        }
+    }
+
+    /// Whether [`Self::convert`] makes other elements.
+    pub fn is_converted(&self) -> bool {
+        self.converted.is_some()
+    }
+
+    /// A number that stands for what is read, of which version of the dataset's attributes.
+    pub(super) fn id(&self) -> u128 {
+        let numbers = self.region.start().iter().map(|start| start.cast_unsigned());
+        let numbers = numbers.chain(self.region.shape().iter().chain(self.region.step()).copied());
+        let facts: Vec<u8> = numbers.chain([self.dataset.id]).flat_map(u64::to_le_bytes).collect();
+        xxh3_128(&facts)
+    }
+
+    /// Whether it exceeds the slice budget and leaves in bands.
+    pub fn is_streamed(&self) -> bool {
+        self.bands.is_some()
+    }
+}
+
+/// How the elements of a slice are sent.
+#[derive(Debug, Clone)]
+pub struct Sending<'a> {
+    /// The type that they are converted to; the dataset's own, and they are sent as they are.
+    pub data_type: &'a DataType,
+    /// Bytes of memory that a whole answer takes besides the elements as stored and as converted. Where these do
+    /// not fit, the answer leaves in bands; 0 where it cannot.
+    pub extra_bytes: u64,
+    /// Bytes of what is sent before a streamed answer's elements: their memory comes with the first band.
+    pub beside_bytes: u64,
+}
+
+impl Container {
+    /// Decides from sizes alone whether `region` of `dataset` may be read, and whether in one piece.
+    ///
+    /// # Errors
+    /// [`Refusal`], with a shape that would be accepted.
+    pub fn plan_slice(&self, dataset: &Arc<Dataset>, region: Region) -> Result<Slice, Refusal> {
+        let data_type = dataset.attributes.data_type();
+        self.plan_converted_slice(dataset, region, &Sending { data_type, extra_bytes: 0, beside_bytes: 0 })
+    }
+
+    /// As [`Self::plan_slice`], for an answer of other bytes than the elements as they are.
+    ///
+    /// # Errors
+    /// [`Refusal`], with a shape that would be accepted.
+    pub fn plan_converted_slice(
+        &self,
+        dataset: &Arc<Dataset>,
+        region: Region,
+        sending: &Sending<'_>,
+    ) -> Result<Slice, Refusal> {
+        let settings = self.resources.settings();
+        let beside_bytes = sending.beside_bytes;
+        let bounds = Bounds {
+            slice_bytes: settings.slice,
+            budget_bytes: settings.slice_budget,
+            extra_bytes: sending.extra_bytes,
+            band_bytes: self.resources.slice_budget.stream_bytes().saturating_sub(beside_bytes),
+            decode_factor: settings.decode_factor,
+        };
+        let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
+        let converted = Some(sending.data_type).filter(|to| *to != dataset.attributes.data_type());
+        let widths = Widths::new(width, converted.map(|to| to.size_bytes().unwrap_or(1)));
+        let (bytes, bands) = plan(&region, dataset.attributes.grid(), widths, bounds)?;
+        let (dataset, converted, pieces) = (Arc::clone(dataset), converted.cloned(), Arc::new(()));
+        Ok(Slice { dataset, region, width, widths, converted, bytes, beside_bytes, bands, pieces })
+    }
+}

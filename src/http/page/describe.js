@@ -1,0 +1,63 @@
+// Numbers and metadata in words.
+
+const SIZES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
+export function bytes(count) {
+  let value = Number(count);
+  let unit = 0;
+  while (value >= 1024 && unit < SIZES.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit > 0 && value < 10 ? value.toFixed(1) : Math.round(value)} ${SIZES[unit]}`;
+}
+
+export function shape(dimensions) {
+  return dimensions.length ? dimensions.join(" × ") : "a single element";
+}
+
+/** A number as short as it can be said without misleading. */
+export function number(value) {
+  if (typeof value === "bigint" || Number.isInteger(value)) return String(value);
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
+  return String(Number(value.toPrecision(5)));
+}
+
+const MICRO = /^(um|micron|microns|micrometer|micrometre|micrometers|micrometres)$/i;
+
+export function unit(name) {
+  return MICRO.test(name) ? "µm" : name;
+}
+
+/** Voxel size: `8 × 8 × 32 nm`, or with a unit per axis where they differ. */
+export function voxel(resolution, units) {
+  if (!resolution) return null;
+  const names = (units ?? []).map(unit);
+  const used = [...new Set(names.filter(Boolean))];
+  if (used.length === 0) return null;
+  if (used.length === 1) {
+    const sizes = resolution.filter((_, axis) => names[axis]);
+    return `${sizes.map(number).join(" × ")} ${used[0]}`;
+  }
+  return resolution.map((size, axis) => `${number(size)}${names[axis] ? ` ${names[axis]}` : ""}`).join(" × ");
+}
+
+export function compression(info) {
+  const { type, cname, useZlib } = info.compression ?? {};
+  if (type === "gzip" && useZlib === true) return "zlib";
+  return type === "blosc" && cname ? `blosc (${cname})` : type ?? "unknown";
+}
+
+/** What an entry is: its kind, a name it gives itself, facts. `finest` is what is known of a pyramid's finest level. */
+export function summary(info, finest = null) {
+  const text = (key) => (typeof info.attributes?.[key] === "string" ? info.attributes[key] : null);
+  const dataset = info.kind === "dataset" ? info : finest;
+  const detail = [];
+  if (dataset?.dimensions) {
+    const size = dataset.size_bytes === null ? null : bytes(dataset.size_bytes);
+    detail.push(shape(dataset.dimensions), dataset.data_type, compression(dataset), size);
+  }
+  const levels = info.multiscale?.levels.length;
+  if (levels) detail.push(`${levels} ${levels === 1 ? "level" : "levels"}`, voxel(info.resolution, info.units));
+  return { kind: info.kind, name: text("name") ?? (info.kind === "group" ? text("title") : null), detail };
+}

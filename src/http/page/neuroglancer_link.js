@@ -1,0 +1,113 @@
+// Links that open volumes in Neuroglancer with everything set.
+
+import { fromStats } from "./contrast.js";
+import { directory, rebase, root } from "./server.js";
+import { isColour, kindOf } from "./volume.js";
+
+const PUBLIC = "https://neuroglancer-demo.appspot.com/";
+
+/** Where Neuroglancer is: on this server where it has one, else the public one. */
+export function viewerBase() {
+  return "viewer" in document.querySelector("main").dataset ? new URL("viewer/", root).href : PUBLIC;
+}
+
+/** The source that this volume should be opened with. */
+function sourceOf(info, volume, stats) {
+  const recommended = info.urls.recommended?.source;
+  if (recommended) {
+    const [, scheme, address] = /^(\w+:\/\/)(.*)$/.exec(recommended);
+    return `${scheme}${rebase(address, info)}`;
+  }
+  // Neuroglancer has no int64; what is not negative is the same as uint64.
+  if (volume.dataType === "int64" && stats && Number(stats.min) >= 0 && info.urls.as) {
+    return `n5://${directory("as/gzip,uint64", info.path)}`;
+  }
+  return `n5://${directory("n5", info.path)}`;
+}
+
+const METRES = /^(|Y|Z|E|P|T|G|M|k|h|c|m|u|µ|n|p|f|a|z|y)m$/;
+const LONG = { nanometer: "nm", nanometre: "nm", nanometers: "nm", micrometer: "um", micrometre: "um", micrometers: "um",
+  micron: "um", microns: "um", millimeter: "mm", millimetre: "mm", millimeters: "mm", meter: "m", metre: "m", second: "s",
+  seconds: "s", sec: "s", millisecond: "ms" };
+
+/** A voxel's size as Neuroglancer writes it; null for a unit that it does not know. */
+function scaleOf(resolution, unit) {
+  const name = LONG[unit.toLowerCase()] ?? unit.replace("µ", "u");
+  if (name === "") return [1, ""];
+  if (/^(angstroms?|Å)$/i.test(name)) return [resolution / 10, "nm"];
+  return METRES.test(name) || /^[munpk]?s$/.test(name) ? [resolution, name] : null;
+}
+
+function spaceOf(volume) {
+  const known = volume.axes.map((name, axis) => [name, scaleOf(volume.resolution[axis], volume.units[axis])]);
+  // Without units Neuroglancer assumes some of its own, which this page would contradict.
+  if (known.some(([, scale]) => scale === null) || known.every(([, scale]) => scale[1] === "")) return null;
+  return Object.fromEntries(known);
+}
+
+function layerOf({ info, volume, stats }, name) {
+  const source = { url: sourceOf(info, volume, stats) };
+  if (kindOf(info, volume, stats) === "segmentation") {
+    return { type: "segmentation", source, name, tab: "source", selectedAlpha: 0.4 };
+  }
+  const space = spaceOf(volume);
+  // The transform names the axes in the order of the source, which N5's is.
+  if (isColour(volume) && source.url.startsWith("n5://")) {
+    const channel = volume.axes[volume.channel];
+    const dimensions = Object.entries(space ?? Object.fromEntries(volume.axes.map((axis) => [axis, [1, ""]])));
+    source.transform = {
+      outputDimensions: Object.fromEntries(dimensions.map(([axis, scale]) => [axis === channel ? `${axis}^` : axis, scale])),
+    };
+    const shader = "void main() {\n  emitRGB(vec3(toNormalized(getDataValue(0)), toNormalized(getDataValue(1)), toNormalized(getDataValue(2))));\n}\n";
+    return { type: "image", source, name, tab: "rendering", shader };
+  }
+  const layer = { type: "image", source, name, tab: "rendering" };
+  layer.shader = "#uicontrol invlerp contrast\nvoid main() {\n  emitGrayscale(contrast());\n}\n";
+  const known = fromStats(stats);
+  if (known && known.high > known.low) {
+    layer.shaderControls = { contrast: { range: [known.low, known.high], window: [known.min, known.max] } };
+  }
+  return layer;
+}
+
+/** Whether volumes can be seen together: the same axes, at least two of them in space. */
+export function together(volumes) {
+  const key = ({ volume }) => volume.axes.join() + volume.units.map((unit) => Boolean(unit)).join();
+  return volumes.length > 1 && volumes[0].volume.rank >= 2 && new Set(volumes.map(key)).size === 1;
+}
+
+/** The state: `volumes` are {info, volume, stats}; images come first, segmentations over them. */
+export function stateOf(volumes) {
+  const isOver = ({ info, volume, stats }) => kindOf(info, volume, stats) === "segmentation";
+  const count = ({ volume }) => volume.dimensions.reduce((a, b) => a * b, 1);
+  const images = volumes.filter((one) => !isOver(one)).sort((a, b) => count(b) - count(a));
+  const sorted = [...images, ...volumes.filter(isOver)];
+  const names = sorted.map(({ info }) => info.path.split("/").pop() || "volume");
+  const layers = sorted.map((one, n) => layerOf(one, names[n]));
+  // One image below the segmentations; further ones are there to be switched on.
+  layers.filter((layer) => layer.type === "image").slice(1).forEach((layer) => (layer.visible = false));
+  const state = { layers, layout: sorted[0].volume.axes.length > 2 && !isColour(sorted[0].volume) ? "4panel" : "xy" };
+  const { volume } = sorted[0];
+  const space = spaceOf(volume);
+  if (space && !isColour(volume)) {
+    const largest = Math.max(...volume.dimensions.map((n, axis) => n * volume.resolution[axis])) / Math.min(...volume.resolution);
+    state.dimensions = space;
+    state.position = volume.dimensions.map((n) => n / 2);
+    state.crossSectionScale = Math.max(largest / 420, 0.01);
+    state.projectionScale = largest * 1.6;
+  }
+  state.selectedLayer = { layer: layers[layers.length - 1].name, visible: false };
+  return state;
+}
+
+/** The link; the address of a private volume holds its token. */
+export function linkTo(volumes) {
+  const encoded = encodeURIComponent(JSON.stringify(stateOf(volumes))).replace(/%3A/g, ":").replace(/%2C/g, ",").replace(/%2F/g, "/");
+  return `${viewerBase()}#!${encoded}`;
+}
+
+/** The address to paste into Neuroglancer's source field. */
+export function sourceText(info, volume, stats) {
+  return sourceOf(info, volume, stats);
+}
+

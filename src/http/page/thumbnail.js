@@ -1,0 +1,42 @@
+// A small picture of a volume for the listing, where one is cheap.
+
+import { draw } from "./colours.js";
+import { measure } from "./contrast.js";
+import { h } from "./dom.js";
+import { fetchPlane } from "./planes.js";
+import { ITEM_BYTES, cut, extents, isColour, kindOf, planesOf, volumeOf } from "./volume.js";
+
+/** Longest side on the screen. */
+const SIDE = 56;
+
+/** Most bytes that the server may have to decode for one. */
+const DECODED_BYTES = 8 << 20;
+
+/** What the blocks that a plane touches hold, decoded. */
+function decodedBytes(level, axes) {
+  const blocks = axes.reduce((product, axis) => product * (axis === null ? 1 : level.info.grid[axis]), 1);
+  return blocks * level.info.block_size.reduce((a, b) => a * b, ITEM_BYTES[level.info.data_type]);
+}
+
+/** A canvas, or null where there is nothing to show or it would cost too much. */
+export async function thumbnail(info) {
+  if (info.kind !== "dataset" && info.kind !== "multiscale") return null;
+  const volume = await volumeOf(info);
+  if (!volume || !(volume.dataType in ITEM_BYTES) || volume.dimensions.includes(0)) return null;
+  const [axes] = planesOf(volume);
+  if (!axes || axes[1] === null) return null;
+  const lengths = axes.map((axis) => extents(volume)[axis]);
+  const sides = lengths.map((length) => Math.max(8, Math.round((SIDE * length) / Math.max(...lengths))));
+  const position = volume.dimensions.map((n) => Math.floor((n - 1) / 2));
+  const colour = isColour(volume);
+  const request = cut(volume, axes, position, sides.map((side) => side * 2), colour);
+  if (decodedBytes(volume.levels[request.level], axes) > DECODED_BYTES) return null;
+  const plane = await fetchPlane(request);
+  const measured = measure([plane]);
+  if (!measured) return null;
+  const window = colour ? [0, 255] : measured.high > measured.low ? [measured.low, measured.high] : [measured.min, measured.max];
+  const canvas = h("canvas", {});
+  draw(canvas, plane, kindOf(info, volume, null), window);
+  [canvas.style.width, canvas.style.height] = sides.map((side) => `${side}px`);
+  return canvas;
+}

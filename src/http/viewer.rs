@@ -1,0 +1,150 @@
+//! `/viewer/`: the files of a built Neuroglancer from a directory, and the assets of the listing page beside them.
+
+use std::path::{Path, PathBuf};
+
+use axum::body::Body;
+use axum::http::header::{
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+    IF_UNMODIFIED_SINCE, RANGE,
+};
+use axum::http::{HeaderValue, Request, Response, StatusCode};
+use tower_http::services::ServeDir;
+
+use super::problem::{self, Problem};
+use super::{Answer, Ask, stored, target, vary};
+
+/// What the viewer starts from.
+const INDEX: &str = "index.html";
+
+/// A built viewer.
+#[derive(Debug, Clone)]
+pub struct Viewer {
+    directory: PathBuf,
+    files: ServeDir,
+}
+
+impl Viewer {
+    /// The viewer in `directory`, relative to the working directory; `None` where there is no `index.html`, or no
+    /// directory is named.
+    /// Beside a file may lie `.br` and `.gz`, its compressed copies.
+    pub async fn find(directory: &Path) -> Option<Self> {
+        if directory.as_os_str().is_empty() {
+            return None;
+        }
+        let index = tokio::fs::metadata(directory.join(INDEX)).await.ok()?;
+        let files = ServeDir::new(directory)
+            .append_index_html_on_directories(false)
+            .ignore_multi_range_requests(true)
+            .precompressed_br()
+            .precompressed_gzip();
+        index.is_file().then(|| Self { directory: directory.to_owned(), files })
+    }
+
+    /// Where its files are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+}
+
+pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
+    let segments: Vec<&str> = ask.target.segments.iter().map(String::as_str).collect();
+    match segments.as_slice() {
+        path => {
+            let Some(viewer) = ask.app.viewer() else {
+                return Err(Problem::new(
+                    problem::NOT_FOUND,
+                    "this server has no viewer; the README says how to add it",
+                ));
+            };
+            match path {
+                [] if ask.target.bare => Ok(stored::redirect(ask)),
+                [] => viewer.file(ask, &[INDEX]).await,
+                // No directory is listed, and no file is one.
+                _ if ask.target.trailing_slash => Err(Problem::missing()),
+                path => viewer.file(ask, path).await,
+            }
+        }
+    }
+}
+
+impl Viewer {
+    async fn file(&self, ask: &Ask<'_>, path: &[&str]) -> Answer {
+        let encoded: Vec<String> = path.iter().map(|segment| target::encode(segment).to_string()).collect();
+        let uri = format!("/{}", encoded.join("/"));
+        let mut request = Request::new(Body::empty());
+        *request.method_mut() = ask.method().clone();
+        *request.uri_mut() = uri.parse().map_err(|_invalid| Problem::missing())?;
+        for name in [ACCEPT_ENCODING, IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE, RANGE] {
+            if let Some(value) = ask.headers().get(&name) {
+                request.headers_mut().insert(name, value.clone());
+            }
+        }
+        let response = self.files.clone().try_call(request).await.map_err(|error| self.unreadable(&error))?;
+        match response.status() {
+            StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED => {}
+            StatusCode::PRECONDITION_FAILED => {
+                return Err(Problem::new(problem::PRECONDITION_FAILED, "the file has another entity tag now"));
+            }
+            StatusCode::RANGE_NOT_SATISFIABLE => return Err(Problem::range(length_of(response.headers()))),
+            _ => return Err(Problem::missing()),
+        }
+        let mut response: Response<Body> = response.map(Body::new);
+        let headers = response.headers_mut();
+        let name = path.last().copied().unwrap_or_default();
+        let policy = if is_hashed(name) { "public, max-age=31536000, immutable" } else { "no-cache" };
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static(policy));
+        let text = headers.get(CONTENT_TYPE).and_then(|found| found.to_str().ok()).filter(|t| t.starts_with("text/"));
+        if let Some(Ok(typed)) = text.map(|text| HeaderValue::from_str(&format!("{text}; charset=utf-8"))) {
+            headers.insert(CONTENT_TYPE, typed);
+        }
+        if response.status() == StatusCode::NOT_MODIFIED {
+            vary(response.headers_mut(), "accept-encoding");
+        }
+        Ok(response)
+    }
+
+    fn unreadable(&self, error: &std::io::Error) -> Problem {
+        use std::io::ErrorKind;
+        let absent =
+            [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::IsADirectory, ErrorKind::InvalidFilename];
+        if absent.contains(&error.kind()) {
+            return Problem::missing();
+        }
+        let cause = format!("{}: {error}", self.directory.display());
+        Problem::own(problem::STORAGE_UNAVAILABLE, "the viewer's files cannot be read", cause)
+    }
+}
+
+/// The length that an answer to an unsatisfiable range gives.
+fn length_of(headers: &HeaderMap) -> u64 {
+    let range = headers.get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
+    range.and_then(|range| range.strip_prefix("bytes */")?.parse().ok()).unwrap_or(0)
+}
+
+/// Whether a file's name has a hash of its content (`main.0123456789abcdef.js`), so that it never changes.
+fn is_hashed(name: &str) -> bool {
+    name.split('.').skip(1).any(|part| part.len() == 16 && part.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_with_a_hash_are_kept_for_ever() {
+        assert!(is_hashed("main.0123456789abcdef.js"));
+        assert!(is_hashed("main.0123456789abcdef.js.map"));
+        for name in ["index.html", "0123456789abcdef", "main.0123456789abcde.js", "main.0123456789abcdeg.js", ""] {
+            assert!(!is_hashed(name), "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_directory_without_an_index_is_no_viewer() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(Viewer::find(directory.path()).await.is_none());
+        std::fs::create_dir(directory.path().join(INDEX)).unwrap();
+        assert!(Viewer::find(directory.path()).await.is_none());
+        assert!(Viewer::find(Path::new("")).await.is_none());
+    }
+}

@@ -1,0 +1,414 @@
+//! Elements of one type as elements of another, checked.
+
+use bytes::Bytes;
+
+use super::DataType;
+
+/// Elements that are converted before it is looked at whether all of them could be.
+const RUN: usize = 1024;
+
+/// Why elements are not converted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConvertError {
+    /// A value that the type asked for does not have.
+    #[error("element {index} is {value}, which {to} cannot represent exactly")]
+    NotRepresentable {
+        /// Its position among the elements given, in the order of memory.
+        index: usize,
+        /// The value as text; integers are exact.
+        value: String,
+        /// The type that it has.
+        from: DataType,
+        /// The type that was asked for.
+        to: DataType,
+    },
+    /// A type whose elements are not decoded.
+    #[error("elements of type {0} are not converted")]
+    Unsupported(DataType),
+    /// The data ends inside an element.
+    #[error("{bytes} bytes are no whole number of {data_type} elements")]
+    Length {
+        /// Bytes given.
+        bytes: usize,
+        /// The type they should have.
+        data_type: DataType,
+    },
+    /// No memory for the converted elements.
+    #[error("no memory for {0} bytes of converted elements")]
+    Memory(usize),
+}
+
+/// Converts little-endian elements of type `from` to little-endian elements of type `to`, in the same order.
+///
+/// - To an integer type every value has to be representable exactly: in range, and a float integral and finite
+///   (negative zero is 0).
+/// - To a floating-point type values are rounded to the nearest, ties to even, as IEEE 754 does: integers may
+///   lose their last digits, float64 beyond the range of float32 becomes infinite, NaN stays NaN.
+/// - To the same type nothing is copied.
+///
+/// # Errors
+/// [`ConvertError`]; of several values that are not representable, the first is named.
+pub fn convert(data: Bytes, from: &DataType, to: &DataType) -> Result<Bytes, ConvertError> {
+    if from == to && from.size_bytes().is_some() {
+        return Ok(data);
+    }
+    match from {
+        DataType::UInt8 => from_type::<1, u8>(&data, from, to),
+        DataType::UInt16 => from_type::<2, u16>(&data, from, to),
+        DataType::UInt32 => from_type::<4, u32>(&data, from, to),
+        DataType::UInt64 => from_type::<8, u64>(&data, from, to),
+        DataType::Int8 => from_type::<1, i8>(&data, from, to),
+        DataType::Int16 => from_type::<2, i16>(&data, from, to),
+        DataType::Int32 => from_type::<4, i32>(&data, from, to),
+        DataType::Int64 => from_type::<8, i64>(&data, from, to),
+        DataType::Float32 => from_type::<4, f32>(&data, from, to),
+        DataType::Float64 => from_type::<8, f64>(&data, from, to),
+        DataType::Other(_) => Err(ConvertError::Unsupported(from.clone())),
+    }
+}
+
+fn from_type<const N: usize, A: Anything<N>>(
+    data: &[u8],
+    from: &DataType,
+    to: &DataType,
+) -> Result<Bytes, ConvertError> {
+    let converted = match to {
+        DataType::UInt8 => between::<N, 1, A, u8>(data),
+        DataType::UInt16 => between::<N, 2, A, u16>(data),
+        DataType::UInt32 => between::<N, 4, A, u32>(data),
+        DataType::UInt64 => between::<N, 8, A, u64>(data),
+        DataType::Int8 => between::<N, 1, A, i8>(data),
+        DataType::Int16 => between::<N, 2, A, i16>(data),
+        DataType::Int32 => between::<N, 4, A, i32>(data),
+        DataType::Int64 => between::<N, 8, A, i64>(data),
+        DataType::Float32 => between::<N, 4, A, f32>(data),
+        DataType::Float64 => between::<N, 8, A, f64>(data),
+        DataType::Other(_) => return Err(ConvertError::Unsupported(to.clone())),
+    };
+    converted.map_err(|fault| match fault {
+        Fault::Value { index, value } => {
+            ConvertError::NotRepresentable { index, value, from: from.clone(), to: to.clone() }
+        }
+        Fault::Length => ConvertError::Length { bytes: data.len(), data_type: from.clone() },
+        Fault::Memory(bytes) => ConvertError::Memory(bytes),
+    })
+}
+
+/// A [`ConvertError`] that does not know the types' names yet.
+enum Fault {
+    Value { index: usize, value: String },
+    Length,
+    Memory(usize),
+}
+
+/// One pair of types: a loop without branches for each run, so that it becomes vector instructions.
+fn between<const N: usize, const M: usize, A: Element<N> + Cast<B>, B: Element<M>>(
+    data: &[u8],
+) -> Result<Bytes, Fault> {
+    let (elements, []) = data.as_chunks::<N>() else { return Err(Fault::Length) };
+    let bytes = elements.len().saturating_mul(M);
+    let mut out: Vec<u8> = Vec::new();
+    out.try_reserve_exact(bytes).map_err(|_refused| Fault::Memory(bytes))?;
+    let mut run = [[0; M]; RUN];
+    for (n, from) in elements.chunks(RUN).enumerate() {
+        let mut sound = true;
+        for (element, converted) in from.iter().zip(&mut run) {
+            let (value, exact) = A::read(*element).cast();
+            *converted = value.bytes();
+            sound &= exact;
+        }
+        if !sound {
+            let values = from.iter().map(|element| A::read(*element));
+            let first = values.enumerate().find(|(_, value)| !value.cast().1);
+            let (k, value) = first.map_or((0, String::new()), |(k, value)| (k, value.text()));
+            return Err(Fault::Value { index: n.saturating_mul(RUN).saturating_add(k), value });
+        }
+        out.extend_from_slice(run.get(..from.len()).unwrap_or_default().as_flattened());
+    }
+    Ok(out.into())
+}
+
+/// A number of `N` bytes.
+trait Element<const N: usize>: Copy {
+    fn read(bytes: [u8; N]) -> Self;
+    fn bytes(self) -> [u8; N];
+    fn text(self) -> String;
+}
+
+/// The nearest value of type `B`, and whether it may be taken.
+trait Cast<B>: Copy {
+    fn cast(self) -> (B, bool);
+}
+
+/// What can become each of the ten types.
+trait Anything<const N: usize>:
+    Element<N>
+    + Cast<u8>
+    + Cast<u16>
+    + Cast<u32>
+    + Cast<u64>
+    + Cast<i8>
+    + Cast<i16>
+    + Cast<i32>
+    + Cast<i64>
+    + Cast<f32>
+    + Cast<f64>
+{
+}
+
+/// Integer to integer: refused where out of range.
+fn integer<A, B: TryFrom<A> + Default>(value: A) -> (B, bool) {
+    let converted = B::try_from(value);
+    let exact = converted.is_ok();
+    (converted.unwrap_or_default(), exact)
+}
+
+mod casts {
+    #![expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        clippy::cast_lossless,
+        clippy::float_cmp,
+        reason = "rounding is what is asked for; what an integer type does not hold is found by comparing exactly"
+    )]
+
+    use super::{Anything, Cast, Element, integer};
+
+    macro_rules! elements {
+        ($($t:ty, $size:literal;)*) => {
+            $(
+                impl Element<$size> for $t {
+                    fn read(bytes: [u8; $size]) -> Self {
+                        Self::from_le_bytes(bytes)
+                    }
+                    fn bytes(self) -> [u8; $size] {
+                        self.to_le_bytes()
+                    }
+                    fn text(self) -> String {
+                        self.to_string()
+                    }
+                }
+                impl Anything<$size> for $t {}
+            )*
+        };
+    }
+
+    elements! { u8, 1; u16, 2; u32, 4; u64, 8; i8, 1; i16, 2; i32, 4; i64, 8; f32, 4; f64, 8; }
+
+    /// From each of the types in brackets to each of those after the arrow.
+    macro_rules! casts {
+        ($way:ident: [$($a:ty),*] => $to:tt) => { $(casts!($way: $a => $to);)* };
+        ($way:ident: $a:ty => [$($b:ty),*]) => {
+            $(
+                impl Cast<$b> for $a {
+                    #[inline]
+                    fn cast(self) -> ($b, bool) {
+                        casts!(@$way self, $b)
+                    }
+                }
+            )*
+        };
+        (@integer $value:expr, $b:ty) => { integer($value) };
+        (@rounded $value:expr, $b:ty) => { ($value as $b, true) };
+        (@checked $value:expr, $b:ty) => {{
+            let wide = f64::from($value);
+            let converted = wide as $b;
+            // Bounds that are powers of two (or 0) are exact; without them 2^63 would pass for i64::MAX, which
+            // as a float is 2^63 again. NaN is within no bounds.
+            let within = wide >= <$b>::MIN as f64 && wide < (<$b>::MAX / 2 + 1) as f64 * 2.0;
+            (converted, within && converted as f64 == wide)
+        }};
+    }
+
+    casts!(integer: [u8, u16, u32, u64, i8, i16, i32, i64] => [u8, u16, u32, u64, i8, i16, i32, i64]);
+    casts!(rounded: [u8, u16, u32, u64, i8, i16, i32, i64, f32, f64] => [f32, f64]);
+    casts!(checked: [f32, f64] => [u8, u16, u32, u64, i8, i16, i32, i64]);
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        reason = "the reference rounds, and its integers are wider than any that is converted"
+    )]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A number of any type, without loss.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Number {
+        Integer(i128),
+        Float(f64),
+    }
+
+    fn bounds(name: &str) -> (i128, i128) {
+        let bits: u32 = name.trim_start_matches(|c: char| c.is_ascii_alphabetic()).parse().unwrap();
+        if name.starts_with('u') { (0, (1 << bits) - 1) } else { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) }
+    }
+
+    fn read(bytes: &[u8], name: &str) -> Number {
+        match name {
+            "float32" => Number::Float(f32::from_le_bytes(bytes.try_into().unwrap()).into()),
+            "float64" => Number::Float(f64::from_le_bytes(bytes.try_into().unwrap())),
+            _ => {
+                let fill = if name.starts_with('i') && bytes[bytes.len() - 1] > 127 { 255 } else { 0 };
+                let mut wide = [fill; 16];
+                wide[..bytes.len()].copy_from_slice(bytes);
+                Number::Integer(i128::from_le_bytes(wide))
+            }
+        }
+    }
+
+    /// What the contract says of one value: its bytes in the new type, `None` where it is refused.
+    fn reference(value: Number, to: &str) -> Option<Vec<u8>> {
+        if to == "float32" {
+            let rounded = match value {
+                Number::Integer(value) => value as f32,
+                Number::Float(value) => value as f32,
+            };
+            return Some(rounded.to_le_bytes().to_vec());
+        }
+        if to == "float64" {
+            let rounded = match value {
+                Number::Integer(value) => value as f64,
+                Number::Float(value) => value,
+            };
+            return Some(rounded.to_le_bytes().to_vec());
+        }
+        let integer = match value {
+            Number::Integer(value) => value,
+            // Beyond 2^100 no integer type here reaches.
+            Number::Float(value) if value.is_finite() && value.fract() == 0.0 && value.abs() < 1e30 => value as i128,
+            Number::Float(_) => return None,
+        };
+        let (low, high) = bounds(to);
+        let width = DataType::from_name(to).size_bytes().unwrap();
+        (low..=high).contains(&integer).then(|| integer.to_le_bytes()[..width].to_vec())
+    }
+
+    fn is_nan(bytes: &[u8], name: &str) -> bool {
+        matches!(read(bytes, name), Number::Float(value) if value.is_nan())
+    }
+
+    /// Values where types end, and any others.
+    fn values() -> impl Strategy<Value = Vec<u64>> {
+        let edges: Vec<u64> = [0, 7, 8, 15, 16, 24, 31, 32, 52, 53, 62, 63]
+            .iter()
+            .flat_map(|bit| [(1u64 << bit) - 1, 1 << bit, (1 << bit) + 1, (1u64 << bit).wrapping_neg()])
+            .collect();
+        let floats: Vec<u64> = edges
+            .iter()
+            .flat_map(|edge| [*edge as f64, -(*edge as f64), *edge as f64 + 0.5])
+            .chain([-0.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, 1e-300, 18_446_744_073_709_551_616.0])
+            .flat_map(|value| [value.to_bits(), (value as f32).to_bits().into()])
+            .collect();
+        let one = prop_oneof![
+            prop::sample::select(edges),
+            prop::sample::select(floats),
+            any::<u64>(),
+            any::<u8>().prop_map(u64::from),
+            any::<i8>().prop_map(|small| f64::from(small).to_bits()),
+            any::<i8>().prop_map(|small| f32::from(small).to_bits().into()),
+        ];
+        prop::collection::vec(one, 0..12)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+        #[test]
+        fn every_value_of_every_pair_is_what_the_reference_says(
+            values in values(),
+            from in prop::sample::select(DataType::names().collect::<Vec<_>>()),
+            to in prop::sample::select(DataType::names().collect::<Vec<_>>()),
+        ) {
+            let (from_type, to_type) = (DataType::from_name(from), DataType::from_name(to));
+            let width = from_type.size_bytes().unwrap();
+            let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()[..width].to_vec()).collect();
+            let expected: Vec<Option<Vec<u8>>> =
+                data.chunks(width).map(|bytes| if from == to { Some(bytes.to_vec()) } else { reference(read(bytes, from), to) }).collect();
+            match convert(data.clone().into(), &from_type, &to_type) {
+                Ok(converted) => {
+                    let size = to_type.size_bytes().unwrap();
+                    prop_assert_eq!(converted.len(), expected.len() * size);
+                    for (found, expected) in converted.chunks(size).zip(expected) {
+                        let expected = expected.unwrap();
+                        prop_assert!(found == expected || is_nan(found, to) && is_nan(&expected, to));
+                    }
+                }
+                Err(ConvertError::NotRepresentable { index, value, .. }) => {
+                    prop_assert_eq!(Some(index), expected.iter().position(Option::is_none));
+                    let text = match read(&data[index * width..][..width], from) {
+                        Number::Integer(value) => value.to_string(),
+                        // The shortest text of a float32 is shorter than that of the widened value.
+                        Number::Float(value) if from == "float32" => (value as f32).to_string(),
+                        Number::Float(value) => value.to_string(),
+                    };
+                    prop_assert_eq!(value, text);
+                }
+                Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
+    }
+
+    fn of<const N: usize, A: Element<N>>(values: &[A]) -> Bytes {
+        values.iter().flat_map(|value| value.bytes()).collect::<Vec<u8>>().into()
+    }
+
+    #[test]
+    fn the_same_type_is_not_copied() {
+        for name in DataType::names() {
+            let (data, data_type) = (Bytes::from(vec![1u8; 16]), DataType::from_name(name));
+            assert_eq!(convert(data.clone(), &data_type, &data_type).unwrap().as_ptr(), data.as_ptr());
+        }
+    }
+
+    #[test]
+    fn the_first_offending_value_is_named_beyond_the_first_run_too() {
+        let mut values = vec![7u16; 3 * RUN];
+        values[RUN + 5] = 256;
+        values[2 * RUN] = 300;
+        let error = convert(of(&values), &DataType::UInt16, &DataType::UInt8).unwrap_err();
+        assert_eq!(error.to_string(), format!("element {} is 256, which uint8 cannot represent exactly", RUN + 5));
+    }
+
+    #[test]
+    fn powers_of_two_just_beyond_a_type_are_refused() {
+        let two_63 = 9_223_372_036_854_775_808.0;
+        for (value, to, fits) in [
+            (two_63, DataType::Int64, false),
+            (-two_63, DataType::Int64, true),
+            (two_63, DataType::UInt64, true),
+            (two_63 * 2.0, DataType::UInt64, false),
+            (4_294_967_295.0, DataType::UInt32, true),
+            (4_294_967_296.0, DataType::UInt32, false),
+            (-129.0, DataType::Int8, false),
+            (-0.0, DataType::UInt8, true),
+            (-0.5, DataType::UInt8, false),
+            (f64::NAN, DataType::Int8, false),
+        ] {
+            assert_eq!(convert(of(&[value]), &DataType::Float64, &to).is_ok(), fits, "{value} {to}");
+        }
+    }
+
+    #[test]
+    fn floats_round_and_overflow_to_infinity() {
+        let narrow = convert(of(&[0.1, 1e300, -1e300, 1e-300]), &DataType::Float64, &DataType::Float32).unwrap();
+        assert_eq!(narrow, of(&[0.1f32, f32::INFINITY, f32::NEG_INFINITY, 0.0]));
+        let odd = (1i64 << 24) + 1;
+        let rounded = convert(of(&[odd, i64::MAX]), &DataType::Int64, &DataType::Float32).unwrap();
+        assert_eq!(rounded, of(&[16_777_216f32, 9_223_372_036_854_775_808.0]));
+    }
+
+    #[test]
+    fn types_that_are_not_decoded_and_torn_elements_are_refused() {
+        let other = DataType::from_name("string");
+        assert_eq!(convert(Bytes::new(), &other, &other), Err(ConvertError::Unsupported(other.clone())));
+        assert_eq!(convert(Bytes::new(), &DataType::Int8, &other), Err(ConvertError::Unsupported(other)));
+        let torn = convert(vec![0u8; 3].into(), &DataType::UInt16, &DataType::UInt8);
+        assert_eq!(torn, Err(ConvertError::Length { bytes: 3, data_type: DataType::UInt16 }));
+    }
+}

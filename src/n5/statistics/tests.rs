@@ -1,0 +1,117 @@
+use smallvec::smallvec;
+
+use super::*;
+
+/// Of one run of elements, with the percentages 0, 50 and 100 and four bins.
+fn of(data_type: &str, data: &[u8]) -> Summary {
+    let data_type = DataType::from_name(data_type);
+    let elements = data.len() / data_type.size_bytes().unwrap();
+    let mut accumulator = Accumulator::new(&data_type, elements as u64, 1 << 20).unwrap();
+    assert_eq!(accumulator.push_block(data, &smallvec![elements as u64], &smallvec![u64::MAX]), elements as u64);
+    accumulator.finish(4, &[0.0, 50.0, 100.0])
+}
+
+macro_rules! check {
+    ($($name:literal $type:ty: $number:ident as $wide:ty, $list:expr;)*) => {$({
+        let list: Vec<$type> = $list;
+        let data: Vec<u8> = list.iter().flat_map(|n| n.to_le_bytes()).collect();
+        let summary = of($name, &data);
+        let mut sorted = list.clone();
+        sorted.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        let number = |n: $type| Number::$number(<$wide>::from(n));
+        let (first, last) = (sorted[0], sorted[sorted.len() - 1]);
+        assert_eq!((summary.min, summary.max), (Some(number(first)), Some(number(last))), $name);
+        let middle = sorted[(sorted.len() - 1) / 2];
+        assert_eq!(summary.percentiles, Some(vec![number(first), number(middle), number(last)]), $name);
+        assert_eq!(summary.histogram.unwrap().iter().sum::<u64>(), list.len() as u64, $name);
+        assert_eq!(summary.zeros, list.iter().filter(|n| **n == <$type>::default()).count() as u64, $name);
+        sorted.dedup();
+        assert_eq!(summary.distinct, sorted.len() as u64, $name);
+    })*};
+}
+
+#[test]
+fn every_type_keeps_its_order_and_its_values() {
+    check! {
+        "uint8" u8: Unsigned as u64, vec![3, 255, 0, 7, 7];
+        "uint16" u16: Unsigned as u64, vec![3, 65535, 0, 256, 255];
+        "uint32" u32: Unsigned as u64, vec![3, u32::MAX, 0, 1 << 16, 5];
+        "uint64" u64: Unsigned as u64, vec![u64::MAX, u64::MAX - 1, (1 << 53) + 1, 0, 9];
+        "int8" i8: Signed as i64, vec![-128, 127, 0, -1, 1];
+        "int16" i16: Signed as i64, vec![i16::MIN, i16::MAX, 0, -1, 1];
+        "int32" i32: Signed as i64, vec![i32::MIN, i32::MAX, 0, -1, 1];
+        "int64" i64: Signed as i64, vec![i64::MIN, i64::MAX, 0, -1, i64::MIN + 1];
+        "float32" f32: Float as f64, vec![-1.5, f32::MAX, 0.0, 1e-45, f32::MIN];
+        "float64" f64: Float as f64, vec![-1.5, f64::MAX, 0.0, 5e-324, -5e-324];
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_counted_apart() {
+    let data: Vec<u8> =
+        [f32::NAN, f32::INFINITY, -f32::INFINITY, 2.0, -0.0, 0.0].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let summary = of("float32", &data);
+    assert_eq!((summary.elements, summary.nan, summary.infinite, summary.zeros), (6, 1, 2, 2));
+    assert_eq!((summary.min, summary.max), (Some(Number::Float(0.0)), Some(Number::Float(2.0))));
+    assert_eq!((summary.distinct, summary.histogram.unwrap()), (2, vec![2, 0, 0, 1]));
+    let nothing = of("float64", &f64::NAN.to_le_bytes());
+    assert_eq!((nothing.nan, nothing.min, nothing.mean, nothing.histogram), (1, None, None, None));
+    assert_eq!(of("uint8", &[]).percentiles, None);
+}
+
+#[test]
+fn means_are_exact_where_integers_would_overflow_and_none_where_floats_do() {
+    let data: Vec<u8> = [u64::MAX, u64::MAX, 1, 1].iter().flat_map(|n| n.to_le_bytes()).collect();
+    assert_eq!(of("uint64", &data).mean, Some(9_223_372_036_854_775_808.0));
+    let data: Vec<u8> = [f64::MAX, f64::MAX].iter().flat_map(|n| n.to_le_bytes()).collect();
+    assert_eq!((of("float64", &data).mean, of("float64", &data).max), (None, Some(Number::Float(f64::MAX))));
+}
+
+#[test]
+fn the_greatest_element_belongs_to_the_last_bin() {
+    assert_eq!(of("uint8", &[0, 1, 2, 3, 4]).histogram.unwrap(), [1, 1, 1, 2]);
+    assert_eq!(of("int8", &[0x80, 0x7f, 0]).histogram.unwrap(), [1, 0, 1, 1]);
+    assert_eq!(of("uint8", &[9, 9]).histogram.unwrap(), [2, 0, 0, 0]);
+    let widest: Vec<u8> = [f64::MIN, 0.0, f64::MAX].iter().flat_map(|n| n.to_le_bytes()).collect();
+    assert_eq!(of("float64", &widest).histogram.unwrap(), [1, 0, 1, 1]);
+}
+
+#[test]
+fn padding_beyond_the_dataset_does_not_count() {
+    // 3 by 2 by 2, of which 2 by 2 by 1 lie inside.
+    let data = [1, 2, 99, 3, 4, 99, 99, 99, 99, 99, 99, 99];
+    for (clip, expected) in [([2, 2, 1], 4), ([3, 1, 2], 6), ([3, 2, 2], 12), ([9, 9, 9], 12), ([0, 2, 2], 0)] {
+        let mut accumulator = Accumulator::new(&DataType::UInt8, 12, 100).unwrap();
+        let inside = accumulator.push_block(&data, &smallvec![3, 2, 2], &clip.into_iter().collect());
+        let summary = accumulator.finish(1, &[]);
+        assert_eq!((inside, summary.elements), (expected, expected), "{clip:?}");
+        if clip == [2, 2, 1] {
+            assert_eq!((summary.max, summary.mean), (Some(Number::Unsigned(4)), Some(2.5)));
+        }
+    }
+    let mut scalar = Accumulator::new(&DataType::UInt8, 1, 100).unwrap();
+    assert_eq!(scalar.push_block(&[7], &smallvec![], &smallvec![]), 1);
+    assert_eq!(scalar.finish(1, &[]).min, Some(Number::Unsigned(7)));
+}
+
+#[test]
+fn of_too_many_elements_evenly_spread_ones_are_kept() {
+    let mut accumulator = Accumulator::new(&DataType::UInt32, 1000, 100).unwrap();
+    assert!(!accumulator.takes_all());
+    let data: Vec<u8> = (0_u32..1000).flat_map(u32::to_le_bytes).collect();
+    for part in data.chunks(4 * 7) {
+        accumulator.push_block(part, &smallvec![part.len() as u64 / 4], &smallvec![1000]);
+    }
+    let summary = accumulator.finish(10, &[50.0]);
+    assert_eq!((summary.elements, summary.distinct), (100, 100));
+    assert_eq!((summary.min, summary.max), (Some(Number::Unsigned(0)), Some(Number::Unsigned(990))));
+    assert_eq!(summary.histogram.unwrap(), [10; 10]);
+}
+
+#[test]
+fn holes_alone_are_zeros() {
+    let summary = Summary::of_zeros(&DataType::Int16, 12, 2, &[50.0]).unwrap();
+    assert_eq!((summary.elements, summary.zeros, summary.min), (0, 12, Some(Number::Signed(0))));
+    assert_eq!((summary.histogram.unwrap(), summary.percentiles.unwrap()), (vec![12, 0], vec![Number::Signed(0)]));
+    assert!(Summary::of_zeros(&DataType::Other("x".into()), 1, 1, &[]).is_none());
+}

@@ -1,0 +1,317 @@
+//! `tiff`: a plane as a page, or a stack of pages, of every element type, uncompressed.
+//!
+//! Written here rather than by the crate tiff: that puts a directory before every page, but ImageJ reads a stack
+//! as one run of pages from the first, and with all directories in front the elements go out as they are in
+//! memory: not copied, and in bands.
+
+use bytes::Bytes;
+
+use super::image::sides;
+use super::{EncodeError, Format, Options, accepts_common, check, elements};
+use crate::n5::{Array, DataType};
+
+/// Directories of all pages, then the elements of all pages without gaps.
+///
+/// Of the axes longer than 1 the first goes to the right, the second down, and the third is that of the pages.
+/// Little-endian, one strip a page, black is 0. Up to 4 GiB a classic TIFF, with the description by which ImageJ
+/// knows a stack; beyond that a BigTIFF.
+///
+/// Source: TIFF 6.0 §2 and §19 (`SampleFormat`); BigTIFF: <https://www.awaresystems.be/imaging/tiff/bigtiff.html>.
+#[derive(Debug)]
+pub(super) struct Tiff;
+
+/// Most pages, so that the directories stay small beside the images: ImageJ has no more either.
+const MAX_PAGES: u32 = 65_535;
+
+/// Most pixels of a side.
+const MAX_SIDE: u64 = (1 << 31) - 1;
+
+/// Entries of a directory, the description not counted.
+const ENTRIES: u64 = 10;
+
+/// Elements begin at a multiple of this.
+const ALIGNMENT: u64 = 16;
+
+/// Types of values. Source: TIFF 6.0 §2; BigTIFF.
+const ASCII: u16 = 2;
+const SHORT: u16 = 3;
+const LONG: u16 = 4;
+const LONG8: u16 = 16;
+
+impl Format for Tiff {
+    fn name(&self) -> &'static str {
+        "tiff"
+    }
+
+    fn media_type(&self) -> &'static str {
+        "image/tiff"
+    }
+
+    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &Options) -> Result<(), String> {
+        accepts_common(self, data_type, options)?;
+        Stack::of(shape, data_type).map(|_| ())
+    }
+
+    /// The directories.
+    fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &Options) -> u64 {
+        let pages = shape.iter().copied().filter(|size| *size > 1).nth(2).unwrap_or(1);
+        if elements(shape) == u64::MAX {
+            u64::MAX
+        } else {
+            pages.saturating_mul(BIG.directory(ENTRIES)).saturating_add(512)
+        }
+    }
+
+    fn header(&self, shape: &[u64], data_type: &DataType, _: &Options) -> Option<Bytes> {
+        Stack::of(shape, data_type).ok()?.header().map(Bytes::from)
+    }
+
+    fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError> {
+        check(self, array, options)?;
+        let header = self.header(&array.shape, &array.data_type, options).ok_or_else(|| EncodeError::Encoder {
+            format: self.name(),
+            reason: format!("no directories for {:?}", array.shape),
+        })?;
+        Ok(vec![header, array.data.clone()])
+    }
+}
+
+/// What the pages have in common.
+struct Stack {
+    width: u32,
+    height: u32,
+    pages: u32,
+    bits: u16,
+    /// 1 unsigned, 2 signed, 3 floating-point. Source: TIFF 6.0 §19.
+    sample_format: u16,
+    page_bytes: u64,
+}
+
+/// The widths in which a file counts.
+struct Layout {
+    is_big: bool,
+}
+
+const CLASSIC: Layout = Layout { is_big: false };
+const BIG: Layout = Layout { is_big: true };
+
+impl Layout {
+    /// Bytes of the file's own header.
+    fn start(&self) -> u64 {
+        if self.is_big { 16 } else { 8 }
+    }
+
+    /// Bytes of a directory: number of entries, entries, address of the next directory.
+    fn directory(&self, entries: u64) -> u64 {
+        let (count, entry, next) = if self.is_big { (8u64, 20u64, 8u64) } else { (2, 12, 4) };
+        entries.saturating_mul(entry).saturating_add(count).saturating_add(next)
+    }
+
+    /// An address or a number of bytes.
+    fn long(&self, out: &mut Vec<u8>, value: u64) -> Option<()> {
+        if self.is_big {
+            out.extend_from_slice(&value.to_le_bytes());
+        } else {
+            out.extend_from_slice(&u32::try_from(value).ok()?.to_le_bytes());
+        }
+        Some(())
+    }
+
+    /// An entry; the value stands in it, or `value` is its address.
+    fn entry(&self, out: &mut Vec<u8>, tag: u16, kind: u16, count: u64, value: u64) -> Option<()> {
+        out.extend_from_slice(&tag.to_le_bytes());
+        out.extend_from_slice(&kind.to_le_bytes());
+        self.long(out, count)?;
+        // Little-endian: a short value is at the left of its field, and zeros follow.
+        self.long(out, value)
+    }
+}
+
+impl Stack {
+    fn of(shape: &[u64], data_type: &DataType) -> Result<Self, String> {
+        let sides = sides("tiff", shape, MAX_SIDE)?;
+        let mut sides = sides.into_iter();
+        let (width, height, pages) = (sides.next().unwrap_or(1), sides.next().unwrap_or(1), sides.next().unwrap_or(1));
+        if sides.next().is_some() {
+            return Err(format!(
+                "tiff shows a plane or a stack, at most three axes longer than 1, the shape is {shape:?}; \
+                 make the others 1 with start and size"
+            ));
+        }
+        if pages > MAX_PAGES {
+            return Err(format!(
+                "a tiff has at most {MAX_PAGES} pages here, the shape is {shape:?}; ask for a part of it"
+            ));
+        }
+        let sample_format = match data_type {
+            DataType::UInt8 | DataType::UInt16 | DataType::UInt32 | DataType::UInt64 => 1,
+            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 => 2,
+            DataType::Float32 | DataType::Float64 => 3,
+            DataType::Other(_) => return Err(format!("tiff does not show {data_type}")),
+        };
+        let width_bytes = data_type.size_bytes().unwrap_or(1);
+        let bits = u16::try_from(width_bytes.saturating_mul(8)).unwrap_or(u16::MAX);
+        let page = u64::from(width).saturating_mul(height.into());
+        let page_bytes = page.saturating_mul(width_bytes as u64);
+        Ok(Self { width, height, pages, bits, sample_format, page_bytes })
+    }
+
+    /// All that comes before the elements; `None` where addresses exceed 64 bits.
+    fn header(&self) -> Option<Vec<u8>> {
+        self.header_in(&CLASSIC).or_else(|| self.header_in(&BIG))
+    }
+
+    fn header_in(&self, layout: &Layout) -> Option<Vec<u8>> {
+        // ImageJ knows no BigTIFF.
+        let description = if self.pages > 1 && !layout.is_big {
+            format!("ImageJ=1.11a\nimages={0}\nslices={0}\nloop=false\n\0", self.pages)
+        } else {
+            String::new()
+        };
+        let in_first = if description.is_empty() { ENTRIES } else { ENTRIES.checked_add(1)? };
+        let others = layout.directory(ENTRIES).checked_mul(u64::from(self.pages).checked_sub(1)?)?;
+        let text_at = layout.start().checked_add(layout.directory(in_first))?.checked_add(others)?;
+        let first_page = text_at.checked_add(description.len() as u64)?.checked_next_multiple_of(ALIGNMENT)?;
+        let end = self.page_bytes.checked_mul(self.pages.into())?.checked_add(first_page)?;
+        if !layout.is_big && u32::try_from(end).is_err() {
+            return None;
+        }
+        let mut out = Vec::with_capacity(usize::try_from(first_page).ok()?);
+        out.extend_from_slice(b"II");
+        if layout.is_big {
+            out.extend_from_slice(&[43, 0, 8, 0, 0, 0]);
+        } else {
+            out.extend_from_slice(&[42, 0]);
+        }
+        layout.long(&mut out, layout.start())?;
+        for page in 0..self.pages {
+            let strip = self.page_bytes.checked_mul(page.into())?.checked_add(first_page)?;
+            let text = (page == 0 && !description.is_empty()).then_some((description.len() as u64, text_at));
+            let is_last = page.checked_add(1) == Some(self.pages);
+            self.directory(&mut out, layout, strip, text, is_last)?;
+        }
+        out.extend_from_slice(description.as_bytes());
+        out.resize(usize::try_from(first_page).ok()?, 0);
+        Some(out)
+    }
+
+    /// Appends the directory of a page whose elements are at `strip`. Entries ascend by tag.
+    fn directory(
+        &self,
+        out: &mut Vec<u8>,
+        layout: &Layout,
+        strip: u64,
+        text: Option<(u64, u64)>,
+        is_last: bool,
+    ) -> Option<()> {
+        let entries = if text.is_some() { ENTRIES.checked_add(1)? } else { ENTRIES };
+        if layout.is_big {
+            out.extend_from_slice(&entries.to_le_bytes());
+        } else {
+            out.extend_from_slice(&u16::try_from(entries).ok()?.to_le_bytes());
+        }
+        let long = if layout.is_big { LONG8 } else { LONG };
+        let mut entry = |tag, kind, count, value| layout.entry(out, tag, kind, count, value);
+        entry(256, LONG, 1, self.width.into())?;
+        entry(257, LONG, 1, self.height.into())?;
+        entry(258, SHORT, 1, self.bits.into())?;
+        // Compression: none. PhotometricInterpretation: black is zero.
+        entry(259, SHORT, 1, 1)?;
+        entry(262, SHORT, 1, 1)?;
+        if let Some((count, at)) = text {
+            entry(270, ASCII, count, at)?;
+        }
+        entry(273, long, 1, strip)?;
+        entry(277, SHORT, 1, 1)?;
+        entry(278, LONG, 1, self.height.into())?;
+        entry(279, long, 1, self.page_bytes)?;
+        entry(339, SHORT, 1, self.sample_format.into())?;
+        let field = if layout.is_big { 8 } else { 4 };
+        let next = if is_last { 0 } else { (out.len() as u64).checked_add(field)? };
+        layout.long(out, next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tags of every page with their values, read as the specification says.
+    fn pages(file: &[u8]) -> Vec<Vec<(u16, u64)>> {
+        let big = file[2] == 43;
+        let number = |at: usize, bytes: usize| {
+            file[at..at + bytes].iter().rev().fold(0u64, |n, byte| (n << 8) | u64::from(*byte))
+        };
+        let (count, field) = if big { (8, 8) } else { (2, 4) };
+        let mut next = number(if big { 8 } else { 4 }, field);
+        let mut found = Vec::new();
+        while next != 0 {
+            let at = usize::try_from(next).unwrap();
+            let entries = usize::try_from(number(at, count)).unwrap();
+            let size = 4 + 2 * field;
+            let tags: Vec<(u16, u64)> = (0..entries)
+                .map(|n| at + count + n * size)
+                .map(|at| (u16::try_from(number(at, 2)).unwrap(), number(at + 4 + field, field)))
+                .collect();
+            assert!(tags.is_sorted_by(|a, b| a.0 < b.0), "{tags:?}");
+            found.push(tags);
+            next = number(at + count + entries * size, field);
+        }
+        found
+    }
+
+    fn value(page: &[(u16, u64)], tag: u16) -> u64 {
+        page.iter().find(|entry| entry.0 == tag).unwrap().1
+    }
+
+    #[test]
+    fn a_stack_has_a_page_for_each_plane_and_its_elements_are_the_arrays_own() {
+        let data: Bytes = (0..48u8).collect::<Vec<u8>>().into();
+        let array = Array { shape: [2, 1, 3, 4].as_slice().into(), data_type: DataType::Int16, data: data.clone() };
+        let parts = Tiff.encode(&array, &Options::default()).unwrap();
+        assert_eq!(parts[1].as_ptr(), data.as_ptr());
+        assert_eq!(parts[0].len() % 16, 0);
+        let file = parts.concat();
+        let pages = pages(&file);
+        assert_eq!(pages.len(), 4);
+        for (n, page) in pages.iter().enumerate() {
+            assert_eq!([256, 257, 258, 278, 279, 339].map(|tag| value(page, tag)), [2, 3, 16, 3, 12, 2]);
+            let at = usize::try_from(value(page, 273)).unwrap();
+            assert_eq!(file[at..at + 12], data[n * 12..][..12]);
+        }
+        let text = usize::try_from(value(&pages[0], 270)).unwrap();
+        assert!(file[text..].starts_with(b"ImageJ=1.11a\nimages=4\nslices=4\nloop=false\n\0"));
+    }
+
+    #[test]
+    fn every_type_says_its_bits_and_its_kind() {
+        for (name, bits, kind) in [("uint8", 8, 1), ("int64", 64, 2), ("float32", 32, 3), ("float64", 64, 3)] {
+            let header = Tiff.header(&[5], &DataType::from_name(name), &Options::default()).unwrap();
+            let page = &pages(&header)[0];
+            assert_eq!((value(page, 258), value(page, 339), value(page, 257)), (bits, kind, 1));
+            assert!(page.iter().all(|entry| entry.0 != 270), "a single page is no stack");
+        }
+    }
+
+    #[test]
+    fn beyond_4_gib_it_is_a_bigtiff() {
+        let shape = [1 << 16, 1 << 14, 5];
+        let classic = Tiff.header(&[1 << 16, 1 << 14, 3], &DataType::UInt8, &Options::default()).unwrap();
+        assert_eq!(classic[2], 42);
+        let header = Tiff.header(&shape, &DataType::UInt8, &Options::default()).unwrap();
+        assert_eq!(&header[..8], b"II\x2b\0\x08\0\0\0");
+        let pages = pages(&header);
+        assert_eq!(pages.len(), 5);
+        assert_eq!(value(&pages[4], 273), header.len() as u64 + 4 * (1 << 30));
+        assert!(header.len() as u64 <= Tiff.extra_bytes(&shape, &DataType::UInt8, &Options::default()));
+    }
+
+    #[test]
+    fn what_is_no_stack_is_refused_with_the_way_out() {
+        let refusal = |shape: &[u64]| Tiff.accepts(shape, &DataType::UInt8, &Options::default()).unwrap_err();
+        assert!(refusal(&[2, 2, 2, 2]).contains("three axes"));
+        assert!(refusal(&[2, 0]).contains("empty"));
+        assert!(refusal(&[2, 2, 65_536]).contains("65535 pages"));
+        assert!(refusal(&[1 << 31]).contains("2147483647"));
+    }
+}

@@ -1,0 +1,138 @@
+//! Pyramids of every convention as OME-NGFF images.
+//!
+//! Source: <https://ngff.openmicroscopy.org/0.4/> and <https://ngff.openmicroscopy.org/0.5/>, which differ only in
+//! where the version stands.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value, json};
+
+use super::Scheme;
+use crate::metadata::{AxisKind, Level, Node, Pyramid, Space};
+use crate::n5::DatasetAttributes;
+
+/// How many axes an image may have.
+const RANKS: RangeInclusive<usize> = 2..=5;
+
+/// An entry of `multiscales` without its version; `None` for what OME-NGFF cannot say.
+///
+/// - Axes are in the order of the data, the slowest first; OME-NGFF wants time, channels, space, and images
+///   that are stored in another order break that rule rather than lie.
+/// - Levels of another data type than the finest, and such that are not decoded, are left out.
+pub(super) fn image(node: &Node, pyramid: &Pyramid, name: Option<&str>) -> Option<Map<String, Value>> {
+    let dataset = |level: &Level| {
+        let document = node.child_documents.get(&level.path)?.clone();
+        DatasetAttributes::parse(document).ok().filter(|dataset| Scheme::of(dataset).is_some())
+    };
+    let mut found: Option<(Space, DatasetAttributes)> = None;
+    let mut datasets = Vec::new();
+    for (number, level) in pyramid.levels.iter().enumerate() {
+        let Some(attributes) = dataset(level) else { continue };
+        let space = Space::of_level(pyramid, number);
+        let (first, _) = match &found {
+            Some((_, finest)) if finest.data_type() != attributes.data_type() => continue,
+            Some(finest) => finest,
+            None => found.insert((space.clone(), attributes)),
+        };
+        if first.axes.len() != space.axes.len() {
+            continue;
+        }
+        let reversed = |list: &[f64]| list.iter().rev().copied().collect::<Vec<f64>>();
+        datasets.push(json!({"path": level.path, "coordinateTransformations": [
+            {"type": "scale", "scale": reversed(&space.scale)},
+            {"type": "translation", "translation": reversed(&space.translation)},
+        ]}));
+    }
+    let (space, _) = found.filter(|(space, _)| RANKS.contains(&space.axes.len()))?;
+    let mut image = Map::new();
+    if let Some(name) = name {
+        image.insert("name".to_owned(), Value::from(name));
+    }
+    image.insert("axes".to_owned(), axes(&space));
+    image.insert("datasets".to_owned(), Value::Array(datasets));
+    Some(image)
+}
+
+fn axes(space: &Space) -> Value {
+    let of_axis = |axis: &crate::metadata::Axis| {
+        let mut members = Map::new();
+        members.insert("name".to_owned(), Value::from(axis.name.as_str()));
+        let kind = match axis.kind {
+            AxisKind::Space => Some("space"),
+            AxisKind::Time => Some("time"),
+            AxisKind::Channel => Some("channel"),
+            AxisKind::Other => None,
+        };
+        if let Some(kind) = kind {
+            members.insert("type".to_owned(), Value::from(kind));
+        }
+        if let Some(unit) = axis.unit.and_then(|unit| unit.ngff()) {
+            members.insert("unit".to_owned(), Value::from(unit));
+        }
+        Value::Object(members)
+    };
+    space.axes.iter().rev().map(of_axis).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata;
+    use crate::n5::Document;
+
+    fn document(value: &Value) -> Document {
+        Document::parse(value.to_string().as_bytes()).unwrap()
+    }
+
+    fn array(dimensions: &[u64], data_type: &str) -> Value {
+        json!({"dimensions": dimensions, "blockSize": dimensions, "dataType": data_type,
+            "compression": {"type": "raw"}})
+    }
+
+    fn of(own: &Value, levels: &[(&str, Value)]) -> Option<Value> {
+        let mut node = Node { document: Some(Ok(document(own))), ..Node::default() };
+        for (path, value) in levels {
+            node.children.push((*path).to_owned());
+            node.child_documents.insert((*path).to_owned(), document(value));
+        }
+        let pyramid = metadata::pyramid(&node, &mut Vec::new())?;
+        image(&node, &pyramid, Some("em")).map(Value::Object)
+    }
+
+    #[test]
+    fn the_convention_of_n5_viewer_becomes_scales_and_centres() {
+        let own = json!({"scales": [[1, 1, 1], [2, 2, 1]],
+            "pixelResolution": {"unit": "um", "dimensions": [0.5, 0.5, 3]}});
+        let levels = [("s0", array(&[8, 6, 4], "uint8")), ("s1", array(&[4, 3, 4], "uint8"))];
+        let expected = json!({"name": "em", "axes": [
+            {"name": "z", "type": "space", "unit": "micrometer"},
+            {"name": "y", "type": "space", "unit": "micrometer"},
+            {"name": "x", "type": "space", "unit": "micrometer"}],
+            "datasets": [
+            {"path": "s0", "coordinateTransformations": [{"type": "scale", "scale": [3.0, 0.5, 0.5]},
+                {"type": "translation", "translation": [0.0, 0.0, 0.0]}]},
+            {"path": "s1", "coordinateTransformations": [{"type": "scale", "scale": [3.0, 1.0, 1.0]},
+                {"type": "translation", "translation": [0.0, 0.25, 0.25]}]}]});
+        assert_eq!(of(&own, &levels), Some(expected));
+    }
+
+    #[test]
+    fn levels_of_another_type_are_left_out() {
+        let own = json!({"scales": [[1, 1], [2, 2], [4, 4]]});
+        let levels =
+            [("s0", array(&[8, 6], "uint8")), ("s1", array(&[4, 3], "float32")), ("s2", array(&[2, 2], "uint8"))];
+        let image = of(&own, &levels).unwrap();
+        let paths: Vec<&str> =
+            image["datasets"].as_array().unwrap().iter().map(|l| l["path"].as_str().unwrap()).collect();
+        assert_eq!(paths, ["s0", "s2"]);
+    }
+
+    #[test]
+    fn images_have_two_to_five_axes() {
+        let one = json!({"scales": [[1], [2]]});
+        assert_eq!(of(&one, &[("s0", array(&[8], "uint8")), ("s1", array(&[4], "uint8"))]), None);
+        let six = json!({"scales": [[1, 1, 1, 1, 1, 1]]});
+        assert_eq!(of(&six, &[("s0", array(&[1; 6], "uint8"))]), None);
+        assert_eq!(of(&json!({"scales": [[1, 1]]}), &[("s0", array(&[2, 2], "string"))]), None);
+    }
+}

@@ -1,0 +1,475 @@
+"""The page that a listing is in a browser: Chromium, driven by Playwright, against the real binary."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+
+import numpy as np
+import pytest
+import support
+import tensorstore
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from axe_playwright_python.sync_playwright import Axe  # noqa: E402
+
+CHROMIUM = os.environ.get("N5_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium, or N5_CHROMIUM=PROGRAM")
+
+PAGES = ["", "volume/", "volume/em/", "volume/labels/", "volume/distance/", "photo/", "cell/", "compressions/lz4/"]
+READY = "main[data-ready]"
+
+# Lowest contrast of any visible text with what is painted behind it (WCAG 2, relative luminance).
+CONTRAST = """() => {
+  const rgba = (text) => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+    canvas.fillStyle = text;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const luminance = (c) => c.slice(0, 3).map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0);
+  const over = (top, below) => top.slice(0, 3).map((v, n) => (v * top[3] + below[n] * (255 - top[3])) / 255);
+  const behind = (element) => {
+    if (!element) return matchMedia("(prefers-color-scheme: dark)").matches ? [0, 0, 0] : [255, 255, 255];
+    const own = rgba(getComputedStyle(element).backgroundColor);
+    return own[3] === 255 ? own : over(own, behind(element.parentElement));
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest(".unseen, script")) continue;
+    const [a, b] = [luminance(rgba(getComputedStyle(element).color)), luminance(behind(element))].sort((x, y) => y - x);
+    found.push([(a + 0.05) / (b + 0.05), walker.currentNode.data.trim().slice(0, 40), element.className]);
+  }
+  return found.sort((a, b) => a[0] - b[0]);
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A page that remembers what went wrong and what it asked for."""
+
+    def __init__(self, browser, server, path="", **context):
+        context.setdefault("viewport", {"width": 1200, "height": 900})
+        self.server = server
+        self.context = browser.new_context(**context)
+        self.page = self.context.new_page()
+        self.faults, self.requests = [], []
+        # A server without /stats answers 404, which browsers log.
+        self.without_stats = server.get(f"{server.base_path}/stats/volume/em").status == 404
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("console", self.logged)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.go(path)
+
+    def logged(self, message):
+        expected = self.without_stats and "/stats/" in message.location.get("url", "")
+        if message.type == "error" and not expected:
+            self.faults.append(f"{message.text} {message.location.get('url')}")
+
+    def go(self, path):
+        self.page.goto(self.server.url + path)
+        if self.context.pages and self.page.evaluate("typeof ResizeObserver") == "function":
+            self.ready()
+
+    def ready(self):
+        self.page.wait_for_selector(READY)
+        self.page.wait_for_load_state("networkidle")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        self.context.close()
+        if kind is None:
+            assert not self.faults, "\n".join(self.faults)
+
+    def canvases(self):
+        """What every plane shows: its request and its pixels, [row, column, channel]."""
+        found = self.page.eval_on_selector_all(
+            ".preview .plane canvas",
+            """all => all.map((canvas) => [{...canvas.dataset}, canvas.width, canvas.height,
+               [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]])""",
+        )
+        return [(data, np.array(pixels, np.uint8).reshape(height, width, 4)) for data, width, height, pixels in found]
+
+    def text(self, selector):
+        return self.page.text_content(selector)
+
+
+def stored(root, path):
+    """A dataset as TensorStore reads it from the disk, indexed in N5's order."""
+    store = tensorstore.open({"driver": "n5", "kvstore": {"driver": "file", "path": f"{root / path}/"}}).result()
+    return store.read().result()
+
+
+def sampled(array, data):
+    """The elements that a plane shows."""
+    start, stop, step = (list(map(int, data[key].split(","))) for key in ("start", "stop", "step"))
+    return array[tuple(slice(*box) for box in zip(start, stop, step))]
+
+
+def assert_grey(array, data, pixels, down_right):
+    """`pixels` are the elements between black and white; axes `down_right` are rows and columns."""
+    plane = sampled(array, data)
+    moved = np.moveaxis(plane, down_right, (0, 1)).reshape([plane.shape[axis] for axis in down_right])
+    low, high = map(float, data["window"].split(","))
+    expected = np.clip((moved.astype(np.float64) - low) * 255 / (high - low), 0, 255)
+    assert pixels.shape[:2] == expected.shape
+    assert np.abs(pixels[..., 0] - expected).max() <= 0.5 + 1e-3
+    assert (pixels[..., 0] == pixels[..., 2]).all() and (pixels[..., 3] == 255).all()
+
+
+# ---------------------------------------------------------------------------------------------------
+# As a page
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_the_page_asks_nobody_else_and_logs_no_error(browser, demo, path):
+    with Visit(browser, demo, path) as visit:
+        others = {url for url in visit.requests if not url.startswith((demo.url, "data:", "blob:"))}
+        assert not others
+        assert len(visit.requests) < 80
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", PAGES)
+def test_text_stands_out_and_axe_finds_nothing(browser, demo, path, scheme):
+    with Visit(browser, demo, path, color_scheme=scheme) as visit:
+        for details in visit.page.query_selector_all("details"):
+            details.evaluate("element => (element.open = true)")
+        worst = visit.page.evaluate(CONTRAST)
+        assert worst and worst[0][0] >= 4.5, worst[:5]
+        ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (int(re.search(r"\d+", ground)[0]) < 60) == (scheme == "dark")
+        violations = Axe().run(visit.page).response["violations"]
+        told = [f"{v['id']}: {v['help']}: {[node['html'][:200] for node in v['nodes'][:3]]}" for v in violations]
+        assert not told, "\n".join(told)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_phone_needs_no_horizontal_scrolling(browser, demo, path):
+    with Visit(browser, demo, path, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True) as visit:
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_without_script_the_listing_works(browser, demo):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(demo.url)
+    assert page.locator("li a").all_text_contents() == ["attributes.json", "cell/", "compressions/", "photo/", "volume/"]
+    page.click("text=volume/")
+    page.click("text=em/")
+    assert page.url == f"{demo.url}volume/em/"
+    assert page.locator("h1").text_content() == "volume/em"
+    context.close()
+
+
+def test_entries_say_what_they_are(browser, demo):
+    with Visit(browser, demo, "volume/") as visit:
+        texts = visit.page.locator("#entries li").all_inner_texts()
+        told = {text.split("/")[0].strip(): re.sub(r"\s+", " ", text) for text in texts}
+        assert "dataset 96 × 96 × 40 float32 bzip2 1.4 MiB" in told["distance"]
+        assert "multiscale Synthetic EM 192 × 192 × 40 uint8 zstd 1.4 MiB 3 levels 8 × 8 × 32 nm" in told["em"]
+        assert visit.page.locator("#entries canvas").count() == 3
+    with Visit(browser, demo, "compressions/") as visit:
+        visit.page.fill("input[type=search]", "bzip")
+        assert visit.page.locator("#entries li:visible a").all_text_contents() == ["bzip2/"]
+        assert visit.text(".count") == "1 of 8 entries"
+
+
+def test_everything_is_done_with_the_keyboard(browser, demo):
+    with Visit(browser, demo) as visit:
+        keyboard, page = visit.page.keyboard, visit.page
+
+        def tab_to(selector, limit=60):
+            for _ in range(limit):
+                keyboard.press("Tab")
+                if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+                    return
+            raise AssertionError(f"Tab does not reach {selector}")
+
+        keyboard.press("/")
+        keyboard.type("volu")
+        keyboard.press("Enter")
+        page.wait_for_url("**/volume/")
+        visit.ready()
+        tab_to("a.primary")
+        tab_to("#entries a[href='em/']")
+        keyboard.press("Enter")
+        page.wait_for_url("**/volume/em/")
+        visit.ready()
+        boxes = page.locator(".slider input[type=number]")
+
+        def position():
+            return [int(boxes.nth(n).input_value()) for n in range(3)]
+
+        before = position()
+        tab_to(".plane-0 canvas")
+        for key in ("ArrowRight", "ArrowDown", "ArrowDown", "PageDown", "PageDown", "PageDown"):
+            keyboard.press(key)
+        assert position() == [before[0] + 1, before[1] + 2, before[2] + 3]
+        keyboard.press("Shift+ArrowLeft")
+        assert position()[0] == before[0] - 9
+        tab_to(".slider input[type=range]")
+        keyboard.press("Home")
+        assert position()[0] == 0
+        assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')") == "0 of 191, 0 nm"
+        tab_to("input[name=kind]")
+        keyboard.press("ArrowRight")
+        assert page.is_checked("input[value=segmentation]")
+        keyboard.press("ArrowLeft")
+        tab_to(".handles input")
+        whites = page.text_content(".contrast .numbers")
+        keyboard.press("ArrowRight")
+        keyboard.press("PageUp")
+        assert page.text_content(".contrast .numbers") != whites
+        tab_to("[role=tab]")
+        keyboard.press("ArrowRight")
+        assert page.locator("[role=tab][aria-selected=true]").text_content() in ("Zarr", "NumPy")
+        visit.page.evaluate("document.activeElement.blur()")
+        page.locator("nav a").first.focus()
+        keyboard.press("Enter")
+        page.wait_for_url(demo.url)
+
+
+def test_three_clicks_lead_from_the_root_to_both_volumes_in_neuroglancer(browser, demo):
+    with Visit(browser, demo) as visit:
+        visit.page.click("text=volume/")
+        visit.page.wait_for_selector("a.primary[data-complete]")
+        link = visit.page.locator("a.primary")
+        assert link.text_content() == "Open all in Neuroglancer"
+        state = state_of(link.get_attribute("href"))
+        layers = {layer["name"]: layer for layer in state["layers"]}
+        assert [layer["name"] for layer in state["layers"]] == ["em", "distance", "labels"]
+        assert layers["em"]["type"] == "image" and layers["labels"]["type"] == "segmentation"
+        assert layers["em"].get("visible") is not False and layers["distance"]["visible"] is False
+        assert state["layout"] == "4panel"
+        assert state["dimensions"] == {"x": [8, "nm"], "y": [8, "nm"], "z": [32, "nm"]}
+        assert state["position"] == [96, 96, 20]
+        for layer in state["layers"]:
+            scheme, address = layer["source"]["url"].split("://", 1)
+            assert address.startswith(demo.url) and address.endswith(f"volume/{layer['name']}/"), (scheme, address)
+        if not visit.without_stats:
+            low, high = layers["em"]["shaderControls"]["contrast"]["range"]
+            assert 0 <= low < high <= 255
+
+
+def state_of(href):
+    return json.loads(urllib.parse.unquote(href.split("#!")[1]))
+
+
+# ---------------------------------------------------------------------------------------------------
+# The preview
+
+
+def test_grey_planes_show_the_data(browser, demo):
+    data = {f"volume/em/s{n}": stored(support.DEMO, f"volume/em/s{n}") for n in range(3)}
+    with Visit(browser, demo, "volume/em/") as visit:
+        for _ in range(2):
+            planes = visit.canvases()
+            for (shown, pixels), down_right in zip(planes, [(1, 0), (1, 2), (2, 0)], strict=True):
+                assert_grey(data[shown["path"]], shown, pixels, down_right)
+            visit.page.fill(".slider:nth-child(3) input[type=number]", "31")
+            visit.page.keyboard.press("Enter")
+            visit.page.wait_for_selector(".plane-0 canvas[data-start$=',31']")
+        assert "z 31 (992 nm)" in visit.page.inner_text(".readout")
+
+
+def test_a_click_moves_the_other_planes_and_tells_the_value(browser, demo):
+    data = stored(support.DEMO, "volume/em/s0")
+    with Visit(browser, demo, "volume/em/") as visit:
+        box = visit.page.locator(".plane-0 canvas").bounding_box()
+        visit.page.mouse.click(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.75)
+        visit.page.wait_for_selector(".plane-1 canvas[data-start^='48,']")
+        visit.page.wait_for_load_state("networkidle")
+        told = visit.page.inner_text(".readout")
+        assert re.search(r"x 48 .*y 14[34] ", told.replace("\n", " ")), told
+        values = {str(data[48, y, 19]) for y in (143, 144)}
+        assert re.search(r"value (\d+)", told)[1] in values
+
+
+def test_labels_have_a_colour_each(browser, demo):
+    labels = stored(support.DEMO, "volume/labels/s0")
+    with Visit(browser, demo, "volume/labels/") as visit:
+        assert visit.page.is_checked("input[value=segmentation]")
+        (shown, pixels), *_ = visit.canvases()
+        assert shown["path"] == "volume/labels/s0" and shown["kind"] == "segmentation"
+        plane = sampled(labels, shown)[:, :, 0].T
+        colours = pixels.view(np.uint32)[..., 0]
+        for label in np.unique(plane):
+            assert len(np.unique(colours[plane == label])) == 1
+        assert (colours[plane == 0] == 0).all()
+        assert len(np.unique(colours)) > 0.9 * len(np.unique(plane))
+        value = re.search(r"value (\d+)", visit.page.inner_text(".readout"))[1]
+        assert int(value) in plane and int(value) > 2**56, "ids are exact"
+
+
+def test_a_colour_image_is_shown_in_colour(browser, demo):
+    photo = stored(support.DEMO, "photo/s0")
+    with Visit(browser, demo, "photo/") as visit:
+        ((shown, pixels),) = visit.canvases()
+        assert shown["path"] == "photo/s0"
+        assert (pixels[..., :3] == sampled(photo, shown).transpose(1, 0, 2)).all()
+        visit.page.check("input[value=one]", force=True)
+        visit.page.fill(".slider:nth-child(3) input[type=number]", "2")
+        visit.page.keyboard.press("Enter")
+        visit.page.wait_for_selector(".plane canvas[data-start$=',2']")
+        ((shown, pixels),) = visit.canvases()
+        assert_grey(photo, shown, pixels, (1, 0))
+
+
+@pytest.mark.parametrize("data_type", support.DATA_TYPES)
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+def test_every_type_and_rank_of_the_corpus_is_shown(browser, corpus, corpus_copy, data_type, rank):
+    manifest = json.loads((corpus_copy / "manifest.json").read_text())
+    fits = [
+        entry["path"]
+        for entry in manifest["datasets"]
+        if entry["dataType"] == data_type and len(entry["dimensions"]) == rank and entry["expect"] == "equal"
+        and entry["compression"]["type"] in ("raw", "gzip", "bzip2", "zstd") and "int64" not in entry["features"]
+    ]  # fmt: skip
+    if not fits:
+        pytest.skip(f"the corpus has no {data_type} of rank {rank}")
+    path = fits[0]
+    with Visit(browser, corpus, f"n5/{support.quote(path)}/") as visit:
+        if visit.page.locator("input[value=image]").count():
+            visit.page.check("input[value=image]", force=True)
+        planes = visit.canvases()
+        assert len(planes) == {1: 1, 2: 1}.get(rank, 3) or rank > 2
+        array = stored(corpus_copy, path)
+        for shown, pixels in planes:
+            plane = sampled(array, shown)
+            axes = [axis for axis, n in enumerate(plane.shape) if n > 1] or [0]
+            low, high = map(float, shown["window"].split(","))
+            if not low < high or not np.isfinite(plane.astype(np.float64)).all():
+                continue
+            expected = np.clip((plane.astype(np.float64) - low) * (255 / (high - low)), 0, 255).squeeze()
+            grey = pixels[..., 0].astype(np.float64).squeeze()
+            if len(axes) == 2 and grey.shape != expected.shape or len(axes) == 2 and not np.allclose(grey, expected, atol=0.51):
+                expected = expected.T
+            assert np.allclose(grey, expected, atol=0.51), path
+
+
+def test_what_cannot_be_shown_is_said(browser, tmp_path):
+    damaged = support.write_dataset(tmp_path / "damaged", support.counting(20, 20, 20), (20, 20, 20), "gzip")
+    (damaged / "0/0/0").write_bytes((damaged / "0/0/0").read_bytes()[:200])
+    support.write_dataset(tmp_path / "empty", support.counting(0, 5), (4, 4))
+    support.write(tmp_path / "broken/attributes.json", "{")
+    with support.Server(tmp_path) as server:
+        visit = Visit(browser, server, "damaged/")
+        message = visit.page.locator(".plane-0 .message")
+        message.wait_for(state="visible")
+        assert "A stored block is damaged" in message.text_content()
+        visit.go("empty/")
+        assert "no elements" in visit.text(".preview")
+        visit.go("broken/")
+        assert "remark" in visit.text("main")
+        visit.context.close()
+
+
+def test_a_part_is_shown_where_the_whole_plane_is_too_much(browser, tmp_path):
+    array = support.counting(256, 256, 128)
+    support.write_dataset(tmp_path / "big", array, (64, 64, 64))
+    limits = ("--set", "limits.slice_budget=1MiB", "--set", "limits.decode_factor=4")
+    with support.Server(tmp_path, *limits) as server:
+        visit = Visit(browser, server, "big/")
+        visit.page.wait_for_selector(".plane-2 canvas[data-path]")
+        assert visit.text(".zoom output") == "2×"
+        for (shown, pixels), down_right in zip(visit.canvases(), [(1, 0), (1, 2), (2, 0)], strict=True):
+            assert_grey(array, shown, pixels, down_right)
+        visit.context.close()
+
+
+def test_zooming_shows_a_part_around_the_point(browser, demo):
+    data = stored(support.DEMO, "volume/em/s0")
+    with Visit(browser, demo, "volume/em/") as visit:
+        visit.page.focus(".plane-0 canvas")
+        visit.page.keyboard.press("+")
+        visit.page.wait_for_selector(".plane-0 canvas[data-start='48,48,19']")
+        visit.page.wait_for_load_state("networkidle")
+        (shown, pixels), *_ = visit.canvases()
+        assert (shown["path"], shown["stop"]) == ("volume/em/s0", "144,144,20")
+        assert_grey(data, shown, pixels, (1, 0))
+        box = visit.page.locator(".plane-0 canvas").bounding_box()
+        visit.page.mouse.move(box["x"] + box["width"] * 0.01, box["y"] + box["height"] * 0.01)
+        told = visit.page.inner_text(".readout").replace("\n", " ")
+        assert "x 48 " in told and "y 48 " in told and f"value {data[48, 48, 19]}" in told, told
+
+
+def test_odd_names_keep_working(browser, tmp_path):
+    name = "a b#c?d%e&f<g>ü'"
+    support.write_dataset(tmp_path / name / "s,0", support.counting(9, 7), (4, 4))
+    with support.Server(tmp_path) as server, Visit(browser, server) as visit:
+        visit.page.click("#entries a")
+        visit.page.wait_for_selector(READY)
+        assert visit.text("h1") == name
+        visit.page.click("#entries a")
+        visit.page.wait_for_selector(".plane canvas[data-path]")
+        ((shown, pixels),) = visit.canvases()
+        assert shown["path"] == f"{name}/s,0" and pixels.shape[:2] == (7, 9)
+        visit.page.click("nav li:nth-child(2) a")
+        visit.page.wait_for_selector(READY)
+        assert visit.text("h1") == name
+
+
+def test_a_token_stays_on_every_request(browser, demo):
+    with Visit(browser, demo, "volume/em/?token=s%2Bcret") as visit:
+        asked = [url for url in visit.requests if re.search(r"/(info|slice|stats)/", url)]
+        assert asked and all("token=s%2Bcret" in url for url in asked), asked
+        hrefs = visit.page.eval_on_selector_all("nav a, #entries a", "all => all.map((a) => a.href)")
+        assert all(href.endswith("?token=s%2Bcret") for href in hrefs), hrefs
+        state = state_of(visit.page.get_attribute("a.primary", "href"))
+        assert state["layers"][0]["source"]["url"].endswith("/?token=s%2Bcret")
+        assert "token=s%2Bcret" in visit.text("code[data-tool=NumPy]")
+
+
+def test_a_base_path_changes_nothing(browser):
+    with support.Server("--set", "server.base_path=/data/n5s") as server, Visit(browser, server, "n5/volume/em/") as visit:
+        assert len(visit.canvases()) == 3
+        assert f"{server.url}n5/volume/em/" in visit.page.get_attribute("a.primary", "href")
+
+
+# ---------------------------------------------------------------------------------------------------
+# The lines to copy
+
+
+@pytest.mark.parametrize("path", ["volume/em/", "volume/labels/s1/", "volume/distance/", "photo/s0/", "compressions/lz4/"])
+def test_the_lines_to_copy_work(browser, demo, tmp_path, path):
+    with Visit(browser, demo, path) as visit:
+        code = dict(visit.page.eval_on_selector_all("code[data-tool]", "all => all.map((c) => [c.dataset.tool, c.textContent])"))
+    level = path if (support.DEMO / path / "0").is_dir() else f"{path}s0/"
+    described = json.loads((support.DEMO / level / "attributes.json").read_text())
+    shape, kind = tuple(described["dimensions"]), described["dataType"]
+    assert {"NumPy", "curl", "Fiji"} <= code.keys()
+    run = lambda text: subprocess.run(  # noqa: E731
+        [sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert run(code["NumPy"]) == f"{kind} {shape[:2]}\n"
+    assert ("TensorStore" in code) or path.startswith("compressions/lz4")
+    if "TensorStore" in code:
+        assert run(code["TensorStore"]) == f"{kind} {shape} {shape[:2]}\n"
+    if "Zarr" in code and run("import zarr; print(zarr.__version__)").startswith("3"):
+        assert run(code["Zarr"]).startswith(kind)
+    if shutil.which("curl"):
+        done = subprocess.run(["sh", "-e", "-c", code["curl"]], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert np.load(tmp_path / "plane.npy").shape == shape[:2]
+        assert json.dumps(described["dimensions"]).replace(" ", "") in re.sub(r"\s", "", done.stdout)
+    address, dataset = re.search(r"url=n5://(\S+)\?(\S+) virtual", code["Fiji"]).groups()
+    assert demo.get(urllib.parse.urlsplit(address).path + dataset + "/attributes.json").status == 200

@@ -1,0 +1,224 @@
+//! `/as/{encoding}`: the same elements in other blocks, attributes that strict readers open.
+
+use std::fs;
+use std::sync::Arc;
+
+use n5_server::n5::{Block, DatasetAttributes, Document};
+use serde_json::{Value, json};
+
+use crate::support::stores::Probe;
+use crate::support::writer::{Dataset, N5, all_indices};
+use crate::support::{Client, local, options, settings};
+
+/// The elements of a stored block, by the attributes that go with it.
+fn decode(attributes: &Value, block: &[u8], position: &[u64]) -> Block {
+    let document = Document::parse(attributes.to_string().as_bytes()).unwrap();
+    let attributes = DatasetAttributes::parse(document).unwrap();
+    Block::decode(block.to_vec().into(), &attributes, &position.into(), 1 << 30).unwrap()
+}
+
+fn expected(dataset: &Dataset, position: &[u64]) -> Vec<u8> {
+    let origin: Vec<u64> = position.iter().zip(&dataset.block_size).map(|(p, b)| p * b).collect();
+    let size: Vec<u64> =
+        (0..origin.len()).map(|a| dataset.block_size[a].min(dataset.dimensions[a] - origin[a])).collect();
+    let at = |index: &Vec<u64>| -> Vec<i64> { index.iter().zip(&origin).map(|(i, o)| (i + o) as i64).collect() };
+    all_indices(&size).iter().flat_map(|index| dataset.value(&at(index)).to_le_bytes()).collect()
+}
+
+#[tokio::test]
+async fn every_encoding_holds_the_same_elements_and_holes_stay_holes() {
+    let n5 = N5::new();
+    let kept = |position: &[u64]| position.iter().sum::<u64>() % 3 != 1;
+    let client = Client::of(n5.root());
+    for stored in ["raw", "gzip"] {
+        let dataset = n5.dataset(stored, &[7, 5, 4], &[3, 2, 3], stored);
+        dataset.fill(kept, |position| position[0] % 2 == 0);
+        for encoding in ["raw", "gzip", "zstd", "blosc"] {
+            let attributes = client.get(&format!("/as/{encoding}/{stored}/attributes.json")).await.json();
+            assert_eq!(attributes["compression"]["type"], *encoding);
+            for position in all_indices(&[3, 3, 2]) {
+                let path = position.iter().map(u64::to_string).collect::<Vec<_>>().join("/");
+                let reply = client.get(&format!("/as/{encoding}/{stored}/{path}")).await;
+                if !kept(&position) {
+                    assert_eq!(reply.status, 404, "{encoding} {path}");
+                    continue;
+                }
+                assert_eq!(reply.status, 200, "{encoding} {path}: {:?}", reply.body);
+                let block = decode(&attributes, &reply.body, &position);
+                if block.size == client_size(&dataset, &position) {
+                    assert_eq!(block.data, expected(&dataset, &position), "{encoding} {path}");
+                } else {
+                    // Passed through with its padding.
+                    assert_eq!(block.size.as_slice(), dataset.block_size);
+                }
+            }
+            assert_eq!(client.get(&format!("/as/{encoding}/{stored}/3/0/0")).await.status, 404);
+        }
+    }
+}
+
+fn client_size(dataset: &Dataset, position: &[u64]) -> n5_server::n5::Coords {
+    let sizes = position.iter().zip(&dataset.block_size).zip(&dataset.dimensions);
+    sizes.map(|((p, b), d)| (*b).min(d - p * b)).collect()
+}
+
+#[tokio::test]
+async fn what_has_the_wanted_encoding_passes_untouched_and_undecoded() {
+    let n5 = N5::new();
+    let dataset = n5.dataset("a", &[8, 8], &[4, 4], "gzip");
+    dataset.fill(|_| true, |_| false);
+    let client = Client::of(n5.root());
+    let reply = client.get("/as/gzip/a/1/0").await;
+    assert_eq!(reply.body, fs::read(dataset.block_path(&[1, 0])).unwrap());
+    // A block that looks sound from outside is not decoded.
+    let mut damaged = fs::read(dataset.block_path(&[0, 1])).unwrap();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 0xff;
+    fs::write(dataset.block_path(&[0, 1]), &damaged).unwrap();
+    assert_eq!(client.get("/as/gzip/a/0/1").await.body, damaged);
+    assert_eq!(client.get("/as/zstd/a/0/1").await.problem(), "corrupt-block");
+    // Two members are one too many for TensorStore and browsers.
+    let block = fs::read(dataset.block_path(&[1, 1])).unwrap();
+    let empty = crate::support::writer::encode(&[], &[], true);
+    fs::write(dataset.block_path(&[1, 1]), [&block[..], &empty[4..]].concat()).unwrap();
+    let reply = client.get("/as/gzip/a/1/1").await;
+    assert_eq!(reply.status, 200);
+    let attributes = client.get("/as/gzip/a/attributes.json").await.json();
+    assert_eq!(decode(&attributes, &reply.body, &[1, 1]).data, expected(&dataset, &[1, 1]));
+    assert_ne!(reply.body.len(), block.len() + empty.len() - 4);
+}
+
+#[tokio::test]
+async fn types_are_converted_and_what_does_not_fit_is_said() {
+    let n5 = N5::new();
+    let dataset = n5.dataset("a", &[4, 4], &[4, 4], "raw");
+    dataset.fill(|_| true, |_| false);
+    let client = Client::of(n5.root());
+    let attributes = client.get("/as/gzip,float32/a/attributes.json").await.json();
+    assert_eq!(attributes["dataType"], "float32");
+    let block = client.get("/as/gzip,float32/a/0/0").await;
+    let floats: Vec<u8> = (1..=16u16).flat_map(|n| f32::from(n).to_le_bytes()).collect();
+    assert_eq!(decode(&attributes, &block.body, &[0, 0]).data, floats);
+    assert_eq!(client.get("/as/raw,uint8/a/0/0").await.status, 200);
+    let large = n5.dataset("b", &[300], &[300], "raw");
+    large.fill(|_| true, |_| false);
+    let reply = client.get("/as/raw,uint8/b/0").await;
+    assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (422, "not-representable"));
+    assert!(reply.json()["detail"].as_str().unwrap().contains("256"), "{:?}", reply.body);
+}
+
+#[tokio::test]
+async fn keys_that_the_view_lacks_are_404() {
+    let n5 = N5::new();
+    n5.dataset("g/a", &[4, 4], &[4, 4], "raw").fill(|_| true, |_| false);
+    let client = Client::of(n5.root());
+    for path in [
+        "/as",
+        "/as/",
+        "/as/attributes.json",
+        "/as/gzip",
+        "/as/lzma/g/a/attributes.json",
+        "/as/gzip,int7/g/a/attributes.json",
+        "/as/gzip/info",
+        "/as/gzip/g/a/.zarray",
+        "/as/gzip/g/a/0/0/0",
+        "/as/gzip/g/a/00/0",
+        "/as/gzip/g/attributes.json",
+        "/as/gzip/none/attributes.json",
+    ] {
+        let reply = client.get(path).await;
+        assert!(reply.status == 404 || (path == "/as/gzip" && reply.status == 301), "{path}: {}", reply.status);
+    }
+    assert_eq!(client.get("/as/gzip/attributes.json").await.json(), json!({"n5": "4.0.0"}));
+    assert_eq!(client.get("/as/gzip/g").await.header("location"), Some("g/"));
+    let names = |reply: &Value| -> Vec<String> {
+        let entries = reply["entries"].as_array().unwrap().iter();
+        entries.map(|entry| entry["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&client.get("/as/gzip/?format=json").await.json()), ["attributes.json", "g"]);
+    assert_eq!(names(&client.get("/as/gzip/g/?format=json").await.json()), ["a"]);
+    assert_eq!(names(&client.get("/as/gzip/g/a/?format=json").await.json()), ["attributes.json"]);
+}
+
+#[tokio::test]
+async fn encoded_blocks_are_objects_with_tags_and_ranges() {
+    let n5 = N5::new();
+    let dataset = n5.dataset("a", &[8, 8], &[4, 4], "raw");
+    dataset.fill(|position| position != [1, 1], |_| false);
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    let probe = Probe::new(local(n5.root()));
+    let client = Client::new(Arc::<Probe>::clone(&probe), settings(), options());
+    let whole = client.get("/as/gzip/a/0/0").await;
+    assert_eq!(probe.gets(), 1);
+    let tag = whole.header("etag").unwrap().to_owned();
+    let again = client.get("/as/gzip/a/0/0").await;
+    assert_eq!((probe.gets(), &again.body), (1, &whole.body));
+    assert_eq!(again.body.as_ptr(), whole.body.as_ptr(), "the cached bytes themselves");
+    let head = client.send("HEAD", "/as/gzip/a/0/0", &[]).await;
+    assert_eq!(head.header("content-length").unwrap(), whole.body.len().to_string());
+    let unchanged = client.get_with("/as/gzip/a/0/0", &[("if-none-match", &tag)]).await;
+    assert_eq!((unchanged.status.as_u16(), unchanged.header("etag")), (304, Some(tag.as_str())));
+    let part = client.get_with("/as/gzip/a/0/0", &[("range", "bytes=2-5")]).await;
+    assert_eq!((part.status.as_u16(), part.body.as_ref()), (206, &whole.body[2..6]));
+    // The block changes, and so does what is made of it.
+    n5.file("a/0/0", crate::support::writer::encode(&[4, 4], &[9; 16], false));
+    let changed = client.get("/as/gzip/a/0/0").await;
+    assert_ne!(changed.header("etag").unwrap(), tag);
+    let attributes = client.get("/as/gzip/a/attributes.json").await.json();
+    assert_eq!(decode(&attributes, &changed.body, &[0, 0]).data.as_ref(), [9, 0].repeat(16));
+    fs::remove_file(dataset.block_path(&[0, 0])).unwrap();
+    assert_eq!(client.get("/as/gzip/a/0/0").await.status, 404);
+    assert_eq!(client.get_with("/as/gzip/a/0/0", &[("if-none-match", &tag)]).await.status, 404);
+    // A hole that is filled is no hole any more.
+    assert_eq!(client.get("/as/gzip/a/1/1").await.status, 404);
+    dataset.write_block(&[1, 1], false);
+    assert_eq!(client.get("/as/gzip/a/1/1").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_want_the_same_encoded_block_cause_one_load() {
+    let n5 = N5::new();
+    n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    let probe = Probe::new(local(n5.root()));
+    let client = Client::new(Arc::<Probe>::clone(&probe), settings(), options());
+    probe.close();
+    let asks: Vec<_> = (0..50)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.get("/as/blosc/a/0/0").await })
+        })
+        .collect();
+    while probe.gets() == 0 {
+        tokio::task::yield_now().await;
+    }
+    // The first hangs up.
+    asks[0].abort();
+    probe.open();
+    for ask in asks.into_iter().skip(1) {
+        assert_eq!(ask.await.unwrap().status, 200);
+    }
+    assert_eq!(probe.gets(), 1);
+}
+
+#[tokio::test]
+async fn pyramids_with_levels_of_other_names_are_found_by_number() {
+    let n5 = N5::new();
+    let scale = |factor: f64| json!([{"type": "scale", "scale": [factor, factor]}]);
+    let multiscales = json!({"multiscales": [{"version": "0.4",
+        "axes": [{"name": "x", "type": "space", "unit": "nanometer"}, {"name": "y", "type": "space", "unit": "nanometer"}],
+        "datasets": [{"path": "full", "coordinateTransformations": scale(4.0)},
+            {"path": "half", "coordinateTransformations": scale(8.0)}]}]});
+    n5.file("p/attributes.json", multiscales.to_string());
+    let full = n5.dataset("p/full", &[8, 8], &[4, 4], "raw");
+    full.fill(|_| true, |_| false);
+    n5.dataset("p/half", &[4, 4], &[4, 4], "raw").fill(|_| true, |_| false);
+    let client = Client::of(n5.root());
+    let group = client.get("/as/raw/p/attributes.json").await.json();
+    assert_eq!(group["downsamplingFactors"], json!([[1, 1], [2, 2]]));
+    assert_eq!((&group["units"], &group["resolution"]), (&json!(["nm", "nm"]), &json!([4.0, 4.0])));
+    assert_eq!(client.get("/as/raw/p/s1/attributes.json").await.json()["dimensions"], json!([4, 4]));
+    let by_number = client.get("/as/raw/p/s0/1/1").await;
+    assert_eq!((by_number.status.as_u16(), &by_number.body), (200, &client.get("/as/raw/p/full/1/1").await.body));
+    assert_eq!(client.get("/as/raw/p/s2/attributes.json").await.status, 404);
+}

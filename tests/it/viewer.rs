@@ -1,0 +1,109 @@
+//! `/viewer/`: a directory's files with their compressed copies, and nothing beside them.
+
+use std::fs;
+use std::path::Path;
+
+use n5_server::http::{Options, Viewer};
+use tempfile::TempDir;
+
+use crate::support::writer::N5;
+use crate::support::{Client, local, options, settings};
+
+const SCRIPT: &str = "main.0123456789abcdef.js";
+
+fn built() -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("beside.txt"), "secret").unwrap();
+    let dist = directory.path().join("dist");
+    fs::create_dir_all(dist.join("sub")).unwrap();
+    let write = |name: &str, content: &str| fs::write(dist.join(name), content).unwrap();
+    write("index.html", "<!doctype html>");
+    write(SCRIPT, "plain script");
+    write(&format!("{SCRIPT}.br"), "as brotli");
+    write(&format!("{SCRIPT}.gz"), "as gzip");
+    write("code.wasm", "\0asm");
+    write("sub/index.html", "below");
+    directory
+}
+
+async fn client(n5: &N5, directory: &Path) -> Client {
+    let viewer = Viewer::find(directory).await;
+    Client::new(local(n5.root()), settings(), Options { viewer, ..options() })
+}
+
+#[tokio::test]
+async fn the_index_stands_at_the_slash_and_the_way_there_without() {
+    let (n5, directory) = (N5::new(), built());
+    let client = client(&n5, &directory.path().join("dist")).await;
+    let bare = client.get("/viewer?x=1").await;
+    assert_eq!((bare.status.as_u16(), bare.header("location")), (301, Some("viewer/?x=1")));
+    let index = client.get("/viewer/").await;
+    assert_eq!((index.status.as_u16(), index.body.as_ref()), (200, b"<!doctype html>".as_slice()));
+    assert_eq!(index.header("content-type"), Some("text/html; charset=utf-8"));
+    assert_eq!(index.header("cache-control"), Some("no-cache"));
+    assert_eq!(index.header("access-control-allow-origin"), Some("*"));
+    assert!(index.header("last-modified").is_some());
+    let head = client.send("HEAD", "/viewer/", &[]).await;
+    assert_eq!((head.status.as_u16(), head.header("content-length"), head.body.len()), (200, Some("15"), 0));
+    let again = client.get_with("/viewer/", &[("if-none-match", index.header("etag").unwrap())]).await;
+    assert_eq!((again.status.as_u16(), again.header("cache-control")), (304, Some("no-cache")));
+}
+
+#[tokio::test]
+async fn hashed_names_are_kept_and_sent_as_the_client_accepts_them() {
+    let (n5, directory) = (N5::new(), built());
+    let client = client(&n5, &directory.path().join("dist")).await;
+    let path = format!("/viewer/{SCRIPT}");
+    for (accepted, encoding, body) in
+        [("br, gzip", Some("br"), "as brotli"), ("gzip", Some("gzip"), "as gzip"), ("identity", None, "plain script")]
+    {
+        let reply = client.get_with(&path, &[("accept-encoding", accepted)]).await;
+        assert_eq!((reply.status.as_u16(), reply.header("content-encoding")), (200, encoding));
+        assert_eq!(reply.body.as_ref(), body.as_bytes());
+        assert_eq!(reply.header("content-type"), Some("text/javascript; charset=utf-8"));
+        assert_eq!(reply.header("cache-control"), Some("public, max-age=31536000, immutable"));
+        assert_eq!(reply.header("vary"), Some("accept-encoding"));
+    }
+    assert_eq!(client.get("/viewer/code.wasm").await.header("content-type"), Some("application/wasm"));
+    let part = client.get_with(&path, &[("range", "bytes=6-8")]).await;
+    assert_eq!((part.status.as_u16(), part.body.as_ref()), (206, b"scr".as_slice()));
+    let beyond = client.get_with(&path, &[("range", "bytes=99-")]).await;
+    assert_eq!((beyond.status.as_u16(), beyond.header("content-range")), (416, Some("bytes */12")));
+    assert_eq!(client.get_with(&path, &[("if-match", "\"other\"")]).await.status.as_u16(), 412);
+}
+
+#[tokio::test]
+async fn whatever_else_is_not_found_or_refused() {
+    let (n5, directory) = (N5::new(), built());
+    let client = client(&n5, &directory.path().join("dist")).await;
+    for missing in ["nothing", "sub", "sub/", "sub/nothing", "attributes.json", "index.html/", "index.html/x"] {
+        let reply = client.get(&format!("/viewer/{missing}")).await;
+        assert_eq!(
+            (reply.status.as_u16(), reply.header("content-type")),
+            (404, Some("application/problem+json")),
+            "{missing}"
+        );
+    }
+    for climbing in ["../beside.txt", "%2e%2e/beside.txt", "..%2fbeside.txt", "sub/../../beside.txt", "/etc/passwd"] {
+        assert_eq!(client.get(&format!("/viewer/{climbing}")).await.status.as_u16(), 400, "{climbing}");
+    }
+    // The listing page's own.
+    let dist = directory.path().join("dist");
+    fs::create_dir(dist.join("page")).unwrap();
+    fs::write(dist.join("page/x.js"), "").unwrap();
+    fs::write(dist.join("page.js"), "").unwrap();
+    for reserved in ["page", "page/", "page/x.js", "page.js", "page.css"] {
+        assert_eq!(client.get(&format!("/viewer/{reserved}")).await.status.as_u16(), 404, "{reserved}");
+    }
+}
+
+#[tokio::test]
+async fn without_a_directory_there_is_no_viewer() {
+    let n5 = N5::new();
+    let client = client(&n5, Path::new("")).await;
+    for path in ["/viewer", "/viewer/", "/viewer/index.html"] {
+        let reply = client.get(path).await;
+        assert_eq!(reply.status.as_u16(), 404, "{path}");
+        assert!(reply.json()["detail"].as_str().unwrap().contains("viewer"));
+    }
+}

@@ -1,0 +1,215 @@
+//! The container in the forms of other programs.
+
+use serde_json::{Value, json};
+
+use crate::support::stores::Probe;
+use crate::support::writer::N5;
+use crate::support::{Client, local, options, settings};
+
+/// A pyramid, an array whose edge blocks are padded or cropped, odd sources, and what is no array.
+fn container() -> N5 {
+    let n5 = N5::new();
+    n5.file("g/attributes.json", r#"{"n5":"4.0.0","who":"me"}"#);
+    n5.dataset("g/a", &[25, 18], &[10, 10], "gzip").fill(|p| p != [1, 0], |p| p[0] == 2 && p[1] == 0);
+    n5.dataset("raw", &[25], &[10], "raw").fill(|_| true, |_| false);
+    n5.dataset("small", &[7, 5], &[64, 64], "gzip").fill(|_| true, |_| false);
+    n5.dataset("xz", &[8, 8], &[4, 4], "xz");
+    n5.dataset("jpeg", &[8, 8], &[4, 4], "jpeg");
+    n5.file(
+        "bad/attributes.json",
+        r#"{"dimensions":[1],"blockSize":[0],"dataType":"uint8","compression":{"type":"raw"}}"#,
+    );
+    let scales = json!({"scales": [[1, 1, 1], [2, 2, 1]], "pixelResolution": {"unit": "nm", "dimensions": [4, 4, 40]}});
+    n5.file("em/attributes.json", scales.to_string());
+    n5.dataset("em/s0", &[8, 6, 4], &[4, 4, 4], "raw").fill(|_| true, |_| false);
+    n5.dataset("em/s1", &[4, 3, 4], &[4, 4, 4], "raw").fill(|_| true, |_| false);
+    let scalar = json!({"dimensions": [], "blockSize": [], "dataType": "uint16", "compression": {"type": "raw"}});
+    n5.file("scalar/attributes.json", scalar.to_string());
+    n5.file("scalar/0", b"\0\0\0\0\x01\x02");
+    n5
+}
+
+/// The payload of a stored block with two axes.
+fn payload(n5: &N5, path: &str) -> Vec<u8> {
+    std::fs::read(n5.root().join(path)).unwrap()[12..].to_vec()
+}
+
+#[tokio::test]
+async fn a_full_block_in_a_known_scheme_is_passed_through() {
+    let n5 = container();
+    let client = Client::of(n5.root());
+    // Whole, padded at the edge; and cropped where the chunk ends with the array. Block x, y is chunk y, x.
+    for (block, chunks) in [
+        ("g/a/0/0", ["/zarr2/g/a/0/0", "/zarr3/g/a/c/0/0"]),
+        ("g/a/2/0", ["/zarr2/g/a/0/2", "/zarr3/g/a/c/0/2"]),
+        ("small/0/0", ["/zarr2/small/0/0", "/zarr3/small/c/0/0"]),
+    ] {
+        for chunk in chunks {
+            let reply = client.get(chunk).await;
+            assert_eq!((reply.status.as_u16(), &reply.body[..]), (200, &payload(&n5, block)[..]), "{chunk}");
+            assert_eq!(reply.header("content-type"), Some("application/octet-stream"));
+            assert_eq!(reply.header("cache-control"), Some("no-cache"));
+        }
+    }
+    let scalar = [client.get("/zarr2/scalar/0").await, client.get("/zarr3/scalar/c").await];
+    assert!(scalar.iter().all(|reply| reply.body.as_ref() == [1, 2]));
+}
+
+#[tokio::test]
+async fn a_cropped_block_becomes_a_full_cell() {
+    let n5 = container();
+    let client = Client::of(n5.root());
+    let dataset = n5.dataset("raw", &[25], &[10], "raw");
+    let expected: Vec<u8> = (20..30).flat_map(|x| dataset.value(&[x]).to_be_bytes()).collect();
+    for chunk in ["/zarr2/raw/2", "/zarr3/raw/c/2"] {
+        assert_eq!(client.get(chunk).await.body, expected, "{chunk}");
+    }
+    let edge = client.get("/zarr2/g/a/1/0").await;
+    assert_eq!(edge.status, 200);
+    assert!(edge.body.starts_with(&[0x1f, 0x8b]) && edge.body != payload(&n5, "g/a/0/1"));
+}
+
+#[tokio::test]
+async fn holes_and_keys_of_other_forms_are_missing() {
+    let n5 = container();
+    let client = Client::of(n5.root());
+    for path in [
+        "/zarr2/g/a/0/1",
+        "/zarr3/g/a/c/0/1",
+        "/zarr2/g/a/2/0",
+        "/zarr3/g/a/c/2/0",
+        "/zarr3/g/a/0/0",
+        "/zarr3/g/a/c/0",
+        "/zarr3/g/a/c/0/0/0",
+        "/zarr2/g/a/00/0",
+        "/zarr2/attributes.json",
+        "/zarr3/attributes.json",
+        "/zarr2/g/a/attributes.json",
+        "/zarr2/g/zarr.json",
+        "/zarr3/g/.zgroup",
+        "/zarr2/g/.zarray",
+        "/zarr2/g/a/.zgroup",
+        "/zarr2/g/a/.zmetadata",
+        "/zarr2/none/.zgroup",
+        "/zarr3/none/zarr.json",
+        "/zarr3/g/a/0/zarr.json",
+        "/zarr2/jpeg/.zarray",
+        "/zarr2/jpeg/.zgroup",
+        "/zarr3/jpeg/zarr.json",
+        "/zarr3/jpeg/c/0/0",
+        "/zarr3/bad/zarr.json",
+        "/zarr2/xz/0/0",
+        "/zarr3/scalar/c/0",
+    ] {
+        let reply = client.get(path).await;
+        assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (404, "not-found"), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn chunks_have_tags_ranges_and_heads() {
+    let n5 = container();
+    let client = Client::of(n5.root());
+    for path in ["/zarr2/g/a/0/0", "/zarr3/g/a/c/1/0", "/zarr3/em/s0/zarr.json"] {
+        let get = client.get(path).await;
+        let head = client.send("HEAD", path, &[]).await;
+        let etag = get.header("etag").unwrap();
+        assert_eq!((head.status.as_u16(), head.body.len(), head.header("etag")), (200, 0, Some(etag)), "{path}");
+        assert_eq!(head.header("content-length").unwrap(), get.body.len().to_string());
+        let same = client.get_with(path, &[("if-none-match", etag)]).await;
+        assert_eq!((same.status.as_u16(), same.body.len()), (304, 0), "{path}");
+        let part = client.get_with(path, &[("range", "bytes=2-5")]).await;
+        assert_eq!((part.status.as_u16(), &part.body[..]), (206, &get.body[2..6]), "{path}");
+        let end = client.get_with(path, &[("range", "bytes=-3")]).await;
+        assert_eq!(end.body[..], get.body[get.body.len() - 3..], "{path}");
+        let beyond = client.get_with(path, &[("range", "bytes=99999-")]).await;
+        assert_eq!(beyond.status, 416, "{path}");
+    }
+    let (one, other) = (client.get("/zarr2/g/a/0/0").await, client.get("/zarr2/g/a/1/1").await);
+    assert_ne!(one.header("etag"), other.header("etag"));
+}
+
+#[tokio::test]
+async fn a_chunk_costs_one_read_and_no_listing() {
+    let n5 = container();
+    let probe = Probe::new(local(n5.root()));
+    let client = Client::new(probe.clone(), settings(), options());
+    client.get("/zarr3/em/s0/c/0/0/0").await;
+    assert_eq!((probe.gets(), probe.lists()), (1, 0));
+    client.get("/zarr2/em/s0/0/0/1").await;
+    assert_eq!((probe.gets(), probe.lists()), (2, 0));
+}
+
+#[tokio::test]
+async fn a_pyramid_is_an_image_in_both_versions() {
+    let n5 = container();
+    let client = Client::of(n5.root());
+    let two = client.get("/zarr2/em/.zattrs").await.json();
+    let three = client.get("/zarr3/em/zarr.json").await.json();
+    let mut image = two["multiscales"][0].clone();
+    assert_eq!(image.as_object_mut().unwrap().remove("version"), Some(json!("0.4")));
+    assert_eq!(three["attributes"]["ome"], json!({"version": "0.5", "multiscales": [image]}));
+    let axis = |name: &str| json!({"name": name, "type": "space", "unit": "nanometer"});
+    assert_eq!(image["axes"], json!([axis("z"), axis("y"), axis("x")]));
+    let transformations = json!([{"type": "scale", "scale": [40.0, 8.0, 8.0]},
+        {"type": "translation", "translation": [0.0, 2.0, 2.0]}]);
+    assert_eq!(image["datasets"][1], json!({"path": "s1", "coordinateTransformations": transformations}));
+    // A level has its place from the group above.
+    let level = client.get("/zarr3/em/s1/zarr.json").await.json();
+    assert_eq!(level["attributes"]["dimension_units"], json!(["40 nm", "8 nm", "8 nm"]));
+    assert_eq!(level["dimension_names"], json!(["z", "y", "x"]));
+}
+
+#[tokio::test]
+async fn consolidated_metadata_is_all_documents_below() {
+    let n5 = container();
+    let client = Client::of(n5.root());
+    let two = client.get("/zarr2/.zmetadata").await.json();
+    let listed = two["metadata"].as_object().unwrap();
+    for key in [".zgroup", ".zattrs", "g/.zgroup", "g/a/.zarray", "em/.zattrs", "em/s1/.zarray", "em/s1/.zattrs"] {
+        let alone = client.get(&format!("/zarr2/{key}")).await;
+        assert_eq!(listed.get(key), Some(&alone.json()), "{key}");
+    }
+    assert!(!listed.keys().any(|key| key.starts_with("jpeg") || key.starts_with("bad")), "{listed:?}");
+    assert_eq!(listed["g/.zattrs"], json!({"who": "me"}));
+
+    let three = client.get("/zarr3/zarr.json").await.json();
+    let below = &three["consolidated_metadata"]["metadata"];
+    let mut group = client.get("/zarr3/em/zarr.json").await.json();
+    let own: Value = group.as_object_mut().unwrap().remove("consolidated_metadata").unwrap();
+    assert_eq!(below["em"], group);
+    assert_eq!(own["metadata"]["s1"], below["em/s1"]);
+    assert_eq!(below["em/s1"], client.get("/zarr3/em/s1/zarr.json").await.json());
+}
+
+#[tokio::test]
+async fn what_is_too_much_for_one_document_is_not_consolidated() {
+    let n5 = container();
+    for number in 0..500 {
+        n5.file(&format!("many/{number}/attributes.json"), "{}");
+    }
+    let client = Client::of(n5.root());
+    assert_eq!(client.get("/zarr2/many/.zmetadata").await.status, 404);
+    let group = client.get("/zarr3/many/zarr.json").await.json();
+    assert_eq!(group, json!({"zarr_format": 3, "node_type": "group", "attributes": {}}));
+    assert_eq!(client.get("/zarr2/em/.zmetadata").await.status, 200);
+}
+
+#[tokio::test]
+async fn listings_name_the_documents_of_the_view() {
+    let n5 = container();
+    let client = Client::of(n5.root());
+    for (path, expected) in [
+        ("/zarr2/g/", vec![".zattrs", ".zgroup", "a"]),
+        ("/zarr2/em/s0/", vec![".zarray", ".zattrs"]),
+        ("/zarr3/em/", vec!["s0", "s1", "zarr.json"]),
+        ("/zarr3/jpeg/", vec![]),
+    ] {
+        let listing = client.get_with(path, &[("accept", "application/json")]).await.json();
+        let names: Vec<&str> =
+            listing["entries"].as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+        assert_eq!(names, expected, "{path}");
+    }
+    let redirect = client.get("/zarr3/em").await;
+    assert_eq!((redirect.status.as_u16(), redirect.header("location")), (301, Some("em/")));
+}
