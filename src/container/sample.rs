@@ -22,8 +22,9 @@ const ALL_BLOCKS: usize = 512;
 /// Most decoded bytes, unless a single block has more.
 const BYTES: u64 = 32 << 20;
 
-/// Most elements that are listed, of types that are not counted by value.
-const ELEMENTS: u64 = 4 << 20;
+/// Most elements that are listed, of types that are not counted by value: of a dataset that is read as a whole,
+/// and of one that is read in part, whose elements are then thinned out rather than its blocks.
+const ELEMENTS: (u64, u64) = (4 << 20, 1 << 20);
 
 /// Most blocks whose existence is looked up.
 const LOOKED_UP: usize = 1024;
@@ -76,8 +77,8 @@ impl Container {
         let sizes = attributes.block_size().iter().zip(attributes.dimensions());
         let block_elements = product(&mut sizes.map(|(block, size)| (*block).min(*size))).max(1);
         let all_elements = product(&mut attributes.dimensions().iter().copied());
-        let most = self.most_elements(dataset);
-        let whole = blocks_total <= ALL_BLOCKS as u128 && all_elements <= most;
+        let whole = blocks_total <= ALL_BLOCKS as u128 && all_elements <= self.most_elements(dataset, true);
+        let most = BYTES / attributes.data_type().size_bytes().unwrap_or(1).max(1) as u64;
         let wanted =
             if whole { ALL_BLOCKS } else { usize::try_from(most / block_elements).unwrap_or(BLOCKS).clamp(1, BLOCKS) };
         let mut sample = Sample {
@@ -130,7 +131,8 @@ impl Container {
             let size = grid.clipped_size(position);
             sum.saturating_add(size.iter().copied().fold(1, u64::saturating_mul))
         });
-        let limit = if Accumulator::is_counted(data_type) { u64::MAX } else { self.most_elements(dataset) };
+        let limit =
+            if Accumulator::is_counted(data_type) { u64::MAX } else { self.most_elements(dataset, sample.whole) };
         let undecoded = || ReadError::Died(format!("{data_type} is not decoded"));
         let bytes = Accumulator::bytes(data_type, elements.min(limit)).ok_or_else(undecoded)?;
         let memory = self.reserve(bytes).await?;
@@ -202,11 +204,12 @@ impl Container {
         })
     }
 
-    /// Most elements of a sample, by what may be decoded and what may be listed.
-    fn most_elements(&self, dataset: &Dataset) -> u64 {
+    /// Most elements that are looked at, by what may be decoded and what may be listed.
+    fn most_elements(&self, dataset: &Dataset, whole: bool) -> u64 {
         let data_type = dataset.attributes.data_type();
         let width = data_type.size_bytes().unwrap_or(1) as u64;
-        let listed = ELEMENTS.min(self.resources.settings.slice_budget / 16).max(1);
+        let listed = if whole { ELEMENTS.0 } else { ELEMENTS.1 };
+        let listed = listed.min(self.resources.settings.slice_budget / 16).max(1);
         let most = BYTES.checked_div(width).unwrap_or(BYTES);
         if Accumulator::is_counted(data_type) { most } else { most.min(listed) }
     }

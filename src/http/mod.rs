@@ -9,6 +9,7 @@ mod listing;
 mod observe;
 mod operations;
 mod page;
+mod parameters;
 pub mod problem;
 mod query;
 mod select;

@@ -16,8 +16,9 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::compress::Encoding;
 use super::conditional::{self, Verdict};
+use super::parameters::QueryError;
 use super::problem::{self, Problem};
-use super::slice_query::{QueryError, Selection, SliceQuery};
+use super::slice_query::{Selection, SliceQuery};
 use super::{Answer, Ask, Mount, compress, vary};
 use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
 use crate::metadata;

@@ -10,8 +10,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::compress::Compressible;
 use super::conditional::{self, Verdict};
+use super::parameters::{QueryError, decimal, invalid, parameters};
 use super::problem::{self, Problem};
-use super::slice_query::{QueryError, decimal, invalid, parameters};
 use super::{Answer, Ask, Mount, respond};
 use crate::container::{Dataset, GroupState, ReadError, Sample, Survey};
 use crate::metadata;

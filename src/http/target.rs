@@ -53,7 +53,6 @@ const OWN: &[(&str, View)] = &[
     ("n5", View::Stored),
     ("slice", View::Slice),
     ("info", View::Info),
-    ("precomputed", View::Reserved),
     ("viewer", View::Viewer),
     ("stats", View::Stats),
     ("healthz", View::Operation(Operation::Health)),

@@ -5,6 +5,7 @@
 
 mod chunk;
 mod node;
+mod precomputed;
 mod reencoded;
 mod zarr;
 mod zarr2;
@@ -22,7 +23,7 @@ pub use chunk::{Chunk, Form, Ready};
 pub use node::{Known, read_node};
 
 /// Every view, by the first segment of its paths.
-pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3::Zarr3];
+pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3::Zarr3, &precomputed::Precomputed];
 
 /// A form of containers.
 ///

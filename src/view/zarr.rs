@@ -121,10 +121,8 @@ impl Layout {
 
     /// 0, what a missing chunk is made of.
     pub(super) fn fill_value(&self) -> Value {
-        match self.data_type {
-            DataType::Float32 | DataType::Float64 => json!(0.0),
-            _ => json!(0),
-        }
+        let is_float = matches!(self.data_type, DataType::Float32 | DataType::Float64);
+        if is_float { json!(0.0) } else { json!(0) }
     }
 }
 

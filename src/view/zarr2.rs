@@ -142,7 +142,7 @@ mod tests {
     use super::*;
     use crate::n5::{DatasetAttributes, Document};
 
-    fn layout(data_type: &str, compression: Value) -> Layout {
+    fn layout(data_type: &str, compression: &Value) -> Layout {
         let text = json!({"dimensions": [7, 5], "blockSize": [5, 4], "dataType": data_type,
             "compression": compression});
         Layout::of(&DatasetAttributes::parse(Document::parse(text.to_string().as_bytes()).unwrap()).unwrap()).unwrap()
@@ -153,7 +153,7 @@ mod tests {
         let expected = json!({"zarr_format": 2, "shape": [5, 7], "chunks": [4, 5], "dtype": ">u2",
             "compressor": {"id": "gzip", "level": 6}, "fill_value": 0, "order": "C", "filters": null,
             "dimension_separator": "/"});
-        assert_eq!(array(&layout("uint16", json!({"type": "gzip", "level": -1}))), expected);
+        assert_eq!(array(&layout("uint16", &json!({"type": "gzip", "level": -1}))), expected);
     }
 
     #[test]
@@ -168,11 +168,11 @@ mod tests {
                 json!({"id": "blosc", "cname": "zstd", "clevel": 3, "shuffle": 2, "blocksize": 0}),
             ),
         ] {
-            let document = array(&layout("float32", compression));
+            let document = array(&layout("float32", &compression));
             assert_eq!((document["dtype"].as_str(), &document["compressor"]), (Some(dtype), &compressor));
             assert_eq!(document["fill_value"].to_string(), "0.0");
         }
-        assert_eq!(array(&layout("int8", json!({"type": "raw"})))["dtype"], "|i1");
+        assert_eq!(array(&layout("int8", &json!({"type": "raw"})))["dtype"], "|i1");
     }
 
     #[test]

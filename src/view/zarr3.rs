@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use crate::n5::{DatasetAttributes, Document};
 
-    fn layout(data_type: &str, compression: Value) -> Layout {
+    fn layout(data_type: &str, compression: &Value) -> Layout {
         let text = json!({"dimensions": [7, 5], "blockSize": [5, 4], "dataType": data_type,
             "compression": compression});
         Layout::of(&DatasetAttributes::parse(Document::parse(text.to_string().as_bytes()).unwrap()).unwrap()).unwrap()
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn an_array_document_is_complete() {
         let array = Array {
-            layout: layout("uint16", json!({"type": "gzip", "level": 1})),
+            layout: layout("uint16", &json!({"type": "gzip", "level": 1})),
             names: vec!["y".to_owned(), "x".to_owned()],
             attributes: Map::new(),
         };
@@ -195,7 +195,7 @@ mod tests {
                     "shuffle": "noshuffle", "blocksize": 0}}]),
             ),
         ] {
-            assert_eq!(Value::from(codecs(&layout(data_type, compression))), expected);
+            assert_eq!(Value::from(codecs(&layout(data_type, &compression))), expected);
         }
     }
 

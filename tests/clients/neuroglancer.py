@@ -178,6 +178,8 @@ def pyramid_of(server: str, corpus: Path, path: str, entries: dict, view: str, l
     levels = []
     described = info["multiscale"]["levels"]
     first = described[0]
+    if any(f"{path}/{level['path']}" not in entries for level in described):
+        return None  # sample data that came without some of its levels
     for level in described:
         truth = converted(truth_of(server, entries[f"{path}/{level['path']}"]), source, layer)
         if truth is None:
@@ -413,7 +415,13 @@ class Plane:
     """The cross-section of a level that is looked at."""
 
     def __init__(self, case: Case, level: Level, axes: list[dict]):
-        self.level, self.axes = level, axes
+        # What a level has beyond the end of the finest one, some sources show and some do not.
+        ends = [
+            min(size, max(1, math.ceil((finest - 0.5 - offset) / step - 1e-6)))
+            for size, finest, offset, step in zip(level.truth.shape, case.truth.shape, level.offset, level.step)
+        ]
+        level = Level(level.truth[tuple(slice(end) for end in ends)], level.offset, level.step)
+        self.level, self.axes, self.finest = level, axes, case.truth.shape
         self.by_axis = {axis["axis"]: axis for axis in axes if axis["axis"] is not None}
         usual = [axis for axis in range(level.truth.ndim) if self.by_axis[axis]["kind"] == "global"]
         #: Axes of the data, the first two that are no channels.
@@ -476,6 +484,10 @@ class Plane:
             ([x + part * size[0], y + part * size[1]], index)
             for part in (0, -0.4, 0.4)
             for (x, y), index in zip(pixels, indices)
+            if all(
+                -0.5 <= self.level.offset[axis] + (index[axis] + part) * self.level.step[axis] < self.finest[axis] - 0.5
+                for axis in self.shown
+            )
         ]
         width, height = view["extent"]
         many = [(pixel, index) for pixel, index in many if abs(pixel[0]) < width / 2 - 1 and abs(pixel[1]) < height / 2 - 1]

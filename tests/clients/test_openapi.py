@@ -109,19 +109,25 @@ def test_operation(demo, label):
     holds()
 
 
+def is_built(operation, demo):
+    """Whether it can succeed here: the viewer is no part of the binary."""
+    return not operation.path.startswith("/viewer/") or demo.ask("/viewer/").status == 200
+
+
 @pytest.mark.slow
-def test_every_operation_was_answered_with_success():
+def test_every_operation_was_answered_with_success(demo):
     if not SEEN:
         pytest.skip("the operations were not run")
     for label, statuses in SEEN.items():
         print(label, dict(statuses))
-    without = [label for label in OPERATIONS if not any(200 <= status < 300 for status in SEEN[label])]
+    succeeded = {label for label in OPERATIONS if any(200 <= status < 300 for status in SEEN[label])}
+    without = [label for label in OPERATIONS if label not in succeeded and is_built(OPERATIONS[label], demo)]
     assert not without
 
 
 def test_every_example_of_a_parameter_is_true(demo):
     for operation in OPERATIONS.values():
-        if operation.method.upper() == "OPTIONS":
+        if operation.method.upper() == "OPTIONS" or not is_built(operation, demo):
             continue
         known = examples(operation)
         for number in range(max((len(values) for values in known.values()), default=1)):

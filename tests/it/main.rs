@@ -18,6 +18,7 @@ mod connections;
 mod docs;
 mod golden;
 mod openapi;
+mod precomputed;
 mod reencoded;
 mod slice;
 mod slice_formats;

@@ -1,6 +1,7 @@
 //! `/stats`: exact of what is small, a bounded sample of what is not.
 
 use std::fs;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -61,6 +62,8 @@ async fn a_large_dataset_is_sampled_evenly_and_within_bounds() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[64, 64, 64], &[4, 4, 4], "raw");
     dataset.fill(|_| true, |_| false);
+    // Files that were written a moment ago are read again.
+    tokio::time::sleep(Duration::from_millis(30)).await;
     let store = Probe::new(local(n5.root()));
     let client = Client::new(store.clone(), settings(), options());
     let answer = client.get("/stats/a").await.json();
@@ -152,6 +155,7 @@ async fn an_entity_tag_stands_for_the_answer() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[8, 2], &[2, 2], "gzip");
     dataset.fill(|_| true, |_| false);
+    tokio::time::sleep(Duration::from_millis(30)).await;
     let store = Probe::new(local(n5.root()));
     let client = Client::new(store.clone(), settings(), options());
     let first = client.get("/stats/a").await;

@@ -83,7 +83,7 @@ async fn only_n5_keys_are_served_and_anything_else_is_missing() {
         "/nothing/",
         "/as/attributes.json",
         "/as/gzip/a/b/2/0",
-        "/zarr2/.zgroup",
+        "/zarr2/nothing/.zgroup",
         "/zarr3/attributes.json",
         "/precomputed/info",
         "/viewer/",

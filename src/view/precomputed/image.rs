@@ -1,0 +1,172 @@
+//! Chunks as PNG and JPEG images: the rows of all slices one below the other, one component for each channel.
+
+use bytes::Bytes;
+use jpeg_encoder::SamplingFactor;
+use png::{BitDepth, ColorType, Compression};
+
+/// Longest side of an image: that of JPEG, and below the million at which libpng refuses.
+const MAX_SIDE: u64 = 65_535;
+
+/// Width and height of a chunk's image; `None` where no image holds it.
+///
+/// Any will do whose rows, one after the other, are the voxels of the chunk: usually x wide and y·z high, else as
+/// many lines beside each other as make it fit.
+///
+/// Source: `volume.rst`, "2-d image format encodings".
+pub(super) fn sides(shape: [u64; 3]) -> Option<(u16, u16)> {
+    let [x, y, z] = shape;
+    let lines = y.checked_mul(z)?;
+    let fewest = lines.div_ceil(MAX_SIDE).max(1);
+    let most = MAX_SIDE.checked_div(x)?;
+    let beside = (fewest..=most).find(|beside| lines.checked_rem(*beside) == Some(0))?;
+    let (width, height) = (x.checked_mul(beside)?, lines.checked_div(beside)?);
+    Some((u16::try_from(width).ok()?, u16::try_from(height).ok()?))
+}
+
+/// Upper bound of the bytes that either encoder allocates for so many elements, 1 or 2 bytes each.
+///
+/// Noise at the highest quality takes JPEG about one and a half bytes an element, and PNG at worst 12 bits for each
+/// byte; a vector that grows is up to twice as long as what it holds. The components are interleaved in a copy.
+pub(super) fn extra_bytes(elements: u64, width: usize) -> u64 {
+    let bytes = elements.saturating_mul(width as u64);
+    // Sides are rounded up to 8 in a JPEG, and both encoders have buffers of a few rows.
+    bytes.saturating_mul(5).saturating_add(MAX_SIDE.saturating_mul(64))
+}
+
+/// An image in the making: elements of 1 or 2 bytes, little-endian, the first channel's all before the second's.
+#[derive(Debug)]
+pub(super) struct Image<'a> {
+    /// The elements.
+    pub(super) data: &'a [u8],
+    /// Bytes of an element.
+    pub(super) width: usize,
+    /// Number of channels.
+    pub(super) channels: usize,
+    /// Width and height.
+    pub(super) sides: (u16, u16),
+}
+
+impl Image<'_> {
+    /// The components of each pixel side by side, in PNG's byte order.
+    fn interleaved(&self) -> Vec<u8> {
+        let mut pixels = vec![0; self.data.len()];
+        let channel_bytes = self.data.len().checked_div(self.channels).unwrap_or(0).max(1);
+        for (number, channel) in self.data.chunks_exact(channel_bytes).enumerate() {
+            let to = pixels.chunks_exact_mut(self.width).skip(number).step_by(self.channels);
+            for (to, from) in to.zip(channel.chunks_exact(self.width)) {
+                to.iter_mut().zip(from.iter().rev()).for_each(|(to, from)| *to = *from);
+            }
+        }
+        pixels
+    }
+
+    /// The image as PNG.
+    pub(super) fn png(&self) -> Result<Bytes, String> {
+        let color = match self.channels {
+            1 => ColorType::Grayscale,
+            2 => ColorType::GrayscaleAlpha,
+            3 => ColorType::Rgb,
+            4 => ColorType::Rgba,
+            other => return Err(format!("a PNG has 1 to 4 channels, not {other}")),
+        };
+        let mut out = Vec::new();
+        let mut encoder = png::Encoder::new(&mut out, self.sides.0.into(), self.sides.1.into());
+        encoder.set_color(color);
+        encoder.set_depth(if self.width == 2 { BitDepth::Sixteen } else { BitDepth::Eight });
+        encoder.set_compression(Compression::Fast);
+        let encode = |encoder: png::Encoder<'_, &mut Vec<u8>>| {
+            let mut writer = encoder.write_header()?;
+            match (self.channels, self.width) {
+                (1, 1) => writer.write_image_data(self.data)?,
+                _ => writer.write_image_data(&self.interleaved())?,
+            }
+            writer.finish()
+        };
+        encode(encoder).map_err(|error| format!("the PNG encoder failed: {error}"))?;
+        out.shrink_to_fit();
+        Ok(out.into())
+    }
+
+    /// The image as JPEG; its components keep their full resolution.
+    pub(super) fn jpeg(&self, quality: u8) -> Result<Bytes, String> {
+        let mut out = Vec::new();
+        let mut encoder = jpeg_encoder::Encoder::new(&mut out, quality);
+        encoder.set_sampling_factor(SamplingFactor::R_4_4_4);
+        let (width, height) = self.sides;
+        let encoded = match self.channels {
+            1 => encoder.encode(self.data, width, height, jpeg_encoder::ColorType::Luma),
+            3 => encoder.encode(&self.interleaved(), width, height, jpeg_encoder::ColorType::Rgb),
+            other => return Err(format!("a JPEG has 1 or 3 channels, not {other}")),
+        };
+        encoded.map_err(|error| format!("the JPEG encoder failed: {error}"))?;
+        out.shrink_to_fit();
+        Ok(out.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(file: &Bytes) -> (png::OutputInfo, Vec<u8>) {
+        let mut reader = png::Decoder::new(std::io::Cursor::new(file)).read_info().unwrap();
+        let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+        let info = reader.next_frame(&mut pixels).unwrap();
+        (info, pixels)
+    }
+
+    #[test]
+    fn an_image_is_as_wide_as_x_or_a_multiple_of_it() {
+        assert_eq!(sides([64, 64, 64]), Some((64, 4096)));
+        assert_eq!(sides([1, 1, 1]), Some((1, 1)));
+        assert_eq!(sides([512, 512, 512]), Some((4096, 32_768)));
+        assert_eq!(sides([65_535, 65_535, 1]), Some((65_535, 65_535)));
+    }
+
+    #[test]
+    fn what_no_image_holds_has_no_sides() {
+        assert_eq!(sides([65_536, 1, 1]), None);
+        assert_eq!(sides([1, 65_537, 1]), None, "a prime");
+        assert_eq!(sides([65_535, 65_535, 2]), None);
+        assert_eq!(sides([1, u64::MAX, u64::MAX]), None);
+    }
+
+    #[test]
+    fn png_holds_channels_as_components_and_the_high_byte_first() {
+        let data: Vec<u8> = [0x0102u16, 0x0304, 0x0506, 0x0708].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let two = Image { data: &data, width: 2, channels: 2, sides: (2, 1) }.png().unwrap();
+        let (info, pixels) = decoded(&two);
+        assert_eq!((info.color_type, info.bit_depth), (ColorType::GrayscaleAlpha, BitDepth::Sixteen));
+        assert_eq!(pixels, [1, 2, 5, 6, 3, 4, 7, 8]);
+        let three = Image { data: &[1, 2, 3, 4, 5, 6], width: 1, channels: 3, sides: (1, 2) }.png().unwrap();
+        assert_eq!(decoded(&three).1, [1, 3, 5, 2, 4, 6]);
+        let one = Image { data: &data, width: 2, channels: 1, sides: (2, 2) }.png().unwrap();
+        assert_eq!(decoded(&one).1, [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn jpeg_is_written_with_its_sides_and_components() {
+        for (channels, data) in [(1, vec![7; 12]), (3, vec![7; 36])] {
+            let file = Image { data: &data, width: 1, channels, sides: (3, 4) }.jpeg(90).unwrap();
+            let frame = file.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
+            let (height, width) = ([file[frame + 5], file[frame + 6]], [file[frame + 7], file[frame + 8]]);
+            assert_eq!((height, width, usize::from(file[frame + 9])), ([0, 4], [0, 3], channels));
+            assert!(file.starts_with(&[0xff, 0xd8]) && file.ends_with(&[0xff, 0xd9]));
+        }
+    }
+
+    #[test]
+    fn noise_stays_within_the_bound() {
+        let mut state = 1u32;
+        let data: Vec<u8> = (0..48 * 48 * 3)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                state.to_be_bytes()[0]
+            })
+            .collect();
+        let image = Image { data: &data, width: 1, channels: 3, sides: (48, 48) };
+        for file in [image.png().unwrap(), image.jpeg(100).unwrap()] {
+            assert!(file.len() < 2 * data.len(), "{}", file.len());
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Scales of a volume: their size in chunks, the forms that chunks come in, and the names of both.
+
+use std::fmt;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::super::chunk::{Form, payload, stored_encoding};
+use super::compressed_segmentation;
+use super::image::{self, Image};
+use crate::container::Dataset;
+use crate::n5::{self, Array, Coords, DataType, DatasetAttributes, GridPosition};
+
+/// The data types of the format. Source: `volume.yml`.
+const DATA_TYPES: [DataType; 8] = [
+    DataType::UInt8,
+    DataType::Int8,
+    DataType::UInt16,
+    DataType::Int16,
+    DataType::UInt32,
+    DataType::Int32,
+    DataType::UInt64,
+    DataType::Float32,
+];
+
+/// TensorStore's.
+const DEFAULT_QUALITY: u8 = 75;
+
+/// A dataset as x, y, z and channels. Sizes are at least 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Size in voxels.
+    pub(super) size: [u64; 3],
+    /// Size of a chunk in voxels: that of a block, cut off where the volume is smaller.
+    pub(super) chunk: [u64; 3],
+    /// Number of channels; all of them are in one chunk.
+    pub(super) channels: u64,
+}
+
+impl Extent {
+    /// The extent of a dataset; axes beyond the fourth must have one element.
+    ///
+    /// # Errors
+    /// What this format cannot hold of it, as text for the client.
+    pub(super) fn of(dataset: &DatasetAttributes) -> Result<Self, String> {
+        let (dimensions, blocks, data_type) = (dataset.dimensions(), dataset.block_size(), dataset.data_type());
+        if !DATA_TYPES.contains(data_type) {
+            let way_out = match data_type {
+                DataType::Float64 => "; /as/gzip,float32 has it as float32",
+                DataType::Int64 => "; /as/gzip,int32 and its like convert it, /zarr2 and /zarr3 have it as it is",
+                _ => "",
+            };
+            let known = DATA_TYPES.map(|known| known.name().to_owned()).join(", ");
+            return Err(format!("precomputed volumes hold {known}, the data type is {data_type}{way_out}"));
+        }
+        if dimensions.iter().skip(4).any(|size| *size > 1) {
+            return Err(format!(
+                "precomputed volumes have x, y, z and channels, dimensions is {:?}; /n5, /zarr2 and /zarr3 keep every axis",
+                dimensions.as_slice()
+            ));
+        }
+        if dimensions.contains(&0) {
+            return Err(format!("it is empty: dimensions is {:?}", dimensions.as_slice()));
+        }
+        let size = [0, 1, 2].map(|axis| dimensions.get(axis).copied().unwrap_or(1));
+        let chunk = [0, 1, 2].map(|axis| blocks.get(axis).copied().unwrap_or(1).min(size[axis]));
+        Ok(Self { size, chunk, channels: dimensions.get(3).copied().unwrap_or(1) })
+    }
+
+    /// The first voxel of the chunk with these bounds, `offset` taken off; `None` where no chunk has them.
+    pub(super) fn chunk_at(&self, bounds: [(i64, i64); 3], offset: [i64; 3]) -> Option<[u64; 3]> {
+        let mut first = [0; 3];
+        for (axis, begin) in first.iter_mut().enumerate() {
+            let (low, high) = *bounds.get(axis)?;
+            let (offset, size, chunk) = (*offset.get(axis)?, *self.size.get(axis)?, *self.chunk.get(axis)?);
+            *begin = u64::try_from(low.checked_sub(offset)?).ok()?;
+            let len = u64::try_from(high.checked_sub(low)?).ok()?;
+            let expected = size.checked_sub(*begin).filter(|left| *left > 0)?.min(chunk);
+            if begin.checked_rem(chunk) != Some(0) || len != expected {
+                return None;
+            }
+        }
+        Some(first)
+    }
+
+    /// Every shape that chunks have.
+    pub(super) fn chunk_shapes(&self) -> impl Iterator<Item = [u64; 3]> {
+        let (size, chunk) = (self.size, self.chunk);
+        (0..8u8).map(move |edges| {
+            [0, 1, 2].map(|axis: usize| {
+                let last = size[axis].checked_rem(chunk[axis]).filter(|rest| *rest > 0).unwrap_or(chunk[axis]);
+                if edges & (1 << axis) == 0 { chunk[axis] } else { last }
+            })
+        })
+    }
+}
+
+/// How chunks are encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Encoding {
+    /// The elements as they are, little-endian.
+    Raw,
+    /// JPEG images.
+    Jpeg {
+        /// 1 to 100.
+        quality: u8,
+    },
+    /// PNG images.
+    Png,
+    /// Neuroglancer's own form for segments.
+    CompressedSegmentation,
+}
+
+impl Encoding {
+    /// The encoding that a query names.
+    ///
+    /// # Errors
+    /// What is allowed, as text for the client.
+    pub(super) fn named(name: &str, quality: Option<&str>) -> Result<Self, String> {
+        let quality = match quality {
+            None => DEFAULT_QUALITY,
+            Some(text) => parse_quality(text).ok_or_else(|| format!("quality is 1 to 100, not {text:?}"))?,
+        };
+        let all = [Self::Raw, Self::Jpeg { quality }, Self::Png, Self::CompressedSegmentation];
+        let found = all.into_iter().find(|encoding| encoding.name() == name);
+        found.ok_or_else(|| format!("encoding is {}, not {name:?}", all.map(Self::name).join(", ")))
+    }
+
+    /// Its name in `info`.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Jpeg { .. } => "jpeg",
+            Self::Png => "png",
+            Self::CompressedSegmentation => "compressed_segmentation",
+        }
+    }
+
+    /// Whether chunks of such a dataset can be encoded so.
+    ///
+    /// # Errors
+    /// What is in the way, as text for the client.
+    pub(super) fn check(self, extent: &Extent, data_type: &DataType) -> Result<(), String> {
+        let (types, channels): (&[DataType], &[u64]) = match self {
+            Self::Raw => return Ok(()),
+            Self::Jpeg { .. } => (&[DataType::UInt8], &[1, 3]),
+            Self::Png => (&[DataType::UInt8, DataType::UInt16], &[1, 2, 3, 4]),
+            Self::CompressedSegmentation => (&[DataType::UInt32, DataType::UInt64], &[]),
+        };
+        let name = self.name();
+        if !types.contains(data_type) {
+            let types: Vec<&str> = types.iter().map(DataType::name).collect();
+            return Err(format!(
+                "encoding={name} holds {}, the data type is {data_type}; take raw",
+                types.join(" and ")
+            ));
+        }
+        if !channels.is_empty() && !channels.contains(&extent.channels) {
+            return Err(format!(
+                "encoding={name} holds {channels:?} channels, these are {}; take raw",
+                extent.channels
+            ));
+        }
+        let is_image = self != Self::CompressedSegmentation;
+        match extent.chunk_shapes().find(|shape| is_image && image::sides(*shape).is_none()) {
+            Some(shape) => {
+                Err(format!("a chunk of {shape:?} voxels makes no {name} of at most 65535 by 65535; take raw"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn parse_quality(text: &str) -> Option<u8> {
+    text.parse().ok().filter(|quality: &u8| (1..=100).contains(quality) && quality.to_string() == text)
+}
+
+/// The last segment of a scale's key: what all its chunks have in common.
+///
+/// Written `raw`, `jpeg,75`, `png` or `compressed_segmentation`, with `,x,y,z` after it where the volume does not
+/// begin at 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ScaleForm {
+    /// How they are encoded.
+    pub(super) encoding: Encoding,
+    /// The first voxel.
+    pub(super) offset: [i64; 3],
+}
+
+impl ScaleForm {
+    /// The form of that name, in its one spelling.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(',');
+        let name = parts.next()?;
+        let quality = if name == "jpeg" { Some(parts.next()?) } else { None };
+        let encoding = Encoding::named(name, quality).ok()?;
+        let mut offset = [0; 3];
+        if let Some(x) = parts.next() {
+            offset = [parse_number(x)?, parse_number(parts.next()?)?, parse_number(parts.next()?)?];
+        }
+        let form = Self { encoding, offset };
+        (form.to_string() == text).then_some(form)
+    }
+}
+
+impl fmt::Display for ScaleForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.encoding.name())?;
+        if let Encoding::Jpeg { quality } = self.encoding {
+            write!(f, ",{quality}")?;
+        }
+        let [x, y, z] = self.offset;
+        if self.offset == [0; 3] { Ok(()) } else { write!(f, ",{x},{y},{z}") }
+    }
+}
+
+/// The bounds that a chunk's name spells, half-open: `0-64_-64-0_128-130`.
+pub(super) fn parse_box(name: &str) -> Option<[(i64, i64); 3]> {
+    let mut axes = name.split('_').map(|text| {
+        // The first character may be a sign.
+        let at = text.char_indices().skip(1).find(|(_, c)| *c == '-')?.0;
+        let (low, high) = text.split_at_checked(at)?;
+        Some((parse_number(low)?, parse_number(high.strip_prefix('-')?)?))
+    });
+    let bounds = [axes.next()??, axes.next()??, axes.next()??];
+    axes.next().is_none().then_some(bounds)
+}
+
+/// A decimal number in its one spelling.
+fn parse_number(text: &str) -> Option<i64> {
+    text.parse().ok().filter(|number: &i64| number.to_string() == text)
+}
+
+/// Size, channels and bytes of an element of an array.
+fn parts(shape: &[u64], width: usize) -> ([u64; 3], u64, usize) {
+    let size = |axis: usize| shape.get(axis).copied().unwrap_or(1);
+    ([size(0), size(1), size(2)], size(3), width)
+}
+
+impl Form for Encoding {
+    fn media_type(&self) -> &'static str {
+        match self {
+            Self::Raw | Self::CompressedSegmentation => "application/octet-stream",
+            Self::Jpeg { .. } => "image/jpeg",
+            Self::Png => "image/png",
+        }
+    }
+
+    fn id(&self) -> String {
+        format!("precomputed {}", ScaleForm { encoding: *self, offset: [0; 3] })
+    }
+
+    fn extra_bytes(&self, shape: &Coords, width: usize) -> u64 {
+        let (size, channels, width) = parts(shape, width);
+        match self {
+            Self::Raw => 0,
+            Self::Jpeg { .. } | Self::Png => {
+                image::extra_bytes(size.iter().fold(channels, |n, size| n.saturating_mul(*size)), width)
+            }
+            Self::CompressedSegmentation => compressed_segmentation::extra_bytes(size, channels, width),
+        }
+    }
+
+    fn encode(&self, array: Array) -> Result<Bytes, String> {
+        let (size, channels, width) = parts(&array.shape, array.data_type.size_bytes().unwrap_or(1));
+        let count = |n: u64| usize::try_from(n).map_err(|error| error.to_string());
+        let channels = count(channels)?;
+        let image = || {
+            let sides = image::sides(size).ok_or_else(|| format!("no image holds a chunk of {size:?} voxels"))?;
+            Ok::<_, String>(Image { data: &array.data, width, channels, sides })
+        };
+        match self {
+            Self::Raw => Ok(array.data),
+            Self::Jpeg { quality } => image()?.jpeg(*quality),
+            Self::Png => image()?.png(),
+            Self::CompressedSegmentation => {
+                let size = [count(size[0])?, count(size[1])?, count(size[2])?];
+                compressed_segmentation::encode(&array.data, size, channels, width)
+            }
+        }
+    }
+
+    fn within(&self, stored: &[u8], dataset: &Dataset, position: &GridPosition) -> Option<Range<usize>> {
+        let size = dataset.attributes.grid().clipped_size(position);
+        payload(stored, &size, 1, n5::Encoding::Raw)
+    }
+
+    /// Bytes are in the same order everywhere.
+    fn passes(&self, dataset: &Dataset) -> bool {
+        *self == Self::Raw
+            && dataset.attributes.data_type().size_bytes() == Some(1)
+            && stored_encoding(dataset) == Some(n5::Encoding::Raw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::n5::Document;
+
+    fn extent(dimensions: &[u64], block_size: &[u64], data_type: &str) -> Result<Extent, String> {
+        let text = format!(
+            r#"{{"dimensions":{dimensions:?},"blockSize":{block_size:?},"dataType":"{data_type}","compression":{{"type":"raw"}}}}"#
+        );
+        Extent::of(&DatasetAttributes::parse(Document::parse(text.as_bytes()).unwrap()).unwrap())
+    }
+
+    #[test]
+    fn axes_that_a_dataset_lacks_have_one_voxel() {
+        for (dimensions, size, channels) in
+            [(&[][..], [1, 1, 1], 1), (&[5], [5, 1, 1], 1), (&[5, 6], [5, 6, 1], 1), (&[5, 6, 7, 2, 1], [5, 6, 7], 2)]
+        {
+            let found = extent(dimensions, dimensions, "uint8").unwrap();
+            assert_eq!((found.size, found.chunk, found.channels), (size, size, channels));
+        }
+        assert_eq!(extent(&[5, 60, 7], &[64, 32, 7], "uint8").unwrap().chunk, [5, 32, 7]);
+    }
+
+    #[test]
+    fn what_the_format_does_not_hold_is_refused_with_the_way_out() {
+        assert!(extent(&[5], &[5], "float64").unwrap_err().contains("/as/gzip,float32"));
+        assert!(extent(&[5], &[5], "int64").unwrap_err().contains("/as/gzip,int32"));
+        assert!(extent(&[5], &[5], "string").unwrap_err().contains("string"));
+        assert!(extent(&[5; 5], &[5; 5], "uint8").unwrap_err().contains("keep every axis"));
+        assert!(extent(&[5, 0, 2], &[5; 3], "uint8").unwrap_err().contains("empty"));
+    }
+
+    #[test]
+    fn chunks_are_cut_off_at_the_end_of_the_volume_and_begin_at_its_offset() {
+        let extent = extent(&[100, 64, 3], &[64, 64, 64], "uint8").unwrap();
+        let at = |name, offset| extent.chunk_at(parse_box(name).unwrap(), offset);
+        assert_eq!(at("0-64_0-64_0-3", [0; 3]), Some([0, 0, 0]));
+        assert_eq!(at("64-100_0-64_0-3", [0; 3]), Some([64, 0, 0]));
+        assert_eq!(at("54-90_-70--6_7-10", [-10, -70, 7]), Some([64, 0, 0]));
+        for name in ["64-128_0-64_0-3", "0-64_0-64_0-64", "1-65_0-64_0-3", "128-192_0-64_0-3", "-64-0_0-64_0-3"] {
+            assert_eq!(at(name, [0; 3]), None, "{name}");
+        }
+        assert_eq!(at("0-64_0-64_0-3", [i64::MIN; 3]), None);
+    }
+
+    #[test]
+    fn shapes_of_chunks_are_those_of_the_middle_and_of_the_ends() {
+        let extent = extent(&[100, 64, 3], &[64, 64, 64], "uint8").unwrap();
+        let mut shapes: Vec<_> = extent.chunk_shapes().collect();
+        shapes.sort_unstable();
+        shapes.dedup();
+        assert_eq!(shapes, [[36, 64, 3], [64, 64, 3]]);
+    }
+
+    #[test]
+    fn names_of_boxes_have_one_spelling() {
+        assert_eq!(parse_box("0-64_-64-0_-20--10"), Some([(0, 64), (-64, 0), (-20, -10)]));
+        for bad in
+            ["", "0-1_0-1", "0-1_0-1_0-1_0-1", "0-1_0-1_0-01", "0-1_0-1_+0-1", "0-1_0-1_0", "0-1_0-1_-", "é-1_0-1_0-1"]
+        {
+            assert_eq!(parse_box(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn forms_have_one_spelling() {
+        for text in ["raw", "png", "jpeg,75", "jpeg,1,-5,0,7", "compressed_segmentation,1,2,3", "raw,0,0,-1"] {
+            assert_eq!(ScaleForm::parse(text).unwrap().to_string(), text);
+        }
+        for bad in ["", "0", "s0", "jpeg", "jpeg,0", "jpeg,101", "raw,75", "raw,0,0,0", "raw,1,2", "raw,1,2,3,4", "Raw"]
+        {
+            assert_eq!(ScaleForm::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn encodings_hold_the_types_channels_and_sizes_of_the_format() {
+        let check = |name: &str, dimensions: &[u64], data_type: &str| {
+            let extent = extent(dimensions, dimensions, data_type).unwrap();
+            Encoding::named(name, None).unwrap().check(&extent, &DataType::from_name(data_type))
+        };
+        assert_eq!(check("raw", &[5, 5, 5, 9], "int16"), Ok(()));
+        assert_eq!(check("jpeg", &[5, 5, 5, 3], "uint8"), Ok(()));
+        assert_eq!(check("png", &[5, 5, 5, 2], "uint16"), Ok(()));
+        assert_eq!(check("compressed_segmentation", &[5, 5, 5, 2], "uint32"), Ok(()));
+        assert!(check("jpeg", &[5, 5], "uint16").unwrap_err().contains("uint8"));
+        assert!(check("jpeg", &[5, 5, 5, 2], "uint8").unwrap_err().contains("[1, 3]"));
+        assert!(check("png", &[5, 5], "uint32").unwrap_err().contains("uint8 and uint16"));
+        assert!(check("compressed_segmentation", &[5], "uint8").unwrap_err().contains("uint32 and uint64"));
+        assert!(check("png", &[70_000, 5], "uint8").unwrap_err().contains("65535"));
+        assert!(Encoding::named("gif", None).unwrap_err().contains("raw, jpeg, png, compressed_segmentation"));
+        assert!(Encoding::named("jpeg", Some("0")).unwrap_err().contains("1 to 100"));
+    }
+}
