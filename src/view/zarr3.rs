@@ -72,7 +72,8 @@ async fn document(lookup: &Lookup<'_>, directory: &Key) -> Result<Found, ReadErr
         let item = zarr::item(lookup, directory).await?;
         return Ok(item.map_or(Found::Missing, |(item, memory)| zarr::document(&of(item), memory)));
     };
-    if items.is_empty() {
+    // It may have become something else meanwhile.
+    if items.first().is_none_or(|(path, _)| !path.is_empty()) {
         return Ok(Found::Missing);
     }
     let (_, item) = items.remove(0);

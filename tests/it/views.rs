@@ -1,5 +1,7 @@
 //! The container in the forms of other programs.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use crate::support::stores::Probe;
@@ -133,7 +135,7 @@ async fn chunks_have_tags_ranges_and_heads() {
 async fn a_chunk_costs_one_read_and_no_listing() {
     let n5 = container();
     let probe = Probe::new(local(n5.root()));
-    let client = Client::new(probe.clone(), settings(), options());
+    let client = Client::new(Arc::<Probe>::clone(&probe), settings(), options());
     client.get("/zarr3/em/s0/c/0/0/0").await;
     assert_eq!((probe.gets(), probe.lists()), (1, 0));
     client.get("/zarr2/em/s0/0/0/1").await;
