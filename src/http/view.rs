@@ -58,7 +58,7 @@ fn of_document(ask: &Ask<'_>, mount: &Mount, document: Document) -> Answer {
         None => text.into(),
     };
     // Never immutable: what a document says depends on the release and on everything around the directory.
-    of_bytes(ask, bytes, &etag, "application/json", mount.cache_missing.clone())
+    of_bytes(ask, &bytes, &etag, "application/json", mount.cache_missing.clone())
 }
 
 async fn of_chunk(ask: &Ask<'_>, mount: &Mount, chunk: &Chunk) -> Answer {
@@ -69,15 +69,15 @@ async fn of_chunk(ask: &Ask<'_>, mount: &Mount, chunk: &Chunk) -> Answer {
         let etag = chunk.tag(&mount.container).await?.ok_or_else(missing)?;
         let verdict = conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None);
         if verdict == Verdict::NotModified {
-            return of_bytes(ask, Bytes::new(), &etag, chunk.media_type(), found);
+            return of_bytes(ask, &Bytes::new(), &etag, chunk.media_type(), found);
         }
     }
     let ready = chunk.ready(&mount.container, ask.access).await?.ok_or_else(missing)?;
-    of_bytes(ask, ready.bytes, &ready.etag, chunk.media_type(), found)
+    of_bytes(ask, &ready.bytes, &ready.etag, chunk.media_type(), found)
 }
 
 /// An object that is held whole: preconditions and ranges as for stored ones.
-fn of_bytes(ask: &Ask<'_>, bytes: Bytes, etag: &str, media_type: &'static str, cache: HeaderValue) -> Answer {
+fn of_bytes(ask: &Ask<'_>, bytes: &Bytes, etag: &str, media_type: &'static str, cache: HeaderValue) -> Answer {
     let len = bytes.len() as u64;
     let (status, from, to) = match conditional::evaluate(ask.method(), ask.headers(), Some(etag), None, Some(len)) {
         Verdict::Whole => (StatusCode::OK, 0, len),

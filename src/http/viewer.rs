@@ -48,22 +48,15 @@ impl Viewer {
 
 pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     let segments: Vec<&str> = ask.target.segments.iter().map(String::as_str).collect();
+    let Some(viewer) = ask.app.viewer() else {
+        return Err(Problem::new(problem::NOT_FOUND, "this server has no viewer; the README says how to add it"));
+    };
     match segments.as_slice() {
-        path => {
-            let Some(viewer) = ask.app.viewer() else {
-                return Err(Problem::new(
-                    problem::NOT_FOUND,
-                    "this server has no viewer; the README says how to add it",
-                ));
-            };
-            match path {
-                [] if ask.target.bare => Ok(stored::redirect(ask)),
-                [] => viewer.file(ask, &[INDEX]).await,
-                // No directory is listed, and no file is one.
-                _ if ask.target.trailing_slash => Err(Problem::missing()),
-                path => viewer.file(ask, path).await,
-            }
-        }
+        [] if ask.target.bare => Ok(stored::redirect(ask)),
+        [] => viewer.file(ask, &[INDEX]).await,
+        // No directory is listed, and no file is one.
+        _ if ask.target.trailing_slash => Err(Problem::missing()),
+        path => viewer.file(ask, path).await,
     }
 }
 

@@ -7,7 +7,10 @@
     clippy::panic,
     clippy::disallowed_methods,
     clippy::missing_panics_doc,
-    clippy::cast_possible_truncation
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
 )]
 
 mod architecture;
