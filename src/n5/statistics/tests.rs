@@ -24,7 +24,7 @@ macro_rules! check {
         let middle = sorted[(sorted.len() - 1) / 2];
         assert_eq!(summary.percentiles, Some(vec![number(first), number(middle), number(last)]), $name);
         assert_eq!(summary.histogram.unwrap().iter().sum::<u64>(), list.len() as u64, $name);
-        assert_eq!(summary.zeros, list.iter().filter(|n| **n == <$type>::default()).count() as u64, $name);
+        assert_eq!(summary.zeros, list.iter().filter(|n| n.to_le_bytes().iter().all(|byte| *byte == 0)).count() as u64, $name);
         sorted.dedup();
         assert_eq!(summary.distinct, sorted.len() as u64, $name);
     })*};
