@@ -192,7 +192,7 @@ impl BlockGrid {
         // Steps of about the golden section never cluster; one coprime to the total visits every block, and the
         // whole range of every axis.
         let golden = total.saturating_mul(618).checked_div(1000).unwrap_or(0).max(1);
-        let step = (golden..golden.saturating_add(1 << 16)).find(|step| coprime(*step, total)).unwrap_or(1);
+        let step = (golden..=total.max(golden)).find(|step| coprime(*step, total)).unwrap_or(1);
         (0..total).map(move |n| {
             // Both factors are at most 2^64.
             let moved = n.saturating_mul(step).checked_rem(total).unwrap_or(0);
