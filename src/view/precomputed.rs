@@ -21,7 +21,7 @@ use self::scale::{Encoding, Extent, ScaleForm, parse_box};
 use super::{Chunk, Document, Found, Lookup, View, read_node};
 use crate::container::{GroupState, Memory, ReadError};
 use crate::metadata::{self, AxisKind, Description, Node, Space, Volume};
-use crate::n5::{DataType, DatasetAttributes, GridPosition};
+use crate::n5::{self, DataType, DatasetAttributes, GridPosition};
 use crate::store::Key;
 
 const INFO: &str = "info";
@@ -122,7 +122,9 @@ fn levels(node: &Node) -> Result<Vec<Level>, String> {
         }
         Ok(Level { path: path.to_owned(), dataset, extent, space })
     };
-    if let Some(Ok(document)) = node.document.as_ref().filter(|own| own.as_ref().is_ok_and(|d| d.describes_dataset())) {
+    if let Some(Ok(document)) =
+        node.document.as_ref().filter(|own| own.as_ref().is_ok_and(n5::Document::describes_dataset))
+    {
         let dataset = DatasetAttributes::parse(document.clone()).map_err(|error| error.to_string())?;
         let space = Space::of_dataset(&dataset, &node.ancestors);
         return Ok(vec![level("", dataset, space)?]);

@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn one_value_takes_a_header_for_each_box_and_one_table() {
-        assert_eq!(check(&[7; 4096], [16, 16, 16], 1, 8), 4 + 8 * 8 + 8);
+        assert_eq!(check(&vec![7; 4096], [16, 16, 16], 1, 8), 4 + 8 * 8 + 8);
         assert_eq!(check(&[0; 24], [2, 3, 4], 1, 4), 4 + 8 + 4);
     }
 
@@ -230,7 +230,7 @@ mod tests {
         // Two values of 32 bits: 1 bit each, 16 words, then the table.
         let file = encode(&bytes(&[9, 5, 9], 4), [3, 1, 1], 1, 4).unwrap();
         let word = |at: usize| u32::from_le_bytes(file[4 * at..4 * at + 4].try_into().unwrap());
-        assert_eq!((word(0), word(1), word(2), word(3)), (1, 18 | 1 << 24, 2, 0b101));
+        assert_eq!((word(0), word(1), word(2), word(3)), (1, 0x0100_0012, 2, 0b101));
         assert_eq!((word(19), word(20), file.len()), (5, 9, 21 * 4));
     }
 
@@ -255,7 +255,7 @@ mod tests {
             let mut state = seed;
             let values: Vec<u64> = (0..shape.iter().product::<usize>() * channels).map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let value = (state >> 11 | state << 53) % spread;
+                let value = state.rotate_right(11) % spread;
                 if wide { value } else { value & 0xffff_ffff }
             }).collect();
             check(&values, shape, channels, width);

@@ -45,10 +45,12 @@ impl Extent {
     pub(super) fn of(dataset: &DatasetAttributes) -> Result<Self, String> {
         let (dimensions, blocks, data_type) = (dataset.dimensions(), dataset.block_size(), dataset.data_type());
         if !DATA_TYPES.contains(data_type) {
-            let way_out = match data_type {
-                DataType::Float64 => "; /as/gzip,float32 has it as float32",
-                DataType::Int64 => "; /as/gzip,int32 and its like convert it, /zarr2 and /zarr3 have it as it is",
-                _ => "",
+            let way_out = if *data_type == DataType::Float64 {
+                "; /as/gzip,float32 has it as float32"
+            } else if *data_type == DataType::Int64 {
+                "; /as/gzip,int32 and its like convert it, /zarr2 and /zarr3 have it as it is"
+            } else {
+                ""
             };
             let known = DATA_TYPES.map(|known| known.name().to_owned()).join(", ");
             return Err(format!("precomputed volumes hold {known}, the data type is {data_type}{way_out}"));
