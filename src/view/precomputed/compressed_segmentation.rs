@@ -230,7 +230,7 @@ mod tests {
         // Two values of 32 bits: 1 bit each, 16 words, then the table.
         let file = encode(&bytes(&[9, 5, 9], 4), [3, 1, 1], 1, 4).unwrap();
         let word = |at: usize| u32::from_le_bytes(file[4 * at..4 * at + 4].try_into().unwrap());
-        assert_eq!((word(0), word(1), word(2), word(3)), (1, 18 + (1 << 24), 2, 0b101));
+        assert_eq!((word(0), word(1), word(2), word(3)), (1, 0x0100_0012, 2, 0b101));
         assert_eq!((word(19), word(20), file.len()), (5, 9, 21 * 4));
     }
 

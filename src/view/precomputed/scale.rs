@@ -45,8 +45,10 @@ impl Extent {
     pub(super) fn of(dataset: &DatasetAttributes) -> Result<Self, String> {
         let (dimensions, blocks, data_type) = (dataset.dimensions(), dataset.block_size(), dataset.data_type());
         if !DATA_TYPES.contains(data_type) {
-            let way_out = if matches!(data_type, DataType::Float64 | DataType::Int64) {
-                "; /as/gzip,float32 and its like convert it, /zarr2 and /zarr3 have it as it is"
+            let way_out = if *data_type == DataType::Float64 {
+                "; /as/gzip,float32 has it as float32"
+            } else if *data_type == DataType::Int64 {
+                "; /as/gzip,int32 and its like convert it, /zarr2 and /zarr3 have it as it is"
             } else {
                 ""
             };
