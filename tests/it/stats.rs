@@ -1,6 +1,7 @@
 //! `/stats`: exact of what is small, a bounded sample of what is not.
 
 use std::fs;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -65,7 +66,7 @@ async fn a_large_dataset_is_sampled_evenly_and_within_bounds() {
     // Files that were written a moment ago are read again.
     tokio::time::sleep(Duration::from_millis(30)).await;
     let store = Probe::new(local(n5.root()));
-    let client = Client::new(store.clone(), settings(), options());
+    let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
     let answer = client.get("/stats/a").await.json();
     assert_eq!(answer["exact"], json!(false));
     assert_eq!(answer["sample"]["blocks_read"], json!(64));
@@ -85,7 +86,7 @@ async fn of_a_sparse_dataset_blocks_that_exist_are_looked_for() {
     let dataset = n5.dataset("a", &[64, 64, 64], &[4, 4, 4], "raw");
     dataset.fill(|position| position[0] == 7, |_| false);
     let store = Probe::new(local(n5.root()));
-    let answer = Client::new(store.clone(), settings(), options()).get("/stats/a").await.json();
+    let answer = Client::new(Arc::<Probe>::clone(&store), settings(), options()).get("/stats/a").await.json();
     assert_eq!(answer["sample"]["blocks_read"], json!(64));
     assert!(answer["sample"]["blocks_missing"].as_u64().unwrap() > 500, "{answer}");
     assert!(answer["min"].as_u64().unwrap() > 0, "holes do not count");
@@ -157,7 +158,7 @@ async fn an_entity_tag_stands_for_the_answer() {
     dataset.fill(|_| true, |_| false);
     tokio::time::sleep(Duration::from_millis(30)).await;
     let store = Probe::new(local(n5.root()));
-    let client = Client::new(store.clone(), settings(), options());
+    let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
     let first = client.get("/stats/a").await;
     let etag = first.header("etag").unwrap().to_owned();
     assert_eq!(first.header("cache-control"), Some("no-cache"));
