@@ -270,7 +270,6 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
         },
         View::Stats => stats::answer(ask).await,
         View::Other(view) => view::answer(ask, view).await,
-        View::Reserved => Err(Problem::missing()),
         View::Operation(_) if !ask.target.segments.is_empty() => Err(Problem::missing()),
         View::Operation(operation) => operations::answer(ask, operation).await,
     }
@@ -285,7 +284,6 @@ fn route_name(view: View) -> &'static str {
         View::Viewer => "viewer",
         View::Stats => "stats",
         View::Other(view) => view.name(),
-        View::Reserved => "unmatched",
         View::Operation(Operation::Health) => "healthz",
         View::Operation(Operation::Ready) => "readyz",
         View::Operation(Operation::Metrics) => "metrics",

@@ -9,7 +9,7 @@ use futures_util::stream;
 
 use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
-use super::{Answer, Ask, Mount, listing, target};
+use super::{Answer, Ask, Mount, listing, query, target};
 use crate::container::{ATTRIBUTES, LargeObject, Stored, grid_component};
 use crate::metrics;
 use crate::store::{Key, Meta};
@@ -20,6 +20,10 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     let Some((mount, key)) = ask.app.locate(&target.segments)? else {
         return if target.bare { Ok(redirect(ask)) } else { listing::of_mounts(ask) };
     };
+    // Neuroglancer probes for S3; an answer in another form would only puzzle it.
+    if target.trailing_slash && query::parameter(ask.query(), "list-type").is_some() {
+        return Err(Problem::missing());
+    }
     if target.trailing_slash {
         return listing::of_directory(ask, mount, &key).await;
     }

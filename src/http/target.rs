@@ -26,8 +26,6 @@ pub enum View {
     Stats,
     /// The container in another program's form.
     Other(&'static dyn view::View),
-    /// A word that is kept for a view that is not built.
-    Reserved,
     /// An operation of the server itself, which stands alone.
     Operation(Operation),
 }

@@ -37,6 +37,10 @@ pub(super) fn dataset(dataset: &DatasetAttributes, ancestors: &[Document]) -> Re
     if !["raw", "gzip", "blosc", "zstd"].iter().any(|name| name.eq_ignore_ascii_case(encoding)) {
         return Err(format!("it has no compression {encoding:?}"));
     }
+    // It views raw elements where they lie, after a header of 4 bytes and 4 for each axis.
+    if encoding.eq_ignore_ascii_case("raw") && known == DataType::UInt64 && dataset.rank().is_multiple_of(2) {
+        return Err("it reads raw uint64 only where the number of axes is odd".to_owned());
+    }
     if dataset.dimensions().contains(&0) {
         return Err("a dimension is 0".to_owned());
     }
@@ -117,6 +121,13 @@ pub(super) fn group(node: &Node, pyramid: &Pyramid) -> Result<(), String> {
     let mut ancestors = node.ancestors.clone();
     ancestors.push(node.own().clone());
     let listed = listed_factors(node.attributes()).or_else(inherited);
+    let tells_rank = |document: &Document| {
+        let keys = ["dimensions", "axes", "units", "resolution", "pixelResolution", "downsamplingFactors", "scales"];
+        keys.iter().any(|key| document.members().contains_key(*key))
+    };
+    if !ancestors.iter().any(tells_rank) {
+        return Err("nothing in the group or above it tells the number of axes".to_owned());
+    }
     let mut data_type: Option<DataType> = None;
     for (level, number) in pyramid.levels.iter().zip(numbers) {
         let Some(attributes) = node.dataset_below(&level.path) else { continue };
@@ -150,6 +161,7 @@ mod tests {
             json!({"dataType": "float64"}),
             json!({"dataType": "int64"}),
             json!({"compression": {"type": "xz"}}),
+            json!({"dataType": "uint64"}),
             json!({"dimensions": [0, 5]}),
         ] {
             assert!(opens(&json!({}), &refused).is_err(), "{refused}");

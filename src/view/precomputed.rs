@@ -112,6 +112,12 @@ fn levels(node: &Node) -> Result<Vec<Level>, String> {
         if dataset.compression().codec().is_none() {
             return Err(format!("the compression {} is not decoded", dataset.compression().name()));
         }
+        if let Some(axis) = space.axes.iter().take(3).find(|axis| axis.named && axis.kind == AxisKind::Time) {
+            return Err(format!(
+                "the first three axes of a precomputed volume are lengths, {:?} is time; /n5, /zarr2 and /zarr3 keep it",
+                axis.name
+            ));
+        }
         let fourth = space.axes.get(3).filter(|axis| axis.named && extent.channels > 1);
         if let Some(axis) = fourth.filter(|axis| matches!(axis.kind, AxisKind::Space | AxisKind::Time)) {
             return Err(format!(

@@ -192,7 +192,8 @@ fn dimension_units(space: &Space) -> Option<Value> {
     let of_axis = |(axis, scale): (&Axis, &f64)| {
         let unit = axis.unit.filter(|unit| matches!(unit.base, Base::Metre | Base::Second));
         match unit.map(|unit| unit.si_scaled()) {
-            Some((factor, symbol)) => Value::from(format!("{} {symbol}", scale * factor)),
+            // Neuroglancer knows the micro sign here, and no u in its place.
+            Some((factor, symbol)) => Value::from(format!("{} {}", scale * factor, symbol.replace('u', "µ"))),
             None if axis.sized && axis.unit.is_none() => Value::from(scale.to_string()),
             None => Value::Null,
         }
@@ -285,7 +286,7 @@ mod tests {
         let array = array.unwrap();
         assert_eq!((&array.layout.shape[..], &array.layout.chunks[..]), (&[3, 5, 7][..], &[3, 4, 5][..]));
         assert_eq!(array.names, ["z", "y", "x"]);
-        assert_eq!(array.attributes["dimension_units"], json!(["3 nm", "0.5 um", "4 nm"]));
+        assert_eq!(array.attributes["dimension_units"], json!(["3 nm", "0.5 µm", "4 nm"]));
         assert_eq!(array.attributes["mine"], json!([1, 2]));
         assert!(N5_ARRAY.iter().all(|key| !array.attributes.contains_key(*key)));
     }
