@@ -11,8 +11,9 @@ use super::{Access, Container, ReadError, Slice, forget};
 use crate::metrics::{self, Lookup};
 use crate::store::Meta;
 
-/// Makes bytes of the elements of a region (little-endian, first axis fastest); an error is text for the client.
-pub type Make = Arc<dyn Fn(Bytes) -> Result<Bytes, String> + Send + Sync>;
+/// Makes bytes of the elements of a region (little-endian, first axis fastest); an error is [`ReadError::Unmakeable`] or
+/// [`ReadError::Convert`].
+pub type Make = Arc<dyn Fn(Bytes) -> Result<Bytes, ReadError> + Send + Sync>;
 
 /// How bytes are made of a region.
 #[derive(Clone)]
@@ -126,14 +127,17 @@ impl Container {
         let make = Arc::clone(&recipe.make);
         // The job holds what it uses: it runs on when whoever waits for it has gone.
         let job = move || {
+            let elements = data.as_ptr_range();
             let bytes = make(data)?;
             memory.shrink(bytes.len() as u64);
-            Ok::<_, String>((bytes, memory))
+            let is_made = !elements.contains(&bytes.as_ptr());
+            Ok::<_, ReadError>((bytes, memory, is_made))
         };
         let done = self.resources.cpu.run(job).await.map_err(|died| Uncached::Failed(died.into()))?;
-        let (bytes, memory) = done.map_err(|why| Uncached::Failed(ReadError::Unmakeable(why)))?;
+        let (bytes, memory, is_made) = done.map_err(Uncached::Failed)?;
         let (tags, len) = (stats.fingerprint.tags, bytes.len() as u64);
-        if len > WHOLE_BYTES {
+        // Elements as they are belong to another budget, whose share must not live on in this cache.
+        if len > WHOLE_BYTES || !is_made {
             return Err(Uncached::Large(Made { bytes: memory.own(bytes), tags }));
         }
         // What is cached counts as stored bytes do. (Nobody who holds these waits for a share of the other.)

@@ -28,8 +28,8 @@ pub trait Form: fmt::Debug + Send + Sync {
     /// The chunk of these elements.
     ///
     /// # Errors
-    /// What is in the way, as text for the client.
-    fn encode(&self, array: Array) -> Result<Bytes, String>;
+    /// [`ReadError::Unmakeable`] and [`ReadError::Convert`], for what cannot be made of them.
+    fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
 
     /// Where the chunk lies within a stored block of the dataset, if it is there as it has to be. Not asked unless
     /// the chunk is exactly one block.

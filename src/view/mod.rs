@@ -78,7 +78,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 ///         0
 ///     }
 ///
-///     fn encode(&self, array: Array) -> Result<bytes::Bytes, String> {
+///     fn encode(&self, array: Array) -> Result<bytes::Bytes, ReadError> {
 ///         Ok(array.data)
 ///     }
 /// }

@@ -187,14 +187,14 @@ impl Form for Block {
         bytes.saturating_add(converted).saturating_add(self.encoding.most_bytes(bytes)).saturating_add(1024)
     }
 
-    fn encode(&self, array: Array) -> Result<Bytes, String> {
+    fn encode(&self, array: Array) -> Result<Bytes, ReadError> {
         let Array { shape, data_type, data } = array;
         let (data, data_type) = match &self.data_type {
             None => (data, &data_type),
-            Some(target) => (convert(data, &data_type, target).map_err(|error| error.to_string())?, target),
+            Some(target) => (convert(data, &data_type, target)?, target),
         };
         let width = data_type.size_bytes().unwrap_or(1);
-        encode_block(&shape, width, data, self.encoding).map_err(|error| error.to_string())
+        encode_block(&shape, width, data, self.encoding).map_err(|error| ReadError::Unmakeable(error.to_string()))
     }
 
     fn within(&self, stored: &[u8], dataset: &Dataset, position: &GridPosition) -> Option<Range<usize>> {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::super::chunk::{Form, payload, stored_encoding};
 use super::compressed_segmentation;
 use super::image::{self, Image};
-use crate::container::Dataset;
+use crate::container::{Dataset, ReadError};
 use crate::n5::{self, Array, Coords, DataType, DatasetAttributes, GridPosition};
 
 /// The data types of the format. Source: `volume.yml`.
@@ -263,7 +263,25 @@ impl Form for Encoding {
         }
     }
 
-    fn encode(&self, array: Array) -> Result<Bytes, String> {
+    fn encode(&self, array: Array) -> Result<Bytes, ReadError> {
+        self.encoded(array).map_err(ReadError::Unmakeable)
+    }
+
+    fn within(&self, stored: &[u8], dataset: &Dataset, position: &GridPosition) -> Option<Range<usize>> {
+        let size = dataset.attributes.grid().clipped_size(position);
+        payload(stored, &size, 1, n5::Encoding::Raw)
+    }
+
+    /// Bytes are in the same order everywhere.
+    fn passes(&self, dataset: &Dataset) -> bool {
+        *self == Self::Raw
+            && dataset.attributes.data_type().size_bytes() == Some(1)
+            && stored_encoding(dataset) == Some(n5::Encoding::Raw)
+    }
+}
+
+impl Encoding {
+    fn encoded(&self, array: Array) -> Result<Bytes, String> {
         let (size, channels, width) = parts(&array.shape, array.data_type.size_bytes().unwrap_or(1));
         let count = |n: u64| usize::try_from(n).map_err(|error| error.to_string());
         let channels = count(channels)?;
@@ -280,18 +298,6 @@ impl Form for Encoding {
                 compressed_segmentation::encode(&array.data, size, channels, width)
             }
         }
-    }
-
-    fn within(&self, stored: &[u8], dataset: &Dataset, position: &GridPosition) -> Option<Range<usize>> {
-        let size = dataset.attributes.grid().clipped_size(position);
-        payload(stored, &size, 1, n5::Encoding::Raw)
-    }
-
-    /// Bytes are in the same order everywhere.
-    fn passes(&self, dataset: &Dataset) -> bool {
-        *self == Self::Raw
-            && dataset.attributes.data_type().size_bytes() == Some(1)
-            && stored_encoding(dataset) == Some(n5::Encoding::Raw)
     }
 }
 

@@ -106,9 +106,9 @@ impl Form for Scheme {
         plain.saturating_add(self.encoding.most_bytes(plain))
     }
 
-    fn encode(&self, array: Array) -> Result<Bytes, String> {
+    fn encode(&self, array: Array) -> Result<Bytes, ReadError> {
         let data = if self.big_endian { big_endian(array.data, self.width) } else { array.data };
-        self.encoding.encoded(data, self.width).map_err(|error| error.to_string())
+        self.encoding.encoded(data, self.width).map_err(|error| ReadError::Unmakeable(error.to_string()))
     }
 
     fn within(&self, stored: &[u8], dataset: &Dataset, _: &GridPosition) -> Option<Range<usize>> {

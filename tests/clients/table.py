@@ -1,0 +1,124 @@
+"""Prints which client reads which datasets of the corpus, through which view, as a table.
+
+    tests/.venv-zarr3/bin/python tests/clients/table.py SERVER_URL --json /tmp/zarr3.json
+    tests/.venv/bin/python tests/clients/table.py SERVER_URL --merge /tmp/zarr3.json
+
+The server serves the corpus (N5_CORPUS). Outcomes of Neuroglancer come from `neuroglancer.py --json`, merged likewise.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import tensorstore as ts
+import zarr
+
+import support
+import tables
+
+NO_SUCH_TYPE = {"int64", "float64"}
+
+
+def through_tensorstore(driver: str, view: str):
+    def read(url, dataset):
+        spec = {"driver": driver, "kvstore": f"{url}{view}/{support.quote(dataset.path)}/"}
+        array = ts.open(spec, open=True, read=True).result().read().result()
+        return array if driver == "n5" else array.transpose()
+
+    return read
+
+
+def through_precomputed(url, dataset):
+    # What the format holds of three axes; its fourth is channels.
+    if len(dataset.dimensions) != 3 or dataset.data_type in NO_SUCH_TYPE:
+        return None
+    base = f"{url}precomputed/{support.quote(dataset.path)}/"
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": base}
+    return ts.open(spec, open=True, read=True).result()[..., 0].read().result()
+
+
+def through_zarr(view: str):
+    def read(url, dataset):
+        return zarr.open_array(f"{url}{view}/{support.quote(dataset.path)}", mode="r")[...].transpose()
+
+    return read
+
+
+def clients() -> dict:
+    """What this environment has, by name."""
+    if zarr.__version__.startswith("3."):
+        return {f"zarr-python {zarr.__version__}, /zarr3": through_zarr("zarr3")}
+    return {
+        f"TensorStore {ts_version()}, /as/gzip": through_tensorstore("n5", "as/gzip"),
+        f"TensorStore {ts_version()}, /zarr3": through_tensorstore("zarr3", "zarr3"),
+        f"TensorStore {ts_version()}, /precomputed": through_precomputed,
+        f"zarr-python {zarr.__version__}, /zarr2": through_zarr("zarr2"),
+    }
+
+
+def ts_version() -> str:
+    from importlib.metadata import version
+
+    return version("tensorstore")
+
+
+def outcomes(url: str) -> list:
+    """Client, class and fault of every dataset that the client's form can hold."""
+    found = []
+    for client, read in clients().items():
+        for dataset in tables.datasets():
+            try:
+                array = read(url, dataset)
+                fault = None if array is None else dataset.check(array)
+                if array is None:
+                    continue
+            except Exception as error:  # noqa: BLE001: whatever a client raises, it does not read this
+                fault = f"{type(error).__name__}: {str(error)[:200]}"
+            if fault:
+                print(f"{client}: {dataset.path}: {fault}", file=sys.stderr)
+            found.append([client, dataset.compression, fault])
+    return found
+
+
+def of_neuroglancer(entries: list, compressions: dict) -> list:
+    """The outcomes that `neuroglancer.py --json` wrote."""
+    return [
+        [f"Neuroglancer, {entry['view']}", compressions.get(entry["path"], "pyramids"), "; ".join(entry["faults"]) or None]
+        for entry in entries
+    ]
+
+
+def table(found: list) -> str:
+    classes = sorted({kind for _, kind, _ in found}, key=lambda kind: (kind == "pyramids", kind))
+    counts = Counter((client, kind, fault is None) for client, kind, fault in found)
+    lines = ["| | " + " | ".join(classes) + " | all |", "|---" * (len(classes) + 2) + "|"]
+    for client in dict.fromkeys(client for client, _, _ in found):
+        cells = [(counts[client, kind, True], counts[client, kind, False]) for kind in classes]
+        cells.append((sum(passed for passed, _ in cells), sum(failed for _, failed in cells)))
+        shown = [f"{passed}/{failed}" if passed + failed else "" for passed, failed in cells]
+        lines.append(f"| {client} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("server")
+    parser.add_argument("--json", type=Path, help="writes the outcomes there")
+    parser.add_argument("--merge", type=Path, action="append", default=[], help="outcomes written before")
+    options = parser.parse_args()
+    found = outcomes(options.server)
+    if options.json:
+        options.json.write_text(json.dumps(found))
+    compressions = {dataset.path: dataset.compression for dataset in tables.datasets()}
+    for other in options.merge:
+        entries = json.loads(other.read_text())
+        found += of_neuroglancer(entries, compressions) if entries and isinstance(entries[0], dict) else entries
+    print("Datasets passed/failed, by compression:\n")
+    print(table(found))
+    return any(fault for _, _, fault in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
