@@ -150,7 +150,12 @@ async fn choose(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Chosen, ReadE
     let mut levels = Vec::new();
     for level in pyramid.levels {
         let Ok(at) = Key::from_segments(key.segments().chain(level.path.split('/'))) else { continue };
-        levels.push((level.path, container.dataset(access, &at).await?));
+        // One that is gone or that nobody decodes is no reason to pass over the others.
+        match container.dataset(access, &at).await {
+            Ok(dataset) if is_decoded(&dataset) => levels.push((level.path, dataset)),
+            Ok(_) | Err(ReadError::NotFound(_) | ReadError::NotADataset { .. }) => {}
+            Err(error) => return Err(error),
+        }
     }
     let elements = |dataset: &Dataset| dataset.attributes.dimensions().iter().copied().fold(1, u64::saturating_mul);
     let count = levels.len();
@@ -164,6 +169,10 @@ async fn choose(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Chosen, ReadE
         Some((level, dataset)) => Ok(Chosen { dataset, level, finest: number == 0, reason }),
         None => Err(ReadError::NotFound(key.clone())),
     }
+}
+
+fn is_decoded(dataset: &Dataset) -> bool {
+    dataset.attributes.compression().codec().is_some() && dataset.attributes.data_type().size_bytes().is_some()
 }
 
 /// Depends on everything that the answer depends on. Weak, for the bytes differ by content coding.

@@ -66,7 +66,7 @@ async fn of_chunk(ask: &Ask<'_>, mount: &Mount, chunk: &Chunk) -> Answer {
     let found = mount.cache_found.clone();
     if ask.headers().contains_key(IF_NONE_MATCH) {
         // The tags of the blocks say whether the client has this already; nothing needs to be made.
-        let etag = chunk.tag(&mount.container).await?.ok_or_else(missing)?;
+        let etag = chunk.tag(&mount.container, ask.access).await?.ok_or_else(missing)?;
         let verdict = conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None);
         if verdict == Verdict::NotModified {
             return of_bytes(ask, &Bytes::new(), &etag, chunk.media_type(), found);

@@ -66,6 +66,9 @@ pub fn canonical(
 /// finest level, and the factors of all levels, which it looks for as `s0`, `s1`, ….
 pub fn canonical_group(pyramid: &Pyramid) -> Map<String, Value> {
     let mut members = Map::new();
+    if pyramid.levels.is_empty() {
+        return members;
+    }
     place(&mut members, &Space::of_level(pyramid, 0));
     // Levels of other names are found by number, unless another one has that name.
     let others =

@@ -86,7 +86,7 @@ impl Node {
     }
 
     /// The dataset at a path below, when its attributes were fetched and make sense.
-    fn dataset_below(&self, path: &str) -> Option<DatasetAttributes> {
+    pub fn dataset_below(&self, path: &str) -> Option<DatasetAttributes> {
         let document = self.child_documents.get(path)?;
         document.describes_dataset().then(|| DatasetAttributes::parse(document.clone()).ok()).flatten()
     }

@@ -11,6 +11,9 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::container::{Access, Container, Dataset, Fingerprint, ReadError, Recipe, Slice, Stored};
 use crate::n5::{Array, BlockHeader, Coords, Encoding, GridPosition, Mode, Region, Start};
 
+/// Another release may encode to other bytes, which are another representation.
+const RELEASE: &str = env!("CARGO_PKG_VERSION");
+
 /// How the elements of a chunk become bytes.
 pub trait Form: fmt::Debug + Send + Sync {
     /// The media type.
@@ -137,7 +140,15 @@ impl Chunk {
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn tag(&self, container: &Container) -> Result<Option<String>, ReadError> {
+    pub async fn tag(&self, container: &Container, access: Access) -> Result<Option<String>, ReadError> {
+        if let Some(position) = &self.position {
+            let meta = container.meta(access, &self.dataset.block_key(position)).await?;
+            return Ok(meta.map(|meta| {
+                let mut one = Fingerprint::default();
+                one.add(position, &meta.etag, meta.version);
+                self.etag(one.tags)
+            }));
+        }
         let fingerprint = container.fingerprint(&self.slice(container)?).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.tags)))
     }
@@ -157,7 +168,7 @@ impl Chunk {
     fn etag(&self, tags: u128) -> String {
         let mut facts = String::new();
         // Writing to a String cannot fail.
-        let _ = write!(facts, "{} {} {:?} {tags:x}", self.dataset.etag, self.form.id(), self.region);
+        let _ = write!(facts, "{} {} {:?} {tags:x} {RELEASE}", self.dataset.etag, self.form.id(), self.region);
         format!("\"{:032x}\"", xxh3_128(facts.as_bytes()))
     }
 }

@@ -52,6 +52,10 @@ pub async fn read_node(container: &Container, access: Access, key: &Key) -> Resu
         if !matches!(&node.document, Some(Ok(document)) if document.describes_dataset()) {
             if children.is_none() {
                 children = container.directories(key, CHILDREN).await?;
+                if children.as_ref().is_some_and(|names| names.len() >= CHILDREN) {
+                    let text = format!("only the first {CHILDREN} directories below were looked at for levels");
+                    texts.problems.push(text);
+                }
             }
             node.children = children.clone().ok_or_else(|| ReadError::NotFound(key.clone()))?;
         }

@@ -174,7 +174,10 @@ fn chosen(lookup: &Lookup<'_>, key: &Key, node: &Node, levels: &[Level]) -> Resu
         Some("segmentation") => Volume::Segmentation,
         Some(other) => return Err(format!("type is image or segmentation, not {other:?}")),
     };
-    let compressible = matches!(data_type, DataType::UInt32 | DataType::UInt64);
+    // Its tables are addressed with 24 bits; a box of 512 voxels takes at most 1282 words.
+    let voxels =
+        levels.iter().map(|level| level.extent.chunk.iter().fold(1u64, |n, size| n.saturating_mul(*size))).max();
+    let compressible = matches!(data_type, DataType::UInt32 | DataType::UInt64) && voxels < Some(6_000_000);
     let encoding = match lookup.parameter("encoding") {
         None if kind == Volume::Segmentation && compressible => Encoding::CompressedSegmentation,
         None => Encoding::Raw,

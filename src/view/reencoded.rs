@@ -70,6 +70,9 @@ impl View for Reencoded {
             return Ok(document.map_or(Found::Missing, Found::Document));
         }
         let Some((dataset, position)) = block(lookup).await? else { return Ok(Found::Missing) };
+        if !is_decoded(&dataset.attributes) {
+            return Ok(Found::Missing);
+        }
         let shape = dataset.attributes.grid().clipped_size(&position);
         let data_type = wanted.data_type.filter(|data_type| data_type != dataset.attributes.data_type());
         let form = Arc::new(Block { encoding: wanted.encoding, data_type });
@@ -100,10 +103,9 @@ async fn attributes(lookup: &Lookup<'_>, key: &Key, wanted: &Wanted) -> Result<O
         Some(document) if document.describes_dataset() => {
             let not = |reason: String| ReadError::NotADataset { key: key.clone(), reason };
             let dataset = DatasetAttributes::parse(document.clone()).map_err(|error| not(error.to_string()))?;
-            let compression = dataset.compression();
-            if compression.codec().is_none() || dataset.data_type().size_bytes().is_none() {
-                let data_type = dataset.data_type();
-                return Err(not(format!("compression {:?} with type {data_type} is not decoded", compression.name())));
+            if !is_decoded(&dataset) {
+                let (compression, data_type) = (dataset.compression().name(), dataset.data_type());
+                return Err(not(format!("compression {compression:?} with type {data_type} is not decoded")));
             }
             let space = Space::of_dataset(&dataset, &node.ancestors);
             let attribute = wanted.encoding.attribute();
@@ -112,7 +114,10 @@ async fn attributes(lookup: &Lookup<'_>, key: &Key, wanted: &Wanted) -> Result<O
         _ => {
             let mut members = node.attributes().clone();
             members.retain(|key, _| !metadata::is_inherited(key));
-            if let Some(pyramid) = metadata::pyramid(&node, &mut Vec::new()) {
+            if let Some(mut pyramid) = metadata::pyramid(&node, &mut Vec::new()) {
+                let decoded = |path: &str| node.dataset_below(path).is_some_and(|dataset| is_decoded(&dataset));
+                let shown = pyramid.levels.iter().position(|level| !decoded(&level.path));
+                pyramid.levels.truncate(shown.unwrap_or(usize::MAX));
                 members.extend(metadata::canonical_group(&pyramid));
             }
             members
@@ -125,6 +130,10 @@ async fn attributes(lookup: &Lookup<'_>, key: &Key, wanted: &Wanted) -> Result<O
     }
     let has_any = !members.is_empty() || matches!(node.document, Some(Ok(_)));
     Ok(has_any.then(|| Document { text: text(members), memory }))
+}
+
+fn is_decoded(dataset: &DatasetAttributes) -> bool {
+    dataset.compression().codec().is_some() && dataset.data_type().size_bytes().is_some()
 }
 
 fn text(members: Map<String, Value>) -> String {
@@ -149,12 +158,15 @@ async fn block(lookup: &Lookup<'_>) -> Result<Option<(Arc<Dataset>, GridPosition
 /// no others.
 async fn level(lookup: &Lookup<'_>, key: &Key) -> Result<Option<Key>, ReadError> {
     let (Some(number), Some(group)) = (key.name().and_then(level_number), key.parent()) else { return Ok(None) };
-    let node = match read_node(lookup.container, lookup.access, &group).await {
-        Ok(known) => known.node,
+    if lookup.container.dataset(lookup.access, key).await.is_ok() {
+        return Ok(None);
+    }
+    let known = match read_node(lookup.container, lookup.access, &group).await {
+        Ok(known) => known,
         Err(ReadError::NotFound(_)) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let pyramid = metadata::pyramid(&node, &mut Vec::new());
+    let pyramid = metadata::pyramid(&known.node, &mut Vec::new());
     let level = pyramid.as_ref().and_then(|pyramid| pyramid.levels.get(number));
     let path = level.filter(|level| key.name() != Some(level.path.as_str())).map(|level| level.path.split('/'));
     Ok(path.and_then(|path| Key::from_segments(group.segments().chain(path)).ok()))

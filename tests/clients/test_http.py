@@ -407,7 +407,7 @@ def test_operations(server):
     assert server.get("/readyz").body == b"ready\n"
     version = server.get("/version").json()
     assert set(version["compressions"]) >= {"raw", "gzip", "bzip2", "lz4", "xz", "blosc", "zstd"}
-    assert version["formats"] == ["raw", "npy", "json", "png"]
+    assert version["formats"] == ["raw", "npy", "json", "png", "jpeg", "tiff", "n5"]
     assert server.get("/openapi.yaml").body == (support.REPO / "openapi.yaml").read_bytes()
     metrics = server.get("/metrics")
     assert metrics["content-type"].startswith("text/plain")

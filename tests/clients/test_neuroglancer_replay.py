@@ -62,7 +62,7 @@ def test_every_ancestor_up_to_the_host_is_200_or_404(demo, server):
     assert ask(demo, "/n5/volume/em/s0/attributes.json").status == 200
 
 
-@pytest.mark.parametrize("view", ["as", "as/gzip", "zarr2", "zarr3", "precomputed", "stats", "viewer", "slice", "info"])
+@pytest.mark.parametrize("view", ["as", "zarr2", "zarr3", "precomputed", "stats", "viewer", "slice", "info"])
 def test_views_have_no_attributes_of_their_own(demo, view):
     assert ask(demo, f"/{view}/attributes.json").status == 404
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
+use n5_server::container::Settings;
 use n5_server::n5::{Block, DatasetAttributes, Document};
 use serde_json::{Value, json};
 
@@ -221,4 +222,82 @@ async fn pyramids_with_levels_of_other_names_are_found_by_number() {
     let by_number = client.get("/as/raw/p/s0/1/1").await;
     assert_eq!((by_number.status.as_u16(), &by_number.body), (200, &client.get("/as/raw/p/full/1/1").await.body));
     assert_eq!(client.get("/as/raw/p/s2/attributes.json").await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chunks_that_are_the_elements_themselves_keep_no_share_of_other_budgets() {
+    let n5 = N5::new();
+    // Blocks of 1 MiB, gzip, of one byte: raw chunks are the decoded blocks, those at the edge assembled ones.
+    let attributes = json!({"dimensions": [128, 128, 64 * 24 + 8], "blockSize": [128, 128, 64], "dataType": "uint8",
+        "compression": {"type": "raw"}});
+    n5.file("a/attributes.json", attributes.to_string());
+    for z in 0..25u32 {
+        // The last block is padded beyond the dimensions.
+        let mut block = vec![0, 0, 0, 3];
+        block.extend([128u32, 128, 64].into_iter().flat_map(u32::to_be_bytes));
+        block.resize(block.len() + 128 * 128 * 64, 7);
+        n5.file(&format!("a/0/0/{z}"), block);
+    }
+    n5.dataset("b", &[1024, 1024], &[1024, 1024], "gzip").fill(|_| true, |_| false);
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    const MIB: u64 = 1 << 20;
+    let settings = Settings {
+        decoded_cache: 2 * MIB,
+        stored_cache: 64 * MIB,
+        decode_budget: 4 * MIB,
+        slice_budget: 6 * MIB,
+        budget_wait: std::time::Duration::from_millis(500),
+        ..settings()
+    };
+    let client = Client::new(local(n5.root()), settings, options());
+    for z in 0..25 {
+        let stop = if z == 24 { 64 * 24 + 8 } else { 64 * (z + 1) };
+        let raw = client.get(&format!("/precomputed/a/raw/0-128_0-128_{}-{stop}", 64 * z)).await;
+        assert_eq!(raw.status, 200, "{z}: {:?}", raw.body);
+        assert_eq!(client.get(&format!("/zarr3/a/c/{z}/0/0")).await.status, 200);
+        assert_eq!(client.get(&format!("/as/raw,int8/a/0/0/{z}")).await.status, 200);
+    }
+    assert_eq!(client.get("/slice/b").await.status, 200);
+    assert_eq!(client.get("/").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_block_beyond_every_budget_passes_with_its_tag_too() {
+    let n5 = N5::new();
+    let attributes = json!({"dimensions": [8192, 4096], "blockSize": [8192, 4096], "dataType": "uint8",
+        "compression": {"type": "gzip"}});
+    n5.file("a/attributes.json", attributes.to_string());
+    let mut block = vec![0, 0, 0, 2];
+    block.extend([8192u32, 4096].into_iter().flat_map(u32::to_be_bytes));
+    let mut encoder = flate2::write::GzEncoder::new(block, flate2::Compression::fast());
+    std::io::Write::write_all(&mut encoder, &vec![3; 8192 * 4096]).unwrap();
+    n5.file("a/0/0", encoder.finish().unwrap());
+    // 32 MiB, where slices have 16.
+    let client = Client::of(n5.root());
+    for path in ["/as/gzip/a/0/0", "/zarr3/a/c/0/0", "/zarr2/a/0/0"] {
+        let whole = client.get(path).await;
+        assert_eq!(whole.status, 200, "{path}");
+        let tag = whole.header("etag").unwrap().to_owned();
+        assert_eq!(client.get_with(path, &[("if-none-match", &tag)]).await.status, 304, "{path}");
+    }
+    let reply = client.get("/as/zstd/a/0/0").await;
+    assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (413, "too-large"));
+}
+
+#[tokio::test]
+async fn levels_that_are_not_decoded_are_left_out() {
+    let n5 = N5::new();
+    let own = json!({"downsamplingFactors": [[1, 1], [2, 2], [4, 4]]});
+    n5.file("p/attributes.json", own.to_string());
+    n5.dataset("p/s0", &[16, 16], &[8, 8], "raw").fill(|_| true, |_| false);
+    n5.dataset("p/s1", &[8, 8], &[8, 8], "gzip").fill(|_| true, |_| false);
+    n5.dataset("p/s2", &[4, 4], &[4, 4], "jpeg").fill(|_| true, |_| false);
+    let client = Client::of(n5.root());
+    let group = client.get("/as/gzip/p/attributes.json").await.json();
+    assert_eq!(group["downsamplingFactors"], json!([[1, 1], [2, 2]]));
+    for path in ["/as/gzip/p/s2/attributes.json", "/as/gzip/p/s2/0/0"] {
+        assert_eq!(client.get(path).await.status, 404, "{path}");
+    }
+    let stats = client.get("/stats/p").await;
+    assert_eq!((stats.status.as_u16(), &stats.json()["level"]), (200, &json!("s0")));
 }

@@ -88,10 +88,11 @@ impl Encoding {
                 output.truncate(start.saturating_add(len));
             }
             Self::Zstd => {
-                let mut frame = Vec::with_capacity(zstd_safe::compress_bound(plain.len()));
-                zstd_safe::compress(&mut frame, plain, ZSTD_LEVEL)
+                output.resize(start.saturating_add(zstd_safe::compress_bound(plain.len())), 0);
+                let room = output.get_mut(start..).unwrap_or_default();
+                let len = zstd_safe::compress(room, plain, ZSTD_LEVEL)
                     .map_err(|code| failed(zstd_safe::get_error_name(code).to_owned()))?;
-                output.append(&mut frame);
+                output.truncate(start.saturating_add(len));
             }
             Self::Blosc => blosc_sys::compress_into(plain, c"lz4", BLOSC_LEVEL, BLOSC_SHUFFLE, item_size, 0, output)
                 .map_err(|code| failed(format!("blosc returned {code} for {} bytes", plain.len())))?,
@@ -119,11 +120,16 @@ impl Encoding {
         match self {
             Self::Raw => payload.len() == len,
             // RFC 1952: ends with the number of bytes it decodes to, modulo 2^32. Of several members the last
-            // says less than all; padding says 0.
+            // says less than all, unless the first are empty; padding says 0.
             Self::Gzip => {
                 let end = payload.last_chunk::<4>().map(|size| u32::from_le_bytes(*size));
                 let modulo = len.to_le_bytes().first_chunk::<4>().map(|size| u32::from_le_bytes(*size));
-                payload.starts_with(&[0x1f, 0x8b]) && payload.len() >= 18 && end == modulo
+                // Method deflate, no optional fields, and then what is no empty stream.
+                let begins = payload.starts_with(&[0x1f, 0x8b, 8, 0]) && payload.len() >= 18;
+                let is_empty = payload
+                    .get(10..)
+                    .is_some_and(|stream| stream.starts_with(&[3, 0]) || stream.starts_with(&[1, 0, 0, 0xff, 0xff]));
+                begins && (!is_empty || len == 0) && end == modulo
             }
             Self::Zstd => {
                 zstd_safe::find_frame_compressed_size(payload) == Ok(payload.len())
@@ -177,6 +183,8 @@ mod tests {
             let two = [encoding.encoded(plain[..500].to_vec().into(), 1).unwrap(), one.clone()].concat();
             // Raw elements know no ends.
             assert!(encoding == Encoding::Raw || !encoding.is_one_stream(&two, 1500), "{encoding:?}");
+            let behind_nothing = [encoding.encoded(Bytes::new(), 1).unwrap(), one.clone()].concat();
+            assert!(encoding == Encoding::Raw || !encoding.is_one_stream(&behind_nothing, 1000), "{encoding:?}");
             let padded = [&one[..], &[0; 7]].concat();
             assert!(!encoding.is_one_stream(&padded, 1000), "{encoding:?}");
             assert!(!encoding.is_one_stream(&one, 999), "{encoding:?}");

@@ -37,6 +37,9 @@ pub(super) struct Extent {
     pub(super) channels: u64,
 }
 
+/// Beyond this, nobody gets a chunk with the bounds that are usual.
+const MAX_CHUNK_BYTES: u64 = 1 << 30;
+
 impl Extent {
     /// The extent of a dataset; axes beyond the fourth must have one element.
     ///
@@ -44,6 +47,7 @@ impl Extent {
     /// What this format cannot hold of it, as text for the client.
     pub(super) fn of(dataset: &DatasetAttributes) -> Result<Self, String> {
         let (dimensions, blocks, data_type) = (dataset.dimensions(), dataset.block_size(), dataset.data_type());
+        let width = data_type.size_bytes().unwrap_or(1);
         if !DATA_TYPES.contains(data_type) {
             let way_out = if *data_type == DataType::Float64 {
                 "; /as/gzip,float32 has it as float32"
@@ -66,7 +70,15 @@ impl Extent {
         }
         let size = [0, 1, 2].map(|axis| dimensions.get(axis).copied().unwrap_or(1));
         let chunk = [0, 1, 2].map(|axis| blocks.get(axis).copied().unwrap_or(1).min(size[axis]));
-        Ok(Self { size, chunk, channels: dimensions.get(3).copied().unwrap_or(1) })
+        let channels = dimensions.get(3).copied().unwrap_or(1);
+        let bytes = chunk.iter().chain([&channels]).fold(width as u64, |bytes, n| bytes.saturating_mul(*n));
+        if bytes > MAX_CHUNK_BYTES {
+            return Err(format!(
+                "a chunk of a precomputed volume holds all channels, which takes {bytes} bytes here; at most \
+                 {MAX_CHUNK_BYTES} are made; /zarr2 and /zarr3 have smaller chunks"
+            ));
+        }
+        Ok(Self { size, chunk, channels })
     }
 
     /// The first voxel of the chunk with these bounds, `offset` taken off; `None` where no chunk has them.
@@ -281,7 +293,7 @@ impl Form for Encoding {
 }
 
 impl Encoding {
-    fn encoded(&self, array: Array) -> Result<Bytes, String> {
+    fn encoded(self, array: Array) -> Result<Bytes, String> {
         let (size, channels, width) = parts(&array.shape, array.data_type.size_bytes().unwrap_or(1));
         let count = |n: u64| usize::try_from(n).map_err(|error| error.to_string());
         let channels = count(channels)?;
@@ -291,7 +303,7 @@ impl Encoding {
         };
         match self {
             Self::Raw => Ok(array.data),
-            Self::Jpeg { quality } => image()?.jpeg(*quality),
+            Self::Jpeg { quality } => image()?.jpeg(quality),
             Self::Png => image()?.png(),
             Self::CompressedSegmentation => {
                 let size = [count(size[0])?, count(size[1])?, count(size[2])?];
