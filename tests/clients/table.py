@@ -1,7 +1,7 @@
 """Prints which client reads which datasets of the corpus, through which view, as a table.
 
-    tests/.venv-zarr3/bin/python tests/clients/table.py SERVER_URL --json /tmp/zarr3.json
-    tests/.venv/bin/python tests/clients/table.py SERVER_URL --merge /tmp/zarr3.json
+    tests/.venv-zarr3/bin/python tests/clients/table.py SERVER_URL --json zarr3.json
+    tests/.venv/bin/python tests/clients/table.py SERVER_URL --merge zarr3.json
 
 The server serves the corpus (N5_CORPUS). Outcomes of Neuroglancer come from `neuroglancer.py --json`, merged likewise.
 """

@@ -224,6 +224,8 @@ async fn pyramids_with_levels_of_other_names_are_found_by_number() {
     assert_eq!(client.get("/as/raw/p/s2/attributes.json").await.status, 404);
 }
 
+const MIB: u64 = 1 << 20;
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_that_are_the_elements_themselves_keep_no_share_of_other_budgets() {
     let n5 = N5::new();
@@ -240,7 +242,6 @@ async fn chunks_that_are_the_elements_themselves_keep_no_share_of_other_budgets(
     }
     n5.dataset("b", &[1024, 1024], &[1024, 1024], "gzip").fill(|_| true, |_| false);
     std::thread::sleep(std::time::Duration::from_millis(30));
-    const MIB: u64 = 1 << 20;
     let settings = Settings {
         decoded_cache: 2 * MIB,
         stored_cache: 64 * MIB,
