@@ -14,8 +14,13 @@ const ATTRIBUTES_BYTES: u64 = 8 << 20;
 const AFTER_HELP: &str = "\
 Routes (more in README.md and openapi.yaml):
   /                               the container as stored: attributes.json, blocks, listings
-  /slice/DATASET?start=..&stop=.. an arbitrary region, assembled: format=raw, npy, json or png
-  /info/PATH                      one JSON document about a group or dataset
+                                  in a browser a page with preview and links
+  /slice/DATASET?start=..&stop=.. an arbitrary region, assembled: format=raw, npy, json, png, jpeg, tiff or n5
+  /info/PATH /stats/PATH          what a group or dataset is, and what its elements are like
+  /as/gzip/PATH                   the container re-encoded: raw, gzip, zstd or blosc
+  /zarr2/PATH /zarr3/PATH         the container as Zarr, images as OME-NGFF
+  /precomputed/PATH               a Neuroglancer precomputed volume
+  /viewer/                        Neuroglancer, where viewer/build has made it
   /healthz /readyz /metrics /version
 Several containers are mounted under their names: /em/attributes.json, /slice/em/DATASET.
 

@@ -116,7 +116,10 @@ fn rendered(
     }
     if let Some(next) = next {
         let format = if is_html { "" } else { "&format=json" };
-        let link = format!("<?{}{format}>; rel=\"next\"", next_query(&next, blocks));
+        // Whoever needs one for this page needs it for the next.
+        let token = query::parameter(ask.query(), "token")
+            .map_or_else(String::new, |token| format!("&token={}", target::encode(&token)));
+        let link = format!("<?{}{format}{token}>; rel=\"next\"", next_query(&next, blocks));
         if let Ok(link) = HeaderValue::from_str(&link) {
             response.headers_mut().insert(LINK, link);
         }

@@ -43,7 +43,7 @@ pub fn canonical(
         }
     }
     let mut blocks = dataset.block_size().to_vec();
-    if bytes(&blocks, data_type).is_none_or(|bytes| bytes > MAX_BLOCK_BYTES) {
+    if data_type.size_bytes().is_some() && bytes(&blocks, data_type).is_none_or(|bytes| bytes > MAX_BLOCK_BYTES) {
         let cut = blocks.iter().zip(dataset.dimensions()).map(|(block, size)| (*block).min((*size).max(1)));
         blocks = cut.collect();
         note(&mut mended, format!("blockSize is cut to {blocks:?}, as a full block exceeds 2 GiB"));

@@ -189,6 +189,8 @@ async fn long_listings_come_in_pages() {
     assert_eq!(first.json()["entries"].as_array().unwrap().len(), 10_000);
     let link = first.header("link").unwrap().to_owned();
     assert_eq!(link, "<?after=g09998&format=json>; rel=\"next\"");
+    let with_token = client.get("/?format=json&token=a%2Bb").await;
+    assert_eq!(with_token.header("link"), Some("<?after=g09998&format=json&token=a%2Bb>; rel=\"next\""));
     assert_eq!(first.json()["next"], "g09998");
     let second = client.get("/?after=g09998&format=json").await;
     assert_eq!(second.json()["entries"].as_array().unwrap().len(), 51);
