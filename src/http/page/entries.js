@@ -10,8 +10,9 @@ const AT_ONCE = 4;
 
 /** The entries of the listing that are directories, by name. */
 export function directories() {
-  const links = [...document.querySelectorAll("#entries a")].filter((link) => link.getAttribute("href").endsWith("/"));
-  return links.map((link) => link.textContent.slice(0, -1));
+  // The address may end in a token, the text does not.
+  const names = [...document.querySelectorAll("#entries a")].map((link) => link.textContent);
+  return names.filter((name) => name.endsWith("/")).map((name) => name.slice(0, -1));
 }
 
 function describeWhenSeen(items) {
