@@ -1,14 +1,29 @@
 // Links that open volumes in Neuroglancer with everything set.
 
 import { fromStats } from "./contrast.js";
-import { directory, rebase, root } from "./server.js";
-import { isColour, kindOf } from "./volume.js";
+import { directory, rebase, root, token } from "./server.js";
+import { ITEM_BYTES, isColour, kindOf } from "./volume.js";
 
 const PUBLIC = "https://neuroglancer-demo.appspot.com/";
 
 /** Where Neuroglancer is: on this server where it has one, else the public one. */
 export function viewerBase() {
   return "viewer" in document.querySelector("main").dataset ? new URL("viewer/", root).href : PUBLIC;
+}
+
+/** What a person should know of the link: that it tells the token to another host, or that it cannot work. */
+export function viewerAdvice() {
+  if (viewerBase() !== PUBLIC) return {};
+  const loopback = /^(localhost|.*\.localhost|127(\.\d+){3}|\[::1\])$/.test(location.hostname);
+  // A page of https may not load from http, save from the same machine.
+  return { blocked: location.protocol === "http:" && !loopback, tellsToken: token !== null };
+}
+
+/** Whether Neuroglancer can show it. */
+export function isOpenable(info, volume) {
+  if (volume.rank === 0 || volume.dimensions.includes(0) || !volume.dimensions.every(Number.isSafeInteger)) return false;
+  if (!Object.hasOwn(ITEM_BYTES, volume.dataType)) return false;
+  return Boolean(info.urls.recommended) || info.readable?.neuroglancer === true;
 }
 
 /** The source that this volume should be opened with. */
