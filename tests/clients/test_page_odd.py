@@ -69,6 +69,7 @@ def test_a_link_holds_nothing_that_neuroglancer_refuses(browser, tmp_path, case,
     def check(value, key=None):
         assert value is not None, f"{key} is no number"
         if isinstance(value, dict):
+            assert key not in ("dimensions", "outputDimensions") or len(value) == 3, "an axis is lost"
             for name, scale in value.items() if key in ("dimensions", "outputDimensions") else ():
                 assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*['^]?", name)
                 assert 1e-30 <= scale[0] <= 1e30
