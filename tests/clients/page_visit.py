@@ -1,9 +1,12 @@
 """A visit to the page in Chromium, and what its pictures should be."""
 
+import json
 import os
 import shutil
+import urllib.parse
 
 import numpy as np
+import pytest
 import tensorstore
 
 #: The browser: N5_TEST_CHROMIUM, else the system's.
@@ -42,6 +45,23 @@ CONTRAST = """() => {
   }
   return found.sort((a, b) => a[0] - b[0]);
 }"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for which n5.example is this machine."""
+    from playwright.sync_api import sync_playwright
+
+    rules = "--host-resolver-rules=MAP n5.example 127.0.0.1"
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", rules])
+        yield browser
+        browser.close()
+
+
+def state_of(href):
+    """The state of Neuroglancer that a link holds."""
+    return json.loads(urllib.parse.unquote(href.split("#!")[1]))
 
 
 class Visit:
@@ -90,6 +110,10 @@ class Visit:
                [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]])""",
         )
         return [(data, np.array(pixels, np.uint8).reshape(height, width, 4)) for data, width, height, pixels in found]
+
+    def has_viewer(self):
+        """Whether the server has a Neuroglancer of its own."""
+        return self.page.evaluate("'viewer' in document.querySelector('main').dataset")
 
     def text(self, selector):
         return self.page.text_content(selector)

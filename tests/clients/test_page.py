@@ -11,22 +11,17 @@ import numpy as np
 import pytest
 import support
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from axe_playwright_python.sync_playwright import Axe  # noqa: E402
 
-from page_visit import CHROMIUM, CONTRAST, READY, Visit, assert_grey, sampled, stored  # noqa: E402
+from page_visit import (  # noqa: E402
+    CHROMIUM, CONTRAST, READY, Visit, assert_grey, browser, sampled, state_of, stored,
+)  # fmt: skip
 
+__all__ = ["browser"]
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium, or N5_TEST_CHROMIUM=PROGRAM")
 
 PAGES = ["", "volume/", "volume/em/", "volume/labels/", "volume/distance/", "photo/", "cell/", "compressions/lz4/"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -145,6 +140,9 @@ def test_everything_is_done_with_the_keyboard(browser, demo):
 def test_three_clicks_lead_from_the_root_to_both_volumes_in_neuroglancer(browser, demo):
     with Visit(browser, demo) as visit:
         visit.page.click("text=volume/")
+        assert visit.without_stats or not any("/stats/" in url for url in visit.requests), "asked before it is wanted"
+        assert len(state_of(visit.page.get_attribute("a.primary", "href"))["layers"]) == 3, "it works at once"
+        visit.page.hover("a.primary")
         visit.page.wait_for_selector("a.primary[data-complete]")
         link = visit.page.locator("a.primary")
         assert link.text_content() == "Open all in Neuroglancer"
@@ -162,10 +160,6 @@ def test_three_clicks_lead_from_the_root_to_both_volumes_in_neuroglancer(browser
         if not visit.without_stats:
             low, high = layers["em"]["shaderControls"]["contrast"]["range"]
             assert 0 <= low < high <= 255
-
-
-def state_of(href):
-    return json.loads(urllib.parse.unquote(href.split("#!")[1]))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -333,6 +327,12 @@ def test_a_token_stays_on_every_request(browser, demo):
         for tool in ("NumPy", "curl", "Fiji"):
             text = visit.text(f"code[data-tool={tool}]")
             assert "token=s%2Bc%27ret" in text and "c'ret" not in text, "a quote would end the string"
+        visit.go("volume/?token=s%2Bc%27ret")
+        link = visit.page.locator("a.primary")
+        told = {True: "Open all in Neuroglancer", False: "Open all in the public Neuroglancer (gives it this page's token)"}
+        assert link.text_content() == told[visit.has_viewer()]
+        for layer in state_of(link.get_attribute("href"))["layers"]:
+            assert layer["source"]["url"].endswith("/?token=s%2Bc%27ret")
 
 
 def test_a_base_path_changes_nothing(browser):

@@ -40,7 +40,7 @@ export class Contrast {
     this.change = change;
     this.whole = !dataType.startsWith("float");
     this.fixed = dataType === "uint8" ? [0, 255] : null;
-    this.window = this.fixed ?? [0, 1];
+    this.window = [...(this.fixed ?? [0, 1])];
     this.range = [...this.window];
     this.canvas = h("canvas", { width: 256, height: 48, "aria-hidden": "true" });
     this.handles = ["Black", "White"].map((label, end) =>
@@ -67,7 +67,7 @@ export class Contrast {
     if (!measured || this.final) return;
     this.final = final;
     this.measured = measured;
-    this.range = this.fixed ?? [measured.min, measured.max];
+    this.range = this.fixed ? [...this.fixed] : [measured.min, measured.max];
     if (!this.touched) this.auto();
     else this.show();
   }

@@ -9,6 +9,7 @@ export function bytes(count) {
     value /= 1024;
     unit += 1;
   }
+  if (value >= 1024) return `${value.toPrecision(3)} ${SIZES[unit]}`;
   return `${unit > 0 && value < 10 ? value.toFixed(1) : Math.round(value)} ${SIZES[unit]}`;
 }
 

@@ -16,6 +16,16 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** `f` that runs the first time only. */
+export function once(f) {
+  let done = false;
+  return () => {
+    if (done) return;
+    done = true;
+    f();
+  };
+}
+
 /** A button that copies `text()` and says so. */
 export function copyButton(label, text) {
   const button = h("button", { type: "button", class: "quiet", "aria-label": label, text: "Copy" });

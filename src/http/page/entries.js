@@ -3,15 +3,16 @@
 import { summary } from "./describe.js";
 import { h } from "./dom.js";
 import { thumbnail } from "./thumbnail.js";
-import { infoOf, join, path, withToken } from "./server.js";
+import { infoOf, join, path, token, withToken } from "./server.js";
 
 /** Most entries asked about at once. */
 const AT_ONCE = 4;
 
 /** The entries of the listing that are directories, by name. */
 export function directories() {
-  const links = [...document.querySelectorAll("#entries a")].filter((link) => link.getAttribute("href").endsWith("/"));
-  return links.map((link) => link.textContent.slice(0, -1));
+  // The address may end in a token, the text does not.
+  const names = [...document.querySelectorAll("#entries a")].map((link) => link.textContent);
+  return names.filter((name) => name.endsWith("/")).map((name) => name.slice(0, -1));
 }
 
 function describeWhenSeen(items) {
@@ -55,6 +56,12 @@ async function describe(item, info) {
   );
 }
 
+/** The link to the first part of a listing in parts. */
+function fromStart() {
+  const blocks = new URLSearchParams(location.search).get("blocks");
+  return h("a", { href: withToken(blocks === null ? "./" : `./?blocks=${encodeURIComponent(blocks)}`), text: "From the start" });
+}
+
 /** Turns the plain list into one with details and a search field. */
 export function enliven(heading) {
   const list = document.querySelector("#entries");
@@ -72,8 +79,12 @@ export function enliven(heading) {
     return { element, link, detail, picture, text: text.toLowerCase(), name: text.endsWith("/") ? text.slice(0, -1) : null };
   });
   const count = h("span", { class: "count", role: "status" });
+  const more = document.querySelector("#more");
+  const after = new URLSearchParams(location.search).get("after");
+  const part = more !== null || after !== null;
   const search = h("input", {
-    type: "search", placeholder: "Search", "aria-label": "Search in this listing", autocomplete: "off", spellcheck: "false",
+    type: "search", placeholder: part ? "Search this page" : "Search",
+    "aria-label": part ? "Search in this page of the listing" : "Search in this listing", autocomplete: "off", spellcheck: "false",
   });
   const filter = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -83,13 +94,15 @@ export function enliven(heading) {
       item.element.hidden = !words.every((word) => text.includes(word));
       shown += item.element.hidden ? 0 : 1;
     }
-    const entries = `${items.length} ${items.length === 1 ? "entry" : "entries"}`;
+    const number = items.length.toLocaleString("en");
+    const first = more && after === null ? "first " : "";
+    const entries = `${first}${number} ${items.length === 1 ? "entry" : "entries"}${after === null ? "" : ` after ${after}`}`;
     count.textContent = words.length ? `${shown} of ${entries}` : entries;
   };
   search.addEventListener("input", filter);
   search.addEventListener("keydown", (event) => {
     const first = items.find((item) => !item.element.hidden);
-    if (event.key === "Enter" && first) first.link.click();
+    if (event.key === "Enter" && first && search.value.trim()) first.link.click();
     if (event.key === "Escape") {
       search.value = "";
       filter();
@@ -105,11 +118,9 @@ export function enliven(heading) {
   const section = h("section", { class: "contents", "aria-label": heading });
   list.before(section);
   section.append(
-    h("div", { class: "bar" }, h("h2", { text: heading }), count, items.length > 1 ? search : ""),
-    ...[list, document.querySelector("#entries ~ p"), document.querySelector("#more")].filter(Boolean),
+    h("div", { class: "bar" }, h("h2", { text: heading }), count, after === null ? "" : fromStart(), items.length > 1 ? search : ""),
+    ...[list, document.querySelector("#entries ~ p"), more].filter(Boolean),
   );
-  const more = document.querySelector("#more");
-  const token = new URLSearchParams(location.search).get("token");
   if (more && token !== null) more.append(h("input", { type: "hidden", name: "token", value: token }));
   describeWhenSeen(items);
 }

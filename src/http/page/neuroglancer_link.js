@@ -1,14 +1,29 @@
 // Links that open volumes in Neuroglancer with everything set.
 
 import { fromStats } from "./contrast.js";
-import { directory, rebase, root } from "./server.js";
-import { isColour, kindOf } from "./volume.js";
+import { directory, rebase, root, token } from "./server.js";
+import { ITEM_BYTES, isColour, kindOf } from "./volume.js";
 
 const PUBLIC = "https://neuroglancer-demo.appspot.com/";
 
 /** Where Neuroglancer is: on this server where it has one, else the public one. */
 export function viewerBase() {
   return "viewer" in document.querySelector("main").dataset ? new URL("viewer/", root).href : PUBLIC;
+}
+
+/** What a person should know of the link: that it tells the token to another host, or that it cannot work. */
+export function viewerAdvice() {
+  if (viewerBase() !== PUBLIC) return {};
+  const loopback = /^(localhost|.*\.localhost|127(\.\d+){3}|\[::1\])$/.test(location.hostname);
+  // A page of https may not load from http, save from the same machine.
+  return { blocked: location.protocol === "http:" && !loopback, tellsToken: token !== null };
+}
+
+/** Whether Neuroglancer can show it. */
+export function isOpenable(info, volume) {
+  if (volume.rank === 0 || volume.dimensions.includes(0) || !volume.dimensions.every(Number.isSafeInteger)) return false;
+  if (!Object.hasOwn(ITEM_BYTES, volume.dataType)) return false;
+  return Boolean(info.urls.recommended) || info.readable?.neuroglancer === true;
 }
 
 /** The source that this volume should be opened with. */
@@ -38,10 +53,22 @@ function scaleOf(resolution, unit) {
   return METRES.test(name) || /^[munpk]?s$/.test(name) ? [resolution, name] : null;
 }
 
+// What Neuroglancer takes: with anything else in a link it opens empty.
+// Source: ng:coordinate_transform.ts, isValidDimensionName.
+const NAME = /^[A-Za-z][A-Za-z0-9_]*['^]?$/;
+const isScale = (size) => Number.isFinite(size) && size >= 1e-30 && size <= 1e30;
+
+function hasNames(volume) {
+  return volume.axes.every((name) => NAME.test(name)) && new Set(volume.axes).size === volume.rank;
+}
+
+/** The axes as Neuroglancer's dimensions; null where it would not take them. */
 function spaceOf(volume) {
+  if (!hasNames(volume)) return null;
   const known = volume.axes.map((name, axis) => [name, scaleOf(volume.resolution[axis], volume.units[axis])]);
   // Without units Neuroglancer assumes some of its own, which this page would contradict.
   if (known.some(([, scale]) => scale === null) || known.every(([, scale]) => scale[1] === "")) return null;
+  if (!known.every(([, [size]]) => isScale(size))) return null;
   return Object.fromEntries(known);
 }
 
@@ -75,18 +102,19 @@ function layerOf({ info, volume, stats }, name) {
   const space = spaceOf(volume);
   // The transform names the axes in the order of the source, which N5's is.
   if (isColour(volume) && source.url.startsWith("n5://")) {
-    const channel = volume.axes[volume.channel];
-    const dimensions = Object.entries(space ?? Object.fromEntries(volume.axes.map((axis) => [axis, [1, ""]])));
-    source.transform = {
-      outputDimensions: Object.fromEntries(dimensions.map(([axis, scale]) => [axis === channel ? `${axis}^` : axis, scale])),
-    };
+    const names = volume.axes.map((name, axis) => (hasNames(volume) ? name : axis === volume.channel ? "c" : `d${axis + 1}`));
+    const dimensions = names.map((name, axis) => [
+      axis === volume.channel ? `${name.replace(/['^]$/, "")}^` : name,
+      space?.[name] ?? [1, ""],
+    ]);
+    source.transform = { outputDimensions: Object.fromEntries(dimensions) };
     const shader = "void main() {\n  emitRGB(vec3(toNormalized(getDataValue(0)), toNormalized(getDataValue(1)), toNormalized(getDataValue(2))));\n}\n";
     return { type: "image", source, name, tab: "rendering", shader };
   }
   const layer = { type: "image", source, name, tab: "rendering" };
   layer.shader = "#uicontrol invlerp contrast\nvoid main() {\n  emitGrayscale(contrast());\n}\n";
   const known = fromStats(stats);
-  if (known && known.high > known.low) {
+  if (known && known.high > known.low && [known.low, known.high, known.min, known.max].every(Number.isFinite)) {
     layer.shaderControls = { contrast: { range: [known.low, known.high], window: [known.min, known.max] } };
   }
   return layer;
@@ -115,9 +143,12 @@ export function stateOf(volumes) {
     const largest = Math.max(...volume.dimensions.map((n, axis) => n * volume.resolution[axis])) / Math.min(...volume.resolution);
     state.dimensions = space;
     const origin = offsets(sorted[0]);
-    state.position = volume.dimensions.map((n, axis) => n / 2 + origin[axis]);
-    state.crossSectionScale = Math.max(largest / 420, 0.01);
-    state.projectionScale = largest * 1.6;
+    const position = volume.dimensions.map((n, axis) => n / 2 + origin[axis]);
+    if (position.every(Number.isFinite)) state.position = position;
+    if (isScale(largest)) {
+      state.crossSectionScale = Math.max(largest / 420, 0.01);
+      state.projectionScale = largest * 1.6;
+    }
   }
   state.selectedLayer = { layer: layers[layers.length - 1].name, visible: false };
   return state;

@@ -2,11 +2,11 @@
 
 import { fromStats } from "./contrast.js";
 import * as describe from "./describe.js";
-import { copyButton, h } from "./dom.js";
+import { copyButton, h, once } from "./dom.js";
 import { directories, enliven } from "./entries.js";
-import { linkTo, sourceText, together } from "./neuroglancer_link.js";
+import { isOpenable, linkTo, sourceText, together, viewerAdvice } from "./neuroglancer_link.js";
 import { Preview } from "./preview.js";
-import { infoOf, join, path, statsOf, withToken } from "./server.js";
+import { ask, directory, infoOf, join, path, statsOf, withToken } from "./server.js";
 import { snippets } from "./snippets.js";
 import { ITEM_BYTES, volumeOf } from "./volume.js";
 
@@ -59,12 +59,21 @@ function facts(info, volume) {
 
 function attributes(info) {
   if (Object.keys(info.attributes).length === 0) return null;
-  const text = JSON.stringify(info.attributes, null, 2);
+  let text = JSON.stringify(info.attributes, null, 2);
+  const code = h("code", { text });
+  // What is copied is what is stored: a script's numbers hold integers up to 2^53 only.
+  const read = async () => {
+    const address = directory("n5", info.path).replace(/(\?|$)/, "attributes.json$1");
+    text = await ask(address).then((answer) => answer.text()).catch(() => text);
+    if (!JSON.rawJSON) return;
+    const exact = (_, value, { source }) => (typeof value === "number" ? JSON.rawJSON(source) : value);
+    code.textContent = JSON.stringify(JSON.parse(text, exact), null, 2);
+  };
   return h(
     "details",
-    { class: "attributes" },
+    { class: "attributes", on: { toggle: once(() => read().catch(() => null)) } },
     h("summary", { text: "Attributes" }),
-    h("div", { class: "code" }, h("pre", { tabindex: 0, "aria-label": "Attributes" }, h("code", { text })), copyButton("Copy the attributes", () => text)),
+    h("div", { class: "code" }, h("pre", { tabindex: 0, "aria-label": "Attributes" }, code), copyButton("Copy the attributes", () => text)),
   );
 }
 
@@ -78,13 +87,27 @@ function problems(info) {
   );
 }
 
-/** The link to Neuroglancer; contrast is added to it once statistics are there. */
+/**
+ * The link to Neuroglancer, or why there is none. Contrast is added to it once statistics are there, which of several
+ * volumes are asked for when it seems to be wanted: they cost the server something.
+ */
 function opener(text, volumes) {
-  const link = h("a", { class: "primary", href: linkTo(volumes), text });
-  Promise.all(volumes.map(async (one) => (one.stats = await statsOf(one.info.path)))).then(() => {
-    link.href = linkTo(volumes);
+  const { blocked, tellsToken } = viewerAdvice();
+  if (blocked) {
+    return h("p", { class: "note", text: "Neuroglancer cannot read from here: browsers keep its page, which is https, from this http address. "
+      + "Run viewer/build for a Neuroglancer on this server, or serve this by https." });
+  }
+  const told = tellsToken ? `${text.replace("in Neuro", "in the public Neuro")} (gives it this page's token)` : text;
+  const link = h("a", { class: "primary", href: linkTo(volumes), text: told });
+  const improve = once(async () => {
+    for (const one of volumes) {
+      one.stats = await statsOf(one.info.path);
+      link.href = linkTo(volumes);
+    }
     link.dataset.complete = "";
   });
+  if (volumes.length === 1) improve();
+  else for (const wanted of ["pointerenter", "focus", "click"]) link.addEventListener(wanted, improve);
   return link;
 }
 
@@ -111,19 +134,22 @@ async function showVolume(info) {
   if (!volume) return showGroup(info);
   const one = { info, volume, stats: null };
   const subtitle = [describe.shape(volume.dimensions), volume.dataType, describe.voxel(volume.resolution, volume.units)];
-  const viewable = volume.rank > 0 && volume.dataType in ITEM_BYTES;
-  main.prepend(header(info, subtitle, viewable && opener("Open in Neuroglancer", [one])));
+  const empty = volume.dimensions.includes(0);
+  const large = !volume.dimensions.every(Number.isSafeInteger);
+  const viewable = volume.rank > 0 && Object.hasOwn(ITEM_BYTES, volume.dataType) && !empty && !large;
+  const openable = isOpenable(info, volume);
+  main.prepend(header(info, subtitle, openable && opener("Open in Neuroglancer", [one])));
   const aside = h("aside", { class: "card", "aria-label": "Metadata" }, h("h2", { text: "Metadata" }), facts(info, volume), problems(info), attributes(info));
   const layout = h("div", { class: "columns" }, aside);
   document.querySelector(".contents").before(layout);
-  const empty = volume.dimensions.includes(0);
-  const stats = viewable && !empty ? statsOf(info.path) : Promise.resolve(null);
-  if (viewable && !empty) layout.prepend(new Preview(info, volume, stats).element);
-  else layout.prepend(h("section", { class: "preview card" }, h("p", { class: "note", text: empty ? "There are no elements to show." : "There is no preview of this." })));
+  const stats = viewable ? statsOf(info.path) : Promise.resolve(null);
+  const why = empty ? "There are no elements to show." : large ? "This is too large to preview here." : "There is no preview of this.";
+  if (viewable) layout.prepend(new Preview(info, volume, stats).element);
+  else layout.prepend(h("section", { class: "preview card" }, h("p", { class: "note", text: why })));
   stats.then((known) => {
     const measured = fromStats(known);
     const options = { window: measured && measured.max > measured.min ? [measured.min, measured.max] : null };
-    if (viewable) options.neuroglancer = sourceText(info, volume, known);
+    if (openable) options.neuroglancer = sourceText(info, volume, known);
     layout.after(snippets(info, volume, options));
     main.dataset.ready = "";
   });
@@ -143,7 +169,7 @@ async function showGroup(info) {
     const volumes = [];
     for (const child of found.slice(0, LAYERS + 1)) {
       const volume = await volumeOf(child).catch(() => null);
-      if (volume && volume.dataType in ITEM_BYTES) volumes.push({ info: child, volume, stats: null });
+      if (volume && isOpenable(child, volume)) volumes.push({ info: child, volume, stats: null });
     }
     if (volumes.length <= LAYERS && together(volumes)) top.querySelector(".actions").append(opener("Open all in Neuroglancer", volumes));
   }
@@ -162,7 +188,17 @@ async function start() {
     return;
   }
   if (info.kind === "multiscale") main.querySelector(".contents h2").textContent = "Levels";
-  await (info.kind === "group" ? showGroup(info) : showVolume(info));
+  try {
+    await (info.kind === "group" ? showGroup(info) : showVolume(info));
+  } catch (error) {
+    const note = h("p", { class: "note", role: "alert", text: `This cannot be shown in full: ${error.message}` });
+    if (title.closest("header")) title.closest("header").after(note);
+    else {
+      main.prepend(breadcrumb());
+      title.after(note);
+    }
+    main.dataset.ready = "";
+  }
 }
 
 start();

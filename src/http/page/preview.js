@@ -78,7 +78,8 @@ export class Preview {
     );
   }
 
-  zoomTo(zoom) {
+  zoomTo(zoom, keepLevels = false) {
+    if (!keepLevels) for (const plane of this.planes) plane.coarser = 0;
     const longest = Math.max(...this.axes.flat().map((axis) => (axis === null ? 1 : this.volume.dimensions[axis])));
     this.zoom = Math.min(Math.max(zoom, 1), MOST_ZOOM, 2 ** Math.max(0, Math.ceil(Math.log2(longest / 16))));
     this.zoomed.textContent = `${this.zoom}×`;
@@ -310,7 +311,7 @@ export class Preview {
     }
     if (error.status === 413 && this.zoom < MOST_ZOOM) {
       const before = this.zoom;
-      if (request.zoom === this.zoom) this.zoomTo(this.zoom * 2);
+      if (request.zoom === this.zoom) this.zoomTo(this.zoom * 2, true);
       if (this.zoom !== before || request.zoom !== this.zoom) return;
     }
     plane.shown = null;

@@ -6,16 +6,30 @@ import { directory, encodePath, rebase, token, url } from "./server.js";
 /** Longest side of the plane that the examples read. */
 const SIDE = 512;
 
+/** What stands for an end of line somewhere, or for nothing that is seen. */
+const UNSEEN = /[\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+
+/** A text as Python writes it. */
+function quoted(text) {
+  return JSON.stringify(text).replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
 /** A dictionary of texts as Python writes it. */
 function python(members) {
-  return `{${Object.entries(members).map(([key, text]) => `"${key}": ${JSON.stringify(text)}`).join(", ")}}`;
+  return `{${Object.entries(members).map(([key, text]) => `"${key}": ${quoted(text)}`).join(", ")}}`;
+}
+
+/** The names of the axes for a comment, which nothing stored may end. */
+function commented(axes) {
+  return axes.map((name, axis) => (/^[\p{L}\p{M}\p{N}_^' -]+$/u.test(name) ? name : `d${axis + 1}`));
 }
 
 /** An index of the middle plane: `:512` and `20`, an item per axis; and what is left, by name. */
 function middle(volume) {
   const spatial = [...volume.axes.keys()].slice(0, 2);
   const items = volume.dimensions.map((n, axis) => (spatial.includes(axis) ? [0, Math.min(n, SIDE)] : Math.floor((n - 1) / 2)));
-  return { items, names: spatial.map((axis) => volume.axes[axis]) };
+  const names = commented(volume.axes);
+  return { items, names: spatial.map((axis) => names[axis]) };
 }
 
 const asPython = (items) => items.map((item) => (Array.isArray(item) ? `${item[0]}:${item[1]}` : item)).join(", ");
@@ -45,7 +59,7 @@ function decode(pathname) {
 
 function zarr(finest, names) {
   if (!finest.urls.zarr3) return null;
-  const address = JSON.stringify(rebase(finest.urls.zarr3, finest).split("?")[0]);
+  const address = quoted(rebase(finest.urls.zarr3, finest).split("?")[0]);
   const options = token === null ? "" : `, storage_options={"params": ${python({ token })}}`;
   return `import zarr  # 3.0 or later, with fsspec and aiohttp
 
@@ -59,7 +73,7 @@ function numpy(finest, volume, { items, names }) {
   return `import io, urllib.request
 import numpy as np
 
-url = ${JSON.stringify(address)}
+url = ${quoted(address)}
 with urllib.request.urlopen(url) as answer:
     plane = np.load(io.BytesIO(answer.read()))
 print(plane.dtype, plane.shape)  # plane[${names.join(", ")}]
@@ -131,7 +145,7 @@ export function snippets(info, volume, { window, neuroglancer }) {
   const read = middle(volume);
   const code = [
     ["TensorStore", "python", tensorstore(finest, volume, read)],
-    ["Zarr", "python", zarr(finest, volume.axes)],
+    ["Zarr", "python", zarr(finest, commented(volume.axes))],
     ["NumPy", "python", numpy(finest, volume, read)],
     ["curl", "sh", curl(finest, volume, read, window)],
     ["Fiji", "ijm", fiji(info)],

@@ -22,9 +22,9 @@ function decodedBytes(level, axes) {
 export async function thumbnail(info) {
   if (info.kind !== "dataset" && info.kind !== "multiscale") return null;
   const volume = await volumeOf(info);
-  if (!volume || !(volume.dataType in ITEM_BYTES) || volume.dimensions.includes(0)) return null;
+  if (!volume || !Object.hasOwn(ITEM_BYTES, volume.dataType) || volume.dimensions.includes(0)) return null;
   const [axes] = planesOf(volume);
-  if (!axes || axes[1] === null) return null;
+  if (!axes || axes[1] === null || !volume.dimensions.every(Number.isSafeInteger)) return null;
   const lengths = axes.map((axis) => extents(volume)[axis]);
   const sides = lengths.map((length) => Math.max(8, Math.round((SIDE * length) / Math.max(...lengths))));
   const position = volume.dimensions.map((n) => Math.floor((n - 1) / 2));

@@ -8,6 +8,8 @@ const PLANE_ELEMENTS = 1 << 20;
 // The names that Neuroglancer gives to axes without names.
 const AXES = ["x", "y", "z", "t", "c"];
 const SPATIAL = ["x", "y", "z"];
+// Breaks of lines and what cannot be seen: the stored name of an axis may hold anything.
+const ILLEGIBLE = /[\p{C}\p{Zl}\p{Zp}]/u;
 const CHANNEL = /^(c|c'|c\^|ch|channel|channels)$/i;
 
 export const ITEM_BYTES = {
@@ -32,7 +34,10 @@ export async function volumeOf(info) {
   const finest = levels[0].info;
   const rank = finest.dimensions.length;
   const unnamed = (axis) => AXES[axis] ?? `d${axis + 1}`;
-  const axes = Array.from({ length: rank }, (_, axis) => info.axes?.[axis] || finest.axes?.[axis] || unnamed(axis));
+  const axes = Array.from({ length: rank }, (_, axis) => {
+    const name = info.axes?.[axis] || finest.axes?.[axis] || unnamed(axis);
+    return ILLEGIBLE.test(name) ? `d${axis + 1}` : name;
+  });
   return {
     path: info.path,
     finest,
