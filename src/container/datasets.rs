@@ -57,6 +57,18 @@ pub struct Group {
     len: u64,
 }
 
+impl Group {
+    /// The attributes as a document, whatever they describe, or why they are none; `None` where there is no file.
+    pub fn document(&self) -> Option<Result<Document, DocumentError>> {
+        match &self.state {
+            GroupState::NoAttributes => None,
+            GroupState::Broken(error) => Some(Err(error.clone())),
+            GroupState::Attributes(document) | GroupState::Unusable(document, _) => Some(Ok(document.clone())),
+            GroupState::Dataset(dataset) => Some(Ok(dataset.attributes.document().clone())),
+        }
+    }
+}
+
 /// What a directory is, from its `attributes.json`.
 #[derive(Debug)]
 pub enum GroupState {

@@ -1,6 +1,6 @@
 //! A directory of a container with everything around it that its meaning depends on.
 
-use crate::container::{ATTRIBUTES, Access, Container, GroupState, Memory, ReadError};
+use crate::container::{ATTRIBUTES, Access, Container, Memory, ReadError};
 use crate::metadata::{self, Node};
 use crate::n5::{Document, DocumentError};
 use crate::store::Key;
@@ -129,11 +129,6 @@ impl Texts<'_> {
             Err(ReadError::AttributesTooLarge { .. }) => return Ok(None),
             group => group?,
         };
-        Ok(match &group.state {
-            GroupState::NoAttributes => None,
-            GroupState::Broken(error) => Some(Err(error.clone())),
-            GroupState::Attributes(document) | GroupState::Unusable(document, _) => Some(Ok(document.clone())),
-            GroupState::Dataset(dataset) => Some(Ok(dataset.attributes.document().clone())),
-        })
+        Ok(group.document())
     }
 }

@@ -61,3 +61,15 @@ def everything(request):
         request.addfinalizer(server.stop)
     server.name = request.param
     return server
+
+
+@pytest.fixture(scope="module")
+def servers(demo):
+    """By name, as `Dataset.server` has it."""
+    started = {"demo": demo}
+    for name, root in (("corpus", support.CORPUS), ("golden", support.GOLDEN)):
+        if root.is_dir():
+            started[name] = support.Server(root)
+    yield started
+    for name in started.keys() - {"demo"}:
+        started[name].stop()

@@ -17,18 +17,6 @@ HELD = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float3
 
 
 @pytest.fixture(scope="module")
-def servers(demo):
-    """By name, as `Dataset.server` has it."""
-    started = {"demo": demo}
-    for name, root in (("corpus", support.CORPUS), ("golden", support.GOLDEN)):
-        if root.is_dir():
-            started[name] = support.Server(root)
-    yield started
-    for name in started.keys() - {"demo"}:
-        started[name].stop()
-
-
-@pytest.fixture(scope="module")
 def truths():
     """What the manifest of the corpus says of its datasets, by path."""
     if not support.CORPUS.is_dir():

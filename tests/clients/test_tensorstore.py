@@ -15,18 +15,6 @@ from datasets import all_datasets
 WHOLE_ELEMENTS = 1 << 22
 
 
-@pytest.fixture(scope="module")
-def servers(demo):
-    """By name, as `Dataset.server` has it."""
-    started = {"demo": demo}
-    for name, root in (("corpus", support.CORPUS), ("golden", support.GOLDEN)):
-        if root.is_dir():
-            started[name] = support.Server(root)
-    yield started
-    for name in started.keys() - {"demo"}:
-        started[name].stop()
-
-
 def open_with(kvstore):
     """The dataset as TensorStore opens it, or the reason why not."""
     try:

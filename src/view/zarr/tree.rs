@@ -162,12 +162,7 @@ async fn document(
         Err(ReadError::AttributesTooLarge { .. }) => return Ok(None),
         group => group?,
     };
-    Ok(match &group.state {
-        GroupState::NoAttributes => None,
-        GroupState::Broken(error) => Some(Err(error.clone())),
-        GroupState::Attributes(document) | GroupState::Unusable(document, _) => Some(Ok(document.clone())),
-        GroupState::Dataset(dataset) => Some(Ok(dataset.attributes.document().clone())),
-    })
+    Ok(group.document())
 }
 
 /// The path of `key` relative to `group`, which it begins with.
