@@ -1,6 +1,7 @@
 //! Puts the parts together: configuration to containers to router; binds, serves, shuts down.
 
 mod connections;
+mod lane;
 
 use std::future::Future;
 use std::io::Write;
@@ -142,8 +143,7 @@ impl Server {
     /// Serves until `stop` is ready, then finishes the answers that have begun.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { app, listener, config } = self;
-        let router = http::router(Arc::clone(&app));
-        let connections = Connections::new(&config, router);
+        let connections = Connections::new(&config, Arc::clone(&app));
         let accepting = async {
             match &listener {
                 Listener::Tcp(listener) => loop {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use metrics::{SharedString, Unit, counter, gauge, histogram};
+use metrics::{Counter, Histogram, SharedString, Unit, counter, gauge, histogram};
 
 /// How a metric behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,7 +189,7 @@ pub fn describe() {
         }
     }
     gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
-    gauge!(HTTP_IN_FLIGHT).increment(0.0);
+    requests_in_flight(0);
     counter!(BROKEN_ANSWERS).increment(0);
     for reason in Shed::ALL {
         counter!(REQUESTS_SHED, "reason" => reason.name()).increment(0);
@@ -216,8 +216,12 @@ pub fn describe_codecs(names: impl IntoIterator<Item = &'static str>) {
 /// A request was answered to the end. `method` and `route` come from small fixed sets: the route is the template,
 /// `unmatched` without one; an unusual method is `other`.
 pub fn http_request(method: &'static str, route: &'static str, status: u16, elapsed: Duration) {
+    duration(method, route, status).record(elapsed);
+}
+
+fn duration(method: &'static str, route: &'static str, status: u16) -> Histogram {
     let status = SharedString::from_owned(status.to_string());
-    histogram!(HTTP_DURATION, "method" => method, "route" => route, "status" => status).record(elapsed);
+    histogram!(HTTP_DURATION, "method" => method, "route" => route, "status" => status)
 }
 
 /// Bytes of an answer's body were sent.
@@ -225,23 +229,41 @@ pub fn http_response_bytes(route: &'static str, bytes: u64) {
     counter!(HTTP_RESPONSE_BYTES, "route" => route).increment(bytes);
 }
 
-/// One request being answered, for as long as this lives.
-#[derive(Debug)]
-pub struct InFlight(());
+/// Methods and statuses of the answers that [`Answers`] records without a search.
+const FREQUENT: [(&str, u16); 6] =
+    [("GET", 200), ("GET", 304), ("GET", 404), ("HEAD", 200), ("HEAD", 304), ("HEAD", 404)];
 
-impl InFlight {
-    /// Counts a request until the value is dropped.
-    #[must_use]
-    pub fn start() -> Self {
-        gauge!(HTTP_IN_FLIGHT).increment(1.0);
-        Self(())
+/// What is recorded of every answer of one route, found once: a search of the recorder by name and labels for each
+/// takes as long as the smallest answers themselves.
+pub struct Answers {
+    route: &'static str,
+    durations: [Histogram; FREQUENT.len()],
+    bytes: Counter,
+}
+
+impl Answers {
+    /// The answers of `route`, in the recorder installed now.
+    pub fn new(route: &'static str) -> Self {
+        Self {
+            route,
+            durations: FREQUENT.map(|(method, status)| duration(method, route, status)),
+            bytes: counter!(HTTP_RESPONSE_BYTES, "route" => route),
+        }
+    }
+
+    /// A request was answered to the end, with so many bytes of body: [`http_request`] and [`http_response_bytes`].
+    pub fn record(&self, method: &'static str, status: u16, elapsed: Duration, bytes: u64) {
+        match FREQUENT.iter().position(|known| *known == (method, status)).and_then(|n| self.durations.get(n)) {
+            Some(histogram) => histogram.record(elapsed),
+            None => http_request(method, self.route, status, elapsed),
+        }
+        self.bytes.increment(bytes);
     }
 }
 
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        gauge!(HTTP_IN_FLIGHT).decrement(1.0);
-    }
+/// Requests that are being answered.
+pub fn requests_in_flight(count: usize) {
+    gauge!(HTTP_IN_FLIGHT).set(as_f64(count as u64));
 }
 
 /// A request was refused with 503.
@@ -258,6 +280,36 @@ pub fn broken_answer() {
 pub fn cache_requests(cache: Cache, result: Lookup, count: u64) {
     if count > 0 {
         counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name()).increment(count);
+    }
+}
+
+/// [`cache_requests`] of one cache, found once.
+#[derive(Clone)]
+pub struct Lookups([Counter; Lookup::ALL.len()]);
+
+impl Lookups {
+    /// Those of `cache`, in the recorder installed now.
+    pub fn new(cache: Cache) -> Self {
+        let counter = |result: Lookup| counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name());
+        Self([Lookup::Hit, Lookup::Miss, Lookup::Stale, Lookup::Absent].map(counter))
+    }
+
+    /// So many entries were looked up with that result.
+    pub fn count(&self, result: Lookup, count: u64) {
+        let [hit, miss, stale, absent] = &self.0;
+        let counter = match result {
+            Lookup::Hit => hit,
+            Lookup::Miss => miss,
+            Lookup::Stale => stale,
+            Lookup::Absent => absent,
+        };
+        counter.increment(count);
+    }
+}
+
+impl std::fmt::Debug for Lookups {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Lookups")
     }
 }
 
@@ -332,7 +384,9 @@ mod tests {
         describe_codecs(["gzip"]);
         http_request("GET", "/slice/{dataset}", 200, Duration::from_millis(1));
         http_response_bytes("/slice/{dataset}", 10);
-        drop(InFlight::start());
+        Answers::new("stored").record("GET", 200, Duration::from_millis(1), 10);
+        requests_in_flight(0);
+        Lookups::new(Cache::Stored).count(Lookup::Hit, 1);
         request_shed(Shed::Requests);
         broken_answer();
         cache_requests(Cache::Stored, Lookup::Hit, 1);

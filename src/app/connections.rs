@@ -1,32 +1,34 @@
 //! Serving one connection: HTTP/1.1 or HTTP/2, with bounds on what it may cost.
 
-use std::future::Future;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
-use rustix::net::RecvFlags;
-use tokio::io::{AsyncRead, AsyncWrite, Interest};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
+use super::lane::{Busy, Lane};
 use crate::config::Config;
+use crate::http::{self, App};
 
 /// Longest request head, in bytes: the longest path there can be (64 KiB) and its headers fit, and connections that
 /// send no more than a head stay cheap.
-const HEADER_BYTES: usize = 96 << 10;
+pub(super) const HEADER_BYTES: usize = 96 << 10;
 
 /// HTTP/2 streams of one connection; viewers ask for 100 blocks at once.
 const STREAMS: u32 = 256;
@@ -38,19 +40,21 @@ pub(super) struct Connections {
     send_timeout: Duration,
     graceful: GracefulShutdown,
     slots: Arc<Semaphore>,
+    app: Arc<App>,
     router: Router,
 }
 
 impl Connections {
-    /// Serves `router` as `config` says.
-    pub(super) fn new(config: &Config, router: Router) -> Self {
+    /// Serves `app` as `config` says.
+    pub(super) fn new(config: &Config, app: Arc<App>) -> Self {
         Self {
+            router: http::router(Arc::clone(&app)),
+            app,
             http: builder(config),
             header_timeout: config.server.header_timeout,
             send_timeout: config.server.send_timeout,
             graceful: GracefulShutdown::new(),
             slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
-            router,
         }
     }
 
@@ -66,24 +70,24 @@ impl Connections {
 
     pub(super) fn serve<S>(&self, stream: S, peer: Option<IpAddr>, slot: Option<tokio::sync::OwnedSemaphorePermit>)
     where
-        S: AsyncRead + AsyncWrite + Readable + Send + Sync + 'static,
+        S: AsyncRead + AsyncWrite + Send + Sync + 'static,
     {
-        let (router, http, watcher) = (self.router.clone(), self.http.clone(), self.graceful.watcher());
-        let (header_timeout, send_timeout) = (self.header_timeout, self.send_timeout);
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(self.send_timeout));
+        let busy = Busy::default();
+        let lane = Lane::new(Box::pin(stream), Arc::clone(&self.app), peer, busy.clone(), self.header_timeout);
+        let router = self.router.clone();
         let service = service_fn(move |request: Request<Incoming>| {
+            let answered = Answered::begin(&busy);
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(ConnectInfo(peer));
-            router.clone().oneshot(request)
+            let answer = router.clone().oneshot(request);
+            async move { answer.await.map(|response| response.map(|body| Sent { body, _answered: answered })) }
         });
+        let (http, watcher) = (self.http.clone(), self.graceful.watcher());
         tokio::spawn(async move {
             let _slot = slot;
-            // The HTTP library's own clock starts with the first byte.
-            if !matches!(tokio::time::timeout(header_timeout, stream.first_byte()).await, Ok(Ok(()))) {
-                return;
-            }
-            let mut stream = TimeoutStream::new(stream);
-            stream.set_write_timeout(Some(send_timeout));
-            let connection = http.serve_connection(TokioIo::new(Box::pin(stream)), service);
+            let connection = http.serve_connection(TokioIo::new(lane), service);
             if let Err(error) = watcher.watch(connection).await {
                 tracing::debug!(error, "connection ended");
             }
@@ -91,39 +95,52 @@ impl Connections {
     }
 }
 
-/// A stream that tells when its first byte has come, or its end.
-pub(super) trait Readable {
-    fn first_byte(&self) -> impl Future<Output = std::io::Result<()>> + Send;
+/// Tells the lane, when dropped, that the library has an answer whole or will never have it.
+struct Answered(Busy);
+
+impl Answered {
+    fn begin(busy: &Busy) -> Self {
+        busy.begin();
+        Self(busy.clone())
+    }
 }
 
-/// Looks without taking: readiness alone may be a false alarm.
-fn peek(stream: impl AsFd) -> std::io::Result<()> {
-    rustix::net::recv(stream, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
-    Ok(())
+impl Drop for Answered {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
-macro_rules! readable {
-    ($stream:ty) => {
-        impl Readable for $stream {
-            async fn first_byte(&self) -> std::io::Result<()> {
-                loop {
-                    self.readable().await?;
-                    match self.try_io(Interest::READABLE, || peek(self)) {
-                        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                        result => return result,
-                    }
-                }
-            }
-        }
-    };
+/// A body that lives until the library has taken all of it.
+struct Sent {
+    body: Body,
+    _answered: Answered,
 }
 
-readable!(TcpStream);
-readable!(UnixStream);
+impl http_body::Body for Sent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
 
 fn builder(config: &Config) -> Builder<TokioExecutor> {
     let mut http = Builder::new(TokioExecutor::new());
-    http.http1().timer(TokioTimer::new()).header_read_timeout(config.server.header_timeout).max_buf_size(HEADER_BYTES);
+    // The lane sees to it that heads come in time.
+    http.http1().header_read_timeout(None).max_buf_size(HEADER_BYTES);
     http.http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)

@@ -14,7 +14,7 @@ use super::{CacheSettings, Dataset, ReadError, cache_of, forget};
 use crate::cpu::Cpu;
 use crate::metrics::{self, Lookup};
 use crate::n5::{Block, BlockError, Coords, GridPosition};
-use crate::store::{Key, Store};
+use crate::store::{Glance, Key, Store};
 
 const CACHE: metrics::Cache = metrics::Cache::Decoded;
 
@@ -26,6 +26,9 @@ const SECOND_LOOK: Duration = Duration::from_millis(20);
 
 /// How often a request looks again when what it finds keeps changing.
 const ATTEMPTS: usize = 3;
+
+/// Blocks that are re-checked at a glance: about 50 us, what a hop to a thread that may wait takes.
+const GLANCED: usize = 64;
 
 /// How often a load that waits for memory makes the cache let go of what it has evicted.
 const NUDGE: Duration = Duration::from_millis(5);
@@ -115,10 +118,11 @@ impl Blocks {
         if !doubtful.is_empty() {
             let keys: Vec<Key> = doubtful.iter().map(|n| dataset.block_key(&positions[*n])).collect();
             let moment = fresh::now();
-            let metas = store.head_many(keys).await?;
-            for (n, meta) in doubtful.iter().zip(metas) {
+            let known = doubtful.iter().map(|n| found[*n].as_deref());
+            let versions = versions(store, keys, known, moment).await?;
+            for (n, version) in doubtful.iter().zip(versions) {
                 let Some(loaded) = &found[*n] else { continue };
-                if loaded.version() == meta.map(|meta| meta.version) {
+                if loaded.version() == version {
                     loaded.checked.touch(moment);
                 } else {
                     metrics::cache_requests(CACHE, Lookup::Stale, 1);
@@ -275,6 +279,33 @@ impl Blocks {
             () = nudge => Err(ReadError::Died("unreachable".to_owned())),
         }
     }
+}
+
+/// Versions of stored blocks, `None` where there is none: at a glance where they are few and the store can, else in one
+/// call that waits.
+async fn versions(
+    store: &dyn Store,
+    keys: Vec<Key>,
+    known: impl Iterator<Item = Option<&Loaded>>,
+    moment: u64,
+) -> Result<Vec<Option<u64>>, ReadError> {
+    if keys.len() <= GLANCED {
+        let seen = keys.iter().zip(known).map(|(key, known)| {
+            let recent = known.filter(|known| known.checked.is_recent(moment)).and_then(Loaded::version);
+            match recent.filter(|version| store.is_unchanged(key, *version)) {
+                Some(version) => Ok(Some(version)),
+                None => match store.glance(key) {
+                    Glance::Unknown => Err(()),
+                    Glance::Missing | Glance::NoObject => Ok(None),
+                    Glance::Object(facts) => Ok(Some(facts.version)),
+                },
+            }
+        });
+        if let Ok(versions) = seen.collect() {
+            return Ok(versions);
+        }
+    }
+    Ok(store.head_many(keys).await?.into_iter().map(|meta| meta.map(|meta| meta.version)).collect())
 }
 
 impl Loaded {

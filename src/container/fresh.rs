@@ -4,6 +4,9 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::ATTRIBUTES;
+use crate::store::Key;
+
 /// When cached entries are compared with the store's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recheck {
@@ -15,11 +18,16 @@ pub enum Recheck {
     After(Duration),
 }
 
+/// Age up to which a comparison counts as recent.
+const RECENT_NANOSECONDS: u64 = 5_000_000_000;
+
 /// What one request accepts from the caches: nothing compared with the store before these moments.
 ///
 /// Made once at a request's start, so that all of its reads agree and none compares an entry twice.
 #[derive(Debug, Clone, Copy)]
 pub struct Access {
+    /// When the request began.
+    pub(super) begun: u64,
     pub(super) metadata_since: u64,
     pub(super) data_since: u64,
 }
@@ -27,7 +35,12 @@ pub struct Access {
 impl Access {
     pub(super) fn begin(metadata: Recheck, data: Recheck) -> Self {
         let now = now();
-        Self { metadata_since: since(metadata, now), data_since: since(data, now) }
+        Self { begun: now, metadata_since: since(metadata, now), data_since: since(data, now) }
+    }
+
+    /// What is accepted of the stored object at `key`.
+    pub(super) fn since(self, key: &Key) -> u64 {
+        if key.name() == Some(ATTRIBUTES) { self.metadata_since } else { self.data_since }
     }
 }
 
@@ -50,6 +63,11 @@ impl Checked {
 
     pub(super) fn is_fresh(&self, since: u64) -> bool {
         self.0.load(Ordering::Relaxed) >= since
+    }
+
+    /// Whether the last comparison was so short ago that the store will have the object at hand.
+    pub(super) fn is_recent(&self, now: u64) -> bool {
+        self.is_fresh(now.saturating_sub(RECENT_NANOSECONDS))
     }
 
     pub(super) fn moment(&self) -> u64 {

@@ -30,7 +30,7 @@ pub use budget::{BudgetError, Memory};
 pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use made::{Made, Make, Recipe};
-pub use objects::{LargeObject, Stored};
+pub use objects::{AtOnce, LargeObject, Stored};
 pub use sample::{Sample, Survey};
 pub use slice::Finish;
 pub use stats::{Fingerprint, ReadStats};
@@ -43,7 +43,7 @@ use objects::Objects;
 use crate::cpu::{Cpu, JobDied};
 use crate::metrics;
 use crate::n5::{BlockError, ConvertError, GridPosition};
-use crate::store::{Key, Meta, Store, StoreError};
+use crate::store::{Glance, Key, Meta, Store, StoreError};
 
 /// Name of the file that holds a group's attributes.
 pub const ATTRIBUTES: &str = "attributes.json";
@@ -168,7 +168,7 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails or memory is short.
     pub async fn object(&self, access: Access, key: &Key) -> Result<Option<Stored>, ReadError> {
-        let since = if key.name() == Some(ATTRIBUTES) { access.metadata_since } else { access.data_since };
+        let since = access.since(key);
         self.resources.objects.get(self.id, &self.store, key, since).await
     }
 
@@ -177,11 +177,21 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn meta(&self, access: Access, key: &Key) -> Result<Option<Meta>, ReadError> {
-        let since = if key.name() == Some(ATTRIBUTES) { access.metadata_since } else { access.data_since };
-        match self.resources.objects.peek(self.id, key, since).await {
-            Some(known) => Ok(known),
-            None => Ok(self.store.head(key).await?),
+        let since = access.since(key);
+        if let Some(known) = self.resources.objects.peek(self.id, key, since).await {
+            return Ok(known);
         }
+        match self.store.glance(key) {
+            Glance::Object(facts) => Ok(Some(facts.into())),
+            Glance::Missing | Glance::NoObject => Ok(None),
+            Glance::Unknown => Ok(self.store.head(key).await?),
+        }
+    }
+
+    /// [`Self::object`], or [`Self::meta`] where no bytes are wanted, as far as it can be answered without waiting for
+    /// a disk, memory or another request.
+    pub fn object_at_once(&self, access: Access, key: &Key, with_bytes: bool) -> AtOnce {
+        self.resources.objects.at_once(self.id, &*self.store, key, access, with_bytes)
     }
 
     /// A share of the slice budget for an answer that is no slice: `bytes`, or the whole budget where

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use moka::future::Cache;
 
 use super::budget::{self, Budget, Permit};
-use super::fresh::{self, Checked};
+use super::fresh::{self, Access, Checked};
 use super::{CacheSettings, ReadError, cache_of, forget};
 use crate::metrics::{self, Lookup, StoreOperation};
-use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
+use crate::store::{Data, Glance, Key, Meta, Object, ReadAt, Store, StoreError};
 
 pub(super) const CACHE: metrics::Cache = metrics::Cache::Stored;
 
@@ -82,6 +83,17 @@ impl LargeObject {
     }
 }
 
+/// What can be said of an object without waiting.
+#[derive(Debug)]
+pub enum AtOnce {
+    /// Nothing.
+    Unknown,
+    /// There is none of that name, and no directory.
+    Missing,
+    /// Facts about it and, where they were wanted, its bytes.
+    Object(Meta, Bytes),
+}
+
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) object: Option<(Meta, Bytes)>,
@@ -132,6 +144,7 @@ enum Loaded {
 pub(super) struct Objects {
     pub(super) cache: Cache<EntryKey, Arc<Entry>>,
     pub(super) budget: Budget,
+    lookups: metrics::Lookups,
     /// [`INLINE_BYTES`], or less where fewer are left beside a full cache.
     inline_bytes: u64,
 }
@@ -144,7 +157,7 @@ impl Objects {
             u32::try_from(bytes + name + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
         let budget = Budget::new(metrics::Budget::Transfer, settings.held_bytes().saturating_add(transfer_bytes), wait);
-        Self { cache, budget, inline_bytes: INLINE_BYTES.min(transfer_bytes) }
+        Self { cache, budget, lookups: metrics::Lookups::new(CACHE), inline_bytes: INLINE_BYTES.min(transfer_bytes) }
     }
 
     /// The object at `key`, no staler than `since`; `None` where there is none.
@@ -159,7 +172,7 @@ impl Objects {
         // A read that others began may be older than this request: then it is compared once more.
         for _ in 0..ATTEMPTS {
             let Some(entry) = self.cache.get(&entry_key).await else {
-                metrics::cache_requests(CACHE, Lookup::Miss, 1);
+                self.lookups.count(Lookup::Miss, 1);
                 match self.load(entry_key.clone(), key, store).await? {
                     Loaded::Large(large) => return Ok(Some(Stored::Large(large))),
                     Loaded::Entry(entry) if entry.checked.is_fresh(since) => return Ok(entry.stored()),
@@ -167,10 +180,10 @@ impl Objects {
                 }
             };
             if entry.checked.is_fresh(since) || self.recheck(&entry, &**store, key).await? {
-                metrics::cache_requests(CACHE, if entry.object.is_some() { Lookup::Hit } else { Lookup::Absent }, 1);
+                self.lookups.count(if entry.object.is_some() { Lookup::Hit } else { Lookup::Absent }, 1);
                 return Ok(entry.stored());
             }
-            metrics::cache_requests(CACHE, Lookup::Stale, 1);
+            self.lookups.count(Lookup::Stale, 1);
             forget(&self.cache, entry_key.clone(), &entry).await;
         }
         self.fetch(&**store, key).await
@@ -184,6 +197,43 @@ impl Objects {
             .await
             .filter(|entry| entry.checked.is_fresh(since))?;
         Some(entry.object.as_ref().map(|(meta, _)| meta.clone()))
+    }
+
+    /// The object at `key`, no staler than `access` accepts, where that can be said without waiting; its bytes only where they
+    /// are wanted, for these must be cached.
+    pub(super) fn at_once(
+        &self,
+        container: u32,
+        store: &dyn Store,
+        key: &Key,
+        access: Access,
+        with_bytes: bool,
+    ) -> AtOnce {
+        let (since, moment) = (access.since(key), access.begun);
+        let cached = self.cache.get(&EntryKey::Stored(container, key.clone())).now_or_never().flatten();
+        let found = |entry: &Entry| match &entry.object {
+            Some((meta, bytes)) => AtOnce::Object(meta.clone(), bytes.clone()),
+            // Or a directory.
+            None => AtOnce::Unknown,
+        };
+        if let Some(entry) = cached.as_ref().filter(|entry| entry.object.is_some() && entry.checked.is_fresh(since)) {
+            self.lookups.count(Lookup::Hit, 1);
+            return found(entry);
+        }
+        if let Some(entry) = cached.as_ref().filter(|entry| entry.is_unchanged(store, key, moment)) {
+            self.lookups.count(Lookup::Hit, 1);
+            return found(entry);
+        }
+        match (store.glance(key), cached) {
+            (Glance::Missing, _) => AtOnce::Missing,
+            (Glance::Object(facts), Some(entry)) if entry.version() == Some(facts.version) => {
+                entry.checked.touch(moment);
+                self.lookups.count(Lookup::Hit, 1);
+                found(&entry)
+            }
+            (Glance::Object(facts), _) if !with_bytes => AtOnce::Object(facts.into(), Bytes::new()),
+            (Glance::Object(_) | Glance::NoObject | Glance::Unknown, _) => AtOnce::Unknown,
+        }
     }
 
     /// The object at `key` for decoding: taken from the cache when fresh, else opened or read and not cached,
@@ -209,7 +259,15 @@ impl Objects {
     /// Whether `entry` still equals what the store holds.
     async fn recheck(&self, entry: &Entry, store: &dyn Store, key: &Key) -> Result<bool, ReadError> {
         let moment = fresh::now();
-        let unchanged = entry.version() == store.head(key).await?.map(|meta| meta.version);
+        if entry.is_unchanged(store, key, moment) {
+            return Ok(true);
+        }
+        let version = match store.glance(key) {
+            Glance::Unknown => store.head(key).await?.map(|meta| meta.version),
+            Glance::Missing | Glance::NoObject => None,
+            Glance::Object(facts) => Some(facts.version),
+        };
+        let unchanged = entry.version() == version;
         if unchanged {
             entry.checked.touch(moment);
         }
@@ -295,6 +353,16 @@ impl Objects {
 impl Entry {
     fn stored(&self) -> Option<Stored> {
         self.object.clone().map(|(meta, bytes)| Stored::Whole(meta, bytes))
+    }
+
+    /// Whether the store says at once that this still is what it holds; noted if so.
+    fn is_unchanged(&self, store: &dyn Store, key: &Key, moment: u64) -> bool {
+        let unchanged =
+            self.checked.is_recent(moment) && self.version().is_some_and(|version| store.is_unchanged(key, version));
+        if unchanged {
+            self.checked.touch(moment);
+        }
+        unchanged
     }
 
     pub(super) fn version(&self) -> Option<u64> {

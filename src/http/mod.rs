@@ -12,6 +12,7 @@ mod page;
 mod parameters;
 pub mod problem;
 mod query;
+pub mod quick;
 mod select;
 mod slice;
 mod slice_query;
@@ -24,8 +25,8 @@ mod viewer;
 use std::fmt;
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -91,6 +92,9 @@ pub struct App {
     render_metrics: Box<dyn Fn() -> String + Send + Sync>,
     id_base: u64,
     id_count: AtomicU64,
+    /// Found at the first request, when a recorder is installed.
+    stored_answers: OnceLock<metrics::Answers>,
+    quick: quick::Templates,
 }
 
 impl fmt::Debug for App {
@@ -110,6 +114,8 @@ impl App {
         use std::hash::{BuildHasher, RandomState};
         Arc::new(Self {
             running: AtomicUsize::new(0),
+            quick: quick::Templates::new(&mounts, &options),
+            stored_answers: OnceLock::new(),
             mounts,
             resources,
             options,
@@ -149,19 +155,24 @@ impl App {
         }
     }
 
+    fn stored_answers(&self) -> &metrics::Answers {
+        self.stored_answers.get_or_init(|| metrics::Answers::new(observe::STORED))
+    }
+
     fn request_id(&self, headers: &HeaderMap) -> String {
         let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
-        let sound = |id: &&str| {
-            (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
-        };
-        given.filter(sound).map_or_else(
-            || {
-                let count = self.id_count.fetch_add(1, Ordering::Relaxed);
-                format!("{:016x}", self.id_base ^ count.wrapping_mul(0x9e37_79b9_7f4a_7c15))
-            },
-            str::to_owned,
-        )
+        given.filter(|id| is_request_id(id)).map_or_else(|| format!("{:016x}", self.new_request_id()), str::to_owned)
     }
+
+    /// A number that no other request of this process has.
+    fn new_request_id(&self) -> u64 {
+        self.id_base ^ self.id_count.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+/// Whether an id that a client gave can be repeated in headers and logs.
+fn is_request_id(id: &str) -> bool {
+    (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
 }
 
 /// A request as the handlers see it.
@@ -278,7 +289,7 @@ async fn dispatch(ask: &Ask<'_>) -> Answer {
 /// The route as metrics and logs name it.
 fn route_name(view: View) -> &'static str {
     match view {
-        View::Stored => "stored",
+        View::Stored => observe::STORED,
         View::Slice => "slice",
         View::Info => "info",
         View::Viewer => "viewer",

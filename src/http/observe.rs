@@ -24,6 +24,9 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 /// Most characters of a path that answers and log lines repeat.
 const SHOWN: usize = 200;
 
+/// The route that most requests take.
+pub(super) const STORED: &str = "stored";
+
 /// The id of a request, given by the client or made here.
 #[derive(Debug, Clone)]
 pub(super) struct RequestId(pub(super) String);
@@ -38,19 +41,8 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     let id = app.request_id(request.headers());
     request.extensions_mut().insert(RequestId(id.clone()));
     let peer = request.extensions().get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
-    let running = Running::start(&app);
-    let mut line = Line {
-        started: Instant::now(),
-        method: request.method().clone(),
-        path: shown(request.uri().path()),
-        query: request.uri().query().map(|query| shown(&query::without_token(query))),
-        peer,
-        route: "unmatched",
-        status: StatusCode::OK,
-        sent: 0,
-        id,
-        _running: running,
-    };
+    let uri = request.uri();
+    let mut line = Line::start(&app, request.method().clone(), uri.path(), uri.query(), peer, &id);
     let mut response = next.run(request).await;
     line.route = response.extensions().get::<Route>().map_or("unmatched", |route| route.0);
     let is_preflight = line.method == Method::OPTIONS && response.status() == StatusCode::OK;
@@ -63,7 +55,10 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     }
     line.status = response.status();
     let has_length = response.headers().contains_key(CONTENT_LENGTH);
-    finish(response.headers_mut(), line.status, &line.id);
+    finish(response.headers_mut(), line.status);
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
     let (parts, body) = response.into_parts();
     let body = match (line.method == Method::HEAD, has_length) {
         (false, _) => body,
@@ -75,13 +70,10 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
 }
 
 /// What is the same on every answer.
-fn finish(headers: &mut HeaderMap, status: StatusCode, id: &str) {
+pub(super) fn finish(headers: &mut HeaderMap, status: StatusCode) {
     headers.insert("timing-allow-origin", HeaderValue::from_static("*"));
     headers.insert("cross-origin-resource-policy", HeaderValue::from_static("cross-origin"));
     headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
-    if let Ok(id) = HeaderValue::from_str(id) {
-        headers.insert(REQUEST_ID, id);
-    }
     if (status.is_client_error() || status.is_server_error()) && !headers.contains_key(CACHE_CONTROL) {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
@@ -95,53 +87,70 @@ pub(super) fn shown(text: &str) -> String {
     }
 }
 
-/// A request whose answer has not been sent to the end, for as long as this lives.
-#[derive(Debug)]
-struct Running {
+/// A request whose answer has not been sent to the end. Dropped, it says in log and metrics what came of it.
+pub(super) struct Line {
     app: Arc<App>,
-    _in_flight: metrics::InFlight,
-}
-
-impl Running {
-    fn start(app: &Arc<App>) -> Self {
-        app.running.fetch_add(1, Ordering::Relaxed);
-        Self { app: Arc::clone(app), _in_flight: metrics::InFlight::start() }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.app.running.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The log line of a request, written when it is dropped.
-#[derive(Debug)]
-struct Line {
     started: Instant,
     method: Method,
+    /// `None` where no log line will be written.
+    text: Option<Box<Text>>,
+    pub(super) route: &'static str,
+    pub(super) status: StatusCode,
+    /// Bytes of the body that were sent.
+    pub(super) sent: u64,
+}
+
+/// What only the log line says.
+struct Text {
     path: String,
     query: Option<String>,
     peer: Option<IpAddr>,
-    route: &'static str,
-    status: StatusCode,
-    sent: u64,
     id: String,
-    _running: Running,
+}
+
+impl Line {
+    pub(super) fn start(
+        app: &Arc<App>,
+        method: Method,
+        path: &str,
+        query: Option<&str>,
+        peer: Option<IpAddr>,
+        id: &str,
+    ) -> Self {
+        app.running.fetch_add(1, Ordering::Relaxed);
+        let text = tracing::enabled!(tracing::Level::INFO).then(|| {
+            let query = query.map(|query| shown(&query::without_token(query)));
+            Box::new(Text { path: shown(path), query, peer, id: id.to_owned() })
+        });
+        let app = Arc::clone(app);
+        Self { app, started: Instant::now(), method, text, route: "unmatched", status: StatusCode::OK, sent: 0 }
+    }
+
+    /// When the request came.
+    pub(super) fn started(&self) -> Instant {
+        self.started
+    }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
+        self.app.running.fetch_sub(1, Ordering::Relaxed);
         let elapsed = self.started.elapsed();
-        metrics::http_request(method_name(&self.method), self.route, self.status.as_u16(), elapsed);
-        metrics::http_response_bytes(self.route, self.sent);
+        let (method, status) = (method_name(&self.method), self.status.as_u16());
+        if self.route == STORED {
+            self.app.stored_answers().record(method, status, elapsed, self.sent);
+        } else {
+            metrics::http_request(method, self.route, status, elapsed);
+            metrics::http_response_bytes(self.route, self.sent);
+        }
+        let Some(text) = &self.text else { return };
         tracing::info!(
-            id = self.id,
-            peer = self.peer.map(tracing::field::display),
+            id = text.id,
+            peer = text.peer.map(tracing::field::display),
             method = %self.method,
-            path = self.path,
-            query = self.query,
-            status = self.status.as_u16(),
+            path = text.path,
+            query = text.query,
+            status,
             bytes = self.sent,
             microseconds = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX),
             "request"

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use super::problem::{self, Problem};
 use super::target::Operation;
 use super::{Answer, Ask, respond};
+use crate::metrics;
 use crate::{n5, output};
 
 /// The description of this API.
@@ -27,6 +28,7 @@ pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
         }
         Operation::Metrics => {
             ask.app.resources.measure();
+            metrics::requests_in_flight(ask.app.running());
             ("text/plain; version=0.0.4; charset=utf-8", (ask.app.render_metrics)())
         }
         Operation::Version => {

@@ -148,6 +148,15 @@ impl Problem {
 
     /// The answer. `instance` is the request's path; a problem of the server's own names the request.
     pub fn into_response(self, instance: &str, request_id: &str) -> Response<Body> {
+        let (status, headers, body) = self.into_parts(instance, request_id);
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        response
+    }
+
+    /// [`Self::into_response`], in parts.
+    pub(super) fn into_parts(self, instance: &str, request_id: &str) -> (StatusCode, HeaderMap, String) {
         let this = *self.0;
         let own = this.cause.is_some();
         let detail = if own { format!("{}; request {request_id}", this.detail) } else { this.detail };
@@ -162,13 +171,10 @@ impl Problem {
         }
         document.extend(this.members);
         let body = Value::Object(document).to_string();
-        let mut response = Response::new(Body::empty());
-        *response.status_mut() = this.kind.status;
-        *response.headers_mut() = this.headers;
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-        *response.body_mut() = Body::from(body);
-        response
+        let mut headers = this.headers;
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+        (this.kind.status, headers, body)
     }
 }
 

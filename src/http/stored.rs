@@ -44,7 +44,7 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
 }
 
 /// Whether a file of this name is served at all.
-fn is_n5_key(key: &Key) -> bool {
+pub(super) fn is_n5_key(key: &Key) -> bool {
     key.name().is_some_and(|name| name == ATTRIBUTES || grid_component(name).is_some())
 }
 
@@ -87,18 +87,13 @@ async fn object(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Option<Respon
     let mut response = Response::new(Body::empty());
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    validators(headers, &meta);
-    headers.insert(CACHE_CONTROL, mount.cache_found.clone());
+    if status != StatusCode::NOT_MODIFIED {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(to - from));
+    }
+    describe(headers, status, &meta, mount, key.name() == Some(ATTRIBUTES));
     if status == StatusCode::NOT_MODIFIED {
         return Ok(Some(response));
     }
-    let is_json = key.name() == Some(ATTRIBUTES);
-    let media_type = if is_json { "application/json" } else { "application/octet-stream" };
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
-    headers.insert(CONTENT_LENGTH, HeaderValue::from(to - from));
-    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    // Java N5 looks for this name before it reads ranges (`n5:HttpKeyValueAccess.java`).
-    headers.insert("accept-range", HeaderValue::from_static("bytes"));
     if status == StatusCode::PARTIAL_CONTENT {
         let range = format!("bytes {from}-{}/{}", to - 1, meta.len);
         headers.insert(CONTENT_RANGE, HeaderValue::from_str(&range).unwrap_or(HeaderValue::from_static("bytes */*")));
@@ -112,6 +107,20 @@ async fn object(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Option<Respon
         Some(Stored::Large(large)) => pieces(large, from, to, ask.id.to_owned()),
     };
     Ok(Some(response))
+}
+
+/// What the headers of an answer say of the object; not its length.
+pub(super) fn describe(headers: &mut HeaderMap, status: StatusCode, meta: &Meta, mount: &Mount, is_json: bool) {
+    validators(headers, meta);
+    headers.insert(CACHE_CONTROL, mount.cache_found.clone());
+    if status == StatusCode::NOT_MODIFIED {
+        return;
+    }
+    let media_type = if is_json { "application/json" } else { "application/octet-stream" };
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    // Java N5 looks for this name before it reads ranges (`n5:HttpKeyValueAccess.java`).
+    headers.insert("accept-range", HeaderValue::from_static("bytes"));
 }
 
 fn validators(headers: &mut HeaderMap, meta: &Meta) {

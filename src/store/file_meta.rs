@@ -4,9 +4,10 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::{Statx, makedev};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Meta;
+use super::{Facts, Meta};
 
 /// A file written so recently may be written again within the same tick of the file system's clock,
 /// so its time and length do not tell its versions apart yet.
@@ -14,32 +15,85 @@ const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 /// What a store says of a file.
 pub(super) fn meta_of(metadata: &std::fs::Metadata) -> Meta {
-    let nanoseconds = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
-    let len = metadata.len();
-    let facts = [
-        i128::from(len),
-        nanoseconds,
-        i128::from(metadata.ino()),
-        i128::from(metadata.dev()),
-        i128::from(metadata.ctime()) * 1_000_000_000 + i128::from(metadata.ctime_nsec()),
-    ];
-    let mut bytes = [0u8; 80];
-    for (slot, fact) in bytes.chunks_exact_mut(16).zip(facts) {
-        slot.copy_from_slice(&fact.to_le_bytes());
+    Stamp {
+        len: metadata.len(),
+        modified: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
+        changed: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
+        file: (metadata.dev(), metadata.ino()),
     }
-    Meta {
-        len,
-        modified: metadata.modified().ok(),
-        etag: Arc::from(format!("\"{len:x}-{nanoseconds:x}\"")),
-        version: xxh3_64(&bytes) ^ unsettled(metadata),
+    .facts()
+    .into()
+}
+
+/// The same of what `statx` says.
+pub(super) fn facts_of(file: &Statx) -> Facts {
+    stamp_of(file).facts()
+}
+
+/// Whether `version` was given to this file, as it is now, when its times already told its versions apart.
+pub(super) fn is_version(file: &Statx, version: u64) -> bool {
+    stamp_of(file).hash() == version
+}
+
+fn stamp_of(file: &Statx) -> Stamp {
+    Stamp {
+        len: file.stx_size,
+        modified: nanoseconds(file.stx_mtime.tv_sec, i64::from(file.stx_mtime.tv_nsec)),
+        changed: nanoseconds(file.stx_ctime.tv_sec, i64::from(file.stx_ctime.tv_nsec)),
+        file: (makedev(file.stx_dev_major, file.stx_dev_minor), file.stx_ino),
     }
 }
 
+/// What tells versions of a file apart; times in nanoseconds since 1970.
+struct Stamp {
+    len: u64,
+    modified: i128,
+    changed: i128,
+    /// Device and inode.
+    file: (u64, u64),
+}
+
+impl Stamp {
+    fn hash(&self) -> u64 {
+        let (device, inode) = self.file;
+        let facts = [i128::from(self.len), self.modified, i128::from(inode), i128::from(device), self.changed];
+        let mut bytes = [0u8; 80];
+        for (slot, fact) in bytes.chunks_exact_mut(16).zip(facts) {
+            slot.copy_from_slice(&fact.to_le_bytes());
+        }
+        xxh3_64(&bytes)
+    }
+
+    fn facts(&self) -> Facts {
+        Facts { len: self.len, modified: self.modified, version: self.hash() ^ unsettled(self.modified) }
+    }
+}
+
+impl From<Facts> for Meta {
+    fn from(facts: Facts) -> Self {
+        let Facts { len, modified, version } = facts;
+        Self { len, modified: time(modified), etag: Arc::from(format!("\"{len:x}-{modified:x}\"")), version }
+    }
+}
+
+fn nanoseconds(seconds: i64, rest: i64) -> i128 {
+    i128::from(seconds) * 1_000_000_000 + i128::from(rest)
+}
+
+fn time(nanoseconds: i128) -> Option<SystemTime> {
+    let (seconds, rest) = (nanoseconds.div_euclid(1_000_000_000), nanoseconds.rem_euclid(1_000_000_000));
+    let rest = Duration::from_nanos(u64::try_from(rest).ok()?);
+    let whole = Duration::from_secs(u64::try_from(seconds.unsigned_abs()).ok()?);
+    let epoch = SystemTime::UNIX_EPOCH;
+    let second = if seconds < 0 { epoch.checked_sub(whole) } else { epoch.checked_add(whole) };
+    second?.checked_add(rest)
+}
+
 /// Non-zero and ever different while a file is so fresh that its times cannot tell versions apart.
-fn unsettled(metadata: &std::fs::Metadata) -> u64 {
+fn unsettled(modified: i128) -> u64 {
     #[expect(clippy::disallowed_methods, reason = "compared with the file system's own clock")]
     let now = SystemTime::now();
-    let age = metadata.modified().ok().and_then(|modified| now.duration_since(modified).ok());
+    let age = time(modified).and_then(|modified| now.duration_since(modified).ok());
     let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).map_or(1, |now| now.as_nanos());
     match age {
         Some(age) if age < CLOCK_TICK => u64::try_from(nanoseconds).unwrap_or(1) | 1,

@@ -55,6 +55,22 @@ impl Key {
         Ok(Self(path.into()))
     }
 
+    /// The key of which [`Self::as_str`] is `path`; not the root.
+    ///
+    /// # Errors
+    /// As [`Self::from_segments`].
+    pub fn parse(path: &str) -> Result<Self, KeyError> {
+        for (depth, segment) in path.split('/').enumerate() {
+            if depth == MAX_DEPTH {
+                return Err(KeyError::Depth);
+            }
+            if let Some(fault) = fault(segment) {
+                return Err(KeyError::Segment(segment.to_owned(), fault));
+            }
+        }
+        Ok(Self(Arc::from(path)))
+    }
+
     /// Whether a directory entry of this name can be addressed.
     pub fn is_segment(name: &str) -> bool {
         fault(name).is_none()
@@ -92,7 +108,7 @@ impl Key {
 
     /// The last segment; `None` for the root.
     pub fn name(&self) -> Option<&str> {
-        self.segments().last()
+        self.segments().next_back()
     }
 
     /// The segments from the root down.
@@ -137,10 +153,12 @@ mod tests {
         for bad in ["", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "\u{7f}"] {
             assert!(Key::from_segments(["x", bad]).is_err(), "{bad:?}");
             assert!(!Key::is_segment(bad));
+            assert!(bad == "a/b" || Key::parse(&format!("x/{bad}/y")).is_err(), "{bad:?}");
         }
         for good in ["...", "..a", ".zarray", "a b", "a%2Fb", "é", "a:b;c,d+e&f=g?h#i[j]'k\"l<m>n|o*p@q~"] {
             let key = Key::from_segments(["x", good]).unwrap();
             assert_eq!(key.name(), Some(good));
+            assert_eq!(Key::parse(&format!("x/{good}")), Ok(key.clone()));
             assert_eq!(key.parent(), Some(Key::from_segments(["x"]).unwrap()));
         }
     }

@@ -16,7 +16,8 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
 use super::file_meta::meta_of;
-use super::{Data, Entry, Filter, Keep, Key, Listing, Meta, Object, ReadAt, Store, StoreError};
+use super::glance::Glances;
+use super::{Data, Entry, Filter, Glance, Keep, Key, Listing, Meta, Object, ReadAt, Store, StoreError};
 
 /// Which symbolic links below the root are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,7 @@ pub struct LocalStore {
     root: Arc<Path>,
     symlinks: SymlinkPolicy,
     deadline: Duration,
+    glances: Glances,
 }
 
 impl LocalStore {
@@ -49,7 +51,8 @@ impl LocalStore {
         let root = std::fs::canonicalize(root)?;
         #[expect(clippy::disallowed_methods, reason = "disk is touched here")]
         std::fs::read_dir(&root)?;
-        Ok(Self { root: root.into(), symlinks, deadline })
+        let glances = Glances::new(&root, symlinks == SymlinkPolicy::Follow);
+        Ok(Self { root: root.into(), symlinks, deadline, glances })
     }
 
     /// Runs a job that may wait for the disk, up to the deadline. A job given up, by the deadline or by
@@ -266,6 +269,14 @@ impl Store for LocalStore {
     async fn head_many(&self, keys: Vec<Key>) -> Result<Vec<Option<Meta>>, StoreError> {
         let Some(first) = keys.first().cloned() else { return Ok(Vec::new()) };
         self.hop("stat", &first, move |store| store.heads_now(&keys)).await
+    }
+
+    fn glance(&self, key: &Key) -> Glance {
+        self.glances.look(&self.root, key)
+    }
+
+    fn is_unchanged(&self, key: &Key, version: u64) -> bool {
+        self.glances.is_unchanged(&self.root, key, version)
     }
 
     async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Data, Entry, Filter, Keep, Key, Listing, Meta, Object, Store, StoreError};
+use super::{Data, Entry, Filter, Glance, Keep, Key, Listing, Meta, Object, Store, StoreError};
 
 /// Objects that never change, by key.
 #[derive(Debug, Default)]
@@ -56,6 +56,16 @@ impl Store for MemoryStore {
 
     async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
         Ok(self.objects.get(key).map(|(meta, _)| meta.clone()))
+    }
+
+    fn glance(&self, key: &Key) -> Glance {
+        // An object's entity tag is not made of facts here.
+        let is_known = self.objects.contains_key(key) || self.directories.contains_key(key);
+        if is_known { Glance::Unknown } else { Glance::Missing }
+    }
+
+    fn is_unchanged(&self, key: &Key, version: u64) -> bool {
+        self.objects.get(key).is_some_and(|(meta, _)| meta.version == version)
     }
 
     async fn get(&self, key: &Key, _: u64) -> Result<Option<Object>, StoreError> {

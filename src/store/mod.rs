@@ -1,6 +1,7 @@
 //! Where bytes live: keys in, objects out. Knows nothing of N5 or of attributes.
 
 mod file_meta;
+mod glance;
 mod key;
 mod local;
 mod memory;
@@ -42,6 +43,18 @@ pub trait Store: fmt::Debug + Send + Sync {
             metas.push(self.head(key).await?);
         }
         Ok(metas)
+    }
+
+    /// What the store can say of `key` at once, without waiting for a disk or a network: never blocks, so that it may
+    /// be asked where nothing may wait.
+    fn glance(&self, _key: &Key) -> Glance {
+        Glance::Unknown
+    }
+
+    /// Whether the object at `key`, which this store gave out with that version some seconds ago at most, still is what
+    /// a call would find; `false` also where that would have to wait.
+    fn is_unchanged(&self, _key: &Key, _version: u64) -> bool {
+        false
     }
 
     /// An object: its bytes where they are at most `inline_bytes`, else a handle to read them from.
@@ -89,6 +102,30 @@ pub struct Meta {
     /// store can tell.
     pub etag: Arc<str>,
     /// Changes whenever the object is replaced or written, as far as the store can tell.
+    pub version: u64,
+}
+
+/// What [`Store::glance`] sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Glance {
+    /// It would have to wait: ask [`Store::head`].
+    Unknown,
+    /// There is nothing of that name, no directory either.
+    Missing,
+    /// There is something, but no object.
+    NoObject,
+    /// An object.
+    Object(Facts),
+}
+
+/// What [`Meta`] is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    /// Length in bytes.
+    pub len: u64,
+    /// Last modification, in nanoseconds since 1970.
+    pub modified: i128,
+    /// As [`Meta::version`].
     pub version: u64,
 }
 

@@ -1,11 +1,12 @@
 //! What every store must do, run against each.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use n5_server::store::{Data, Entry, Filter, Keep, Key, LocalStore, MemoryStore, Store, SymlinkPolicy};
+use n5_server::store::{Data, Entry, Filter, Glance, Keep, Key, LocalStore, MemoryStore, Meta, Store, SymlinkPolicy};
 use tempfile::TempDir;
 
 /// The tree that the suite expects.
@@ -47,6 +48,7 @@ async fn suite(store: &dyn Store) {
         assert!(store.get(&key(path), 100).await.unwrap().is_none(), "{path}");
         assert!(store.head(&key(path)).await.unwrap().is_none(), "{path}");
     }
+    glances(store).await;
     for (path, is_directory) in [("", true), ("a", true), ("a/0", true), ("x", false), ("a/0/0/0", false)] {
         assert_eq!(store.is_directory(&key(path)).await.unwrap(), is_directory, "{path}");
     }
@@ -56,6 +58,31 @@ async fn suite(store: &dyn Store) {
     listings(store).await;
     filters(store).await;
     ranges(store).await;
+}
+
+/// What is said without waiting is what is said after it.
+async fn glances(store: &dyn Store) {
+    let paths = FILES.iter().map(|(path, _)| *path);
+    for path in paths.chain(["x", "a", "a/0", "", "a/0/0/0", "attributes.json/x", "b/c/d/e/f", "A", "%61", "x/y/z"]) {
+        let key = key(path);
+        let known = store.head(&key).await.unwrap();
+        match store.glance(&key) {
+            Glance::Unknown => {}
+            Glance::Missing => assert!(known.is_none() && !store.is_directory(&key).await.unwrap(), "{path}"),
+            Glance::NoObject => assert_eq!(known, None, "{path}"),
+            Glance::Object(facts) => {
+                let seen: Meta = facts.into();
+                // A file just written has no version to rely on.
+                let (len, etag, modified) = (seen.len, seen.etag, seen.modified);
+                assert_eq!(known.clone().map(|meta| (meta.len, meta.etag, meta.modified)), Some((len, etag, modified)));
+            }
+        }
+        let version = known.map(|meta| meta.version);
+        assert!(!store.is_unchanged(&key, version.unwrap_or(0) ^ 2), "{path}");
+        if version.is_none() {
+            assert!(!store.is_unchanged(&key, 0), "{path}");
+        }
+    }
 }
 
 async fn listings(store: &dyn Store) {
@@ -143,7 +170,7 @@ async fn the_memory_store_conforms() {
 async fn links_are_followed_as_far_as_the_policy_says() {
     let (dir, outside) = (tree(), TempDir::new().unwrap());
     fs::write(outside.path().join("secret"), "secret").unwrap();
-    let link = |to: &std::path::Path, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
+    let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
     link("a".as_ref(), "relative");
     link(&dir.path().join("a"), "absolute");
     link("b/../a".as_ref(), "winding");
@@ -244,4 +271,60 @@ async fn an_open_object_keeps_its_bytes_when_its_name_is_taken() {
     fs::write(dir.path().join("new"), "replaced!!").unwrap();
     fs::rename(dir.path().join("new"), dir.path().join("a/0/0")).unwrap();
     assert_eq!(reader.read_at(0..10).await.unwrap(), "0123456789");
+}
+
+/// A file whose times tell its versions apart: written a while ago.
+fn settled(root: &Path, path: &str, content: &str, seconds_ago: u64) {
+    fs::write(root.join(path), content).unwrap();
+    let modified = SystemTime::now() - Duration::from_secs(seconds_ago);
+    fs::File::options().write(true).open(root.join(path)).unwrap().set_modified(modified).unwrap();
+}
+
+#[tokio::test]
+async fn a_local_file_is_unchanged_until_it_is_written_replaced_or_removed() {
+    let dir = TempDir::new().unwrap();
+    let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(10)).unwrap();
+    let object = key("0");
+    let version = async || store.head(&object).await.unwrap().unwrap().version;
+    settled(dir.path(), "0", "one", 60);
+    let first = version().await;
+    assert!(store.is_unchanged(&object, first), "this file system is one that is looked at without waiting");
+    assert!(matches!(store.glance(&object), Glance::Object(facts) if facts.version == first));
+    // Of the same length, with the same time.
+    let modified = fs::metadata(dir.path().join("0")).unwrap().modified().unwrap();
+    fs::write(dir.path().join("0"), "two").unwrap();
+    fs::File::options().write(true).open(dir.path().join("0")).unwrap().set_modified(modified).unwrap();
+    assert!(!store.is_unchanged(&object, first), "written");
+    let second = version().await;
+    settled(dir.path(), "other", "two", 60);
+    fs::rename(dir.path().join("other"), dir.path().join("0")).unwrap();
+    assert!(!store.is_unchanged(&object, second), "replaced");
+    let third = version().await;
+    fs::remove_file(dir.path().join("0")).unwrap();
+    assert!(!store.is_unchanged(&object, third), "removed");
+    assert_eq!(store.glance(&object), Glance::Missing);
+    // What has just been written has no version that could be relied on.
+    fs::write(dir.path().join("0"), "new").unwrap();
+    let fresh = version().await;
+    assert!(!store.is_unchanged(&object, fresh), "just written");
+}
+
+#[tokio::test]
+async fn a_glance_follows_no_link_that_the_policy_would_not() {
+    let (dir, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    settled(outside.path(), "0", "secret", 60);
+    settled(dir.path(), "1", "inside", 60);
+    std::os::unix::fs::symlink(outside.path(), dir.path().join("out")).unwrap();
+    std::os::unix::fs::symlink("1", dir.path().join("in")).unwrap();
+    for policy in [SymlinkPolicy::Inside, SymlinkPolicy::Deny, SymlinkPolicy::Follow] {
+        let store = LocalStore::open(dir.path(), policy, Duration::from_secs(10)).unwrap();
+        for path in ["out/0", "in"] {
+            let known = store.head(&key(path)).await.unwrap().map(|meta| meta.version);
+            match store.glance(&key(path)) {
+                Glance::Object(facts) => assert_eq!(Some(facts.version), known, "{path} {policy:?}"),
+                Glance::Unknown => {}
+                other @ (Glance::Missing | Glance::NoObject) => panic!("{path} {policy:?}: {other:?}"),
+            }
+        }
+    }
 }

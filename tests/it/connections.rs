@@ -9,15 +9,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-struct Running {
-    address: SocketAddr,
+pub struct Running {
+    pub address: SocketAddr,
     stop: oneshot::Sender<()>,
     ended: tokio::task::JoinHandle<()>,
 }
 
 /// A server of the demo container on a free port.
 async fn start(header_timeout: Duration) -> Running {
-    let mut config = Config::default();
+    start_with(header_timeout, Config::default()).await
+}
+
+/// A server on a free port.
+pub async fn start_with(header_timeout: Duration, mut config: Config) -> Running {
     config.server.listen = n5_server::config::Listen::Tcp("127.0.0.1:0".parse().unwrap());
     config.server.header_timeout = header_timeout;
     let server = Server::bind(config, String::new).await.unwrap();
@@ -30,7 +34,12 @@ async fn start(header_timeout: Duration) -> Running {
 #[tokio::test]
 async fn a_connection_that_sends_nothing_or_half_a_head_is_closed() {
     let server = start(Duration::from_millis(300)).await;
-    for sent in ["", "GET / HTTP/1.1\r\nHost: x\r\n"] {
+    let answered = "GET /attributes.json HTTP/1.1\r\nHost: x\r\n\r\n";
+    let listed = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+    let halves =
+        ["", "GET / HTTP/1.1\r\nHost: x\r\n", "PRI * HTTP/2.0\r\n\r\nSM", "POST / HTTP/1.1\r\nContent-Length: 9\r\n"];
+    let after = |first: &str| halves.map(|half| format!("{first}{half}"));
+    for sent in [after(""), after(answered), after(listed)].concat() {
         let mut connection = TcpStream::connect(server.address).await.unwrap();
         connection.write_all(sent.as_bytes()).await.unwrap();
         let mut rest = Vec::new();

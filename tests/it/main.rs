@@ -20,6 +20,7 @@ mod conformance;
 mod connections;
 mod docs;
 mod golden;
+mod lane;
 mod openapi;
 mod precomputed;
 mod reencoded;

@@ -1,0 +1,282 @@
+//! The lane that most requests take: between the socket and the HTTP library, it answers what needs no waiting.
+//!
+//! The library sees a connection on which only the other requests arrive. The lane holds back every byte until a
+//! request's head is complete, and asks [`quick::look`] what to do: answer it here, or hand exactly this head to the
+//! library and hold back what follows until its answer has left. What is no plain HTTP/1 request (one with a body,
+//! HTTP/2, nonsense) is the library's from there on, and so is the rest of the connection.
+//!
+//! Small stored blocks: 2 to 5 times the requests per second of the library and router alone (docs/PERFORMANCE.md).
+
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+use tokio_util::io::poll_read_buf;
+
+use super::connections::HEADER_BYTES;
+use crate::http::App;
+use crate::http::quick::{self, Received, Reply};
+
+/// Least room for what is received: a browser's head, or dozens of curl's. A connection keeps it.
+const READ_BYTES: usize = 2 << 10;
+
+/// Answers on one connection before others get their turn.
+const TURN: usize = 16;
+
+/// What HTTP/2 begins with (RFC 9113, section 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Set while the HTTP library has a request that it has not answered to the end.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    pub(super) fn begin(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(super) fn end(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Whose the next byte is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The lane's: a request begins with it.
+    Between,
+    /// The lane's to keep: the library answers the request before it.
+    Answering,
+    /// The library's, and all after it. HTTP/2 looks after idle connections itself.
+    HandedOver { is_http2: bool },
+}
+
+/// A connection with the lane in front.
+pub(super) struct Lane<S> {
+    stream: S,
+    app: Arc<App>,
+    peer: Option<IpAddr>,
+    state: State,
+    busy: Busy,
+    received: BytesMut,
+    /// How many of the bytes received are the library's already.
+    handing: usize,
+    sending: Option<Sending>,
+    idle: Idle,
+}
+
+struct Sending {
+    reply: Reply,
+    head_sent: usize,
+    body_sent: usize,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
+    /// `busy` is ended by whoever sees the last of the library's answer.
+    pub(super) fn new(stream: S, app: Arc<App>, peer: Option<IpAddr>, busy: Busy, header_timeout: Duration) -> Self {
+        Self {
+            stream,
+            app,
+            peer,
+            state: State::Between,
+            busy,
+            received: BytesMut::with_capacity(READ_BYTES),
+            handing: 0,
+            sending: None,
+            idle: Idle::new(header_timeout),
+        }
+    }
+
+    /// Looks at what has been received. `false`: more must come.
+    fn advance(&mut self) -> bool {
+        if self.received.starts_with(&PREFACE[..4]) {
+            let is_http2 = self.received.starts_with(PREFACE);
+            if is_http2 || !PREFACE.starts_with(&self.received) {
+                self.hand_over(is_http2);
+            }
+            return is_http2 || self.handing > 0;
+        }
+        match quick::look(&self.app, self.peer, &self.received) {
+            Received::Part if self.received.len() < HEADER_BYTES => return false,
+            Received::Part | Received::Other => self.hand_over(false),
+            Received::Request(length, Some(reply)) => {
+                self.received.advance(length);
+                self.idle.begin(Instant::from_std(reply.started()));
+                self.sending = Some(Sending { reply, head_sent: 0, body_sent: 0 });
+            }
+            Received::Request(length, None) => {
+                self.handing = length;
+                self.state = State::Answering;
+                self.busy.begin();
+            }
+        }
+        true
+    }
+
+    fn hand_over(&mut self, is_http2: bool) {
+        self.handing = self.received.len();
+        self.state = State::HandedOver { is_http2 };
+    }
+
+    /// Ready when nothing of the lane's own answer is left to be sent.
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(sending) = &mut self.sending {
+            let head = sending.reply.head.get(sending.head_sent..).unwrap_or_default();
+            let body = sending.reply.body.get(sending.body_sent..).unwrap_or_default();
+            if head.is_empty() && body.is_empty() {
+                self.sending = None;
+                break;
+            }
+            let rest = [IoSlice::new(head), IoSlice::new(body)];
+            let of_head = head.len();
+            let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, &rest))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            sending.head_sent += written.min(of_head);
+            sending.body_sent += written.saturating_sub(of_head);
+            sending.reply.sent(sending.body_sent);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Receives into the lane's own memory; 0 bytes at the end.
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.received.reserve(READ_BYTES);
+        poll_read_buf(Pin::new(&mut self.stream), context, &mut self.received)
+    }
+
+    fn poll_between(&mut self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        for _ in 0..TURN {
+            ready!(self.poll_send(context))?;
+            if self.received.is_empty() || !self.advance() {
+                match self.poll_receive(context) {
+                    Poll::Ready(received) => {
+                        if received? == 0 {
+                            return Poll::Ready(Ok(()));
+                        }
+                    }
+                    Poll::Pending => return self.idle.poll(context),
+                }
+            }
+            if self.handing > 0 {
+                return self.poll_read_as_handed(context, out);
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn poll_read_as_handed(&mut self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.handing > 0 {
+            let length = self.handing.min(out.remaining());
+            out.put_slice(&self.received.split_to(length));
+            self.handing -= length;
+            return Poll::Ready(Ok(()));
+        }
+        match self.state {
+            State::Between => self.poll_between(context, out),
+            State::Answering => {
+                // Only to learn of the end; what comes waits its turn, and the flush after the answer wakes.
+                if self.received.is_empty() && ready!(self.poll_receive(context))? == 0 {
+                    return Poll::Ready(Ok(()));
+                }
+                Poll::Pending
+            }
+            State::HandedOver { is_http2 } => {
+                let read = Pin::new(&mut self.stream).poll_read(context, out);
+                if read.is_pending() && !is_http2 && !self.busy.is_set() {
+                    return self.idle.poll(context);
+                }
+                read
+            }
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Lane<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.poll_read_as_handed(context, out)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// The library flushes when it has written all it has: after the last byte of an answer the lane goes on.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        match self.state {
+            State::Answering if self.handing == 0 && !self.busy.is_set() => {
+                self.state = State::Between;
+                self.idle.begin(Instant::now());
+                context.waker().wake_by_ref();
+            }
+            State::HandedOver { is_http2: false } => self.idle.begin(Instant::now()),
+            State::Between | State::Answering | State::HandedOver { .. } => {}
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_send(context))?;
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// The time that a request's head may take, from the end of the answer before it.
+struct Idle {
+    limit: Duration,
+    until: Instant,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Idle {
+    fn new(limit: Duration) -> Self {
+        Self { limit, until: Instant::now() + limit, sleep: None }
+    }
+
+    fn begin(&mut self, now: Instant) {
+        self.until = now + self.limit;
+    }
+
+    /// The end of the connection when the time is over. The timer is set anew only when it has run out, which is far
+    /// cheaper than at every request.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let until = self.until;
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+        loop {
+            ready!(sleep.as_mut().poll(context));
+            if sleep.deadline() >= until {
+                return Poll::Ready(Ok(()));
+            }
+            sleep.as_mut().reset(until);
+        }
+    }
+}

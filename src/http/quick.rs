@@ -1,0 +1,357 @@
+//! Answers that need not wait for anything: stored objects that are cached, and what is known not to exist.
+//!
+//! These are most of what viewers ask for, and small ones cost more in a general HTTP server than in themselves. What is
+//! said here is what `stored` says, header by header; `tests/it/lane.rs` compares the two. Whatever is the least bit
+//! unusual is left to it.
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use axum::http::header::{CONTENT_LENGTH, ETAG};
+use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
+use bytes::Bytes;
+use futures_util::FutureExt;
+use tower::{Layer, ServiceExt, service_fn};
+
+use super::observe::{self, Line};
+use super::problem::Problem;
+use super::target::Target;
+use super::{App, Mount, Options, forwarded, is_request_id, stored};
+use crate::container::{ATTRIBUTES, AtOnce};
+use crate::store::{Key, Meta};
+
+/// Most headers of a request that is answered here.
+const HEADERS: usize = 48;
+
+/// What every answer of a mount says, as `name: value` lines.
+pub(super) struct Templates {
+    mounts: Vec<Template>,
+    /// Whether what is said depends on the origin that asks.
+    by_origin: bool,
+}
+
+struct Template {
+    attributes: Vec<u8>,
+    block: Vec<u8>,
+    not_modified: Vec<u8>,
+    missing: Vec<u8>,
+}
+
+impl Templates {
+    pub(super) fn new(mounts: &[Mount], options: &Options) -> Self {
+        let cors = cors(&options.origins);
+        let template = |mount: &Mount| {
+            let found = |status, is_json| {
+                let mut headers = HeaderMap::new();
+                let meta = Meta { len: 0, modified: None, etag: Arc::from("\"\""), version: 0 };
+                stored::describe(&mut headers, status, &meta, mount, is_json);
+                headers.remove(ETAG);
+                lines(headers, status, &cors)
+            };
+            let (status, mut missing, _) = Problem::missing().cached(mount.cache_missing.clone()).into_parts("", "");
+            missing.remove(CONTENT_LENGTH);
+            Template {
+                attributes: found(StatusCode::OK, true),
+                block: found(StatusCode::OK, false),
+                not_modified: found(StatusCode::NOT_MODIFIED, false),
+                missing: lines(missing, status, &cors),
+            }
+        };
+        let by_origin = !options.origins.iter().any(|origin| origin == "*");
+        Self { mounts: mounts.iter().map(template).collect(), by_origin }
+    }
+}
+
+/// The headers that the layer adds to an answer to a request without an origin.
+fn cors(origins: &[String]) -> HeaderMap {
+    let inner = service_fn(|_: Request<()>| std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(()))));
+    let answer = forwarded::cors(origins).layer(inner).oneshot(Request::new(())).now_or_never();
+    answer.and_then(Result::ok).map(|answer| answer.into_parts().0.headers).unwrap_or_default()
+}
+
+fn lines(mut headers: HeaderMap, status: StatusCode, cors: &HeaderMap) -> Vec<u8> {
+    observe::finish(&mut headers, status);
+    let mut lines = Vec::new();
+    for (name, value) in headers.iter().chain(cors) {
+        header(&mut lines, name.as_str(), value.as_bytes());
+    }
+    lines
+}
+
+/// The part of a request that answers here depend on.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked<'a> {
+    is_head: bool,
+    path: &'a str,
+    if_none_match: Option<&'a [u8]>,
+    request_id: Option<&'a str>,
+    has_origin: bool,
+}
+
+/// What the bytes received so far begin with.
+#[derive(Debug)]
+pub enum Received {
+    /// A part of a head, or nothing.
+    Part,
+    /// A request without a body, with a head of so many bytes, and its answer if it was answered here.
+    Request(usize, Option<Reply>),
+    /// Something else.
+    Other,
+}
+
+/// An answer to be sent: the head, then the body.
+pub struct Reply {
+    /// Status line and headers, with the empty line.
+    pub head: Vec<u8>,
+    /// Empty for HEAD.
+    pub body: Bytes,
+    line: Line,
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reply").field("body", &self.body.len()).finish_non_exhaustive()
+    }
+}
+
+impl Reply {
+    /// When the request came.
+    pub fn started(&self) -> Instant {
+        self.line.started()
+    }
+
+    /// So many bytes of the body have been sent.
+    pub fn sent(&mut self, bytes: usize) {
+        self.line.sent = bytes as u64;
+    }
+}
+
+/// Looks at the beginning of what a connection received, and answers if that needs no waiting.
+pub fn look(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Received {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    let length = match request.parse(received) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return Received::Part,
+        Err(_) => return Received::Other,
+    };
+    match asked(&request) {
+        Asking::Other => Received::Other,
+        Asking::Plain => Received::Request(length, None),
+        Asking::Quick(asked) => Received::Request(length, answer(app, peer, &asked)),
+    }
+}
+
+enum Asking<'a> {
+    /// It has a body, or wants to leave HTTP/1.1, or may.
+    Other,
+    /// A request without a body.
+    Plain,
+    /// One that is simple enough.
+    Quick(Asked<'a>),
+}
+
+fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
+    let (Some(method), Some(path)) = (request.method, request.path) else { return Asking::Other };
+    let mut asked = Asked { is_head: method == "HEAD", path, if_none_match: None, request_id: None, has_origin: false };
+    let mut is_quick = matches!(method, "GET" | "HEAD") && request.version == Some(1);
+    let mut has_since = false;
+    for header in request.headers.iter() {
+        let is = |name: &str| header.name.eq_ignore_ascii_case(name);
+        // By length first: nearly all headers are none of these.
+        match header.name.len() {
+            5 if is("range") => is_quick = false,
+            6 if is("origin") => asked.has_origin = true,
+            6 if is("expect") => return Asking::Other,
+            7 if is("upgrade") => return Asking::Other,
+            8 if is("if-range") || is("if-match") => is_quick = false,
+            10 if is("connection") => is_quick &= header.value.eq_ignore_ascii_case(b"keep-alive"),
+            12 if is("x-request-id") => match std::str::from_utf8(header.value) {
+                Ok(id) if asked.request_id.is_none() => asked.request_id = Some(id),
+                _ => is_quick = false,
+            },
+            13 if is("authorization") => is_quick = false,
+            13 if is("if-none-match") => {
+                is_quick &= asked.if_none_match.is_none();
+                asked.if_none_match = Some(header.value);
+            }
+            14 if is("content-length") => return Asking::Other,
+            14 if is("http2-settings") => return Asking::Other,
+            17 if is("transfer-encoding") => return Asking::Other,
+            17 if is("if-modified-since") => has_since = true,
+            19 if is("if-unmodified-since") => is_quick = false,
+            _ => {}
+        }
+    }
+    // An entity tag is asked for first.
+    is_quick &= !has_since || asked.if_none_match.is_some();
+    if is_quick { Asking::Quick(asked) } else { Asking::Plain }
+}
+
+fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Reply> {
+    let templates = &app.quick;
+    if (templates.by_origin && asked.has_origin)
+        || app.running.load(Ordering::Relaxed) >= app.options.concurrent_requests
+    {
+        return None;
+    }
+    let path = Target::plain(asked.path, &app.options.base_path)?;
+    let (at, path) = match app.mounts.as_slice() {
+        [only] if only.name.is_empty() => (0, path),
+        several => {
+            let (name, path) = path.split_once('/')?;
+            (several.iter().position(|mount| mount.name == name)?, path)
+        }
+    };
+    let key = Key::parse(path).ok().filter(stored::is_n5_key)?;
+    let (mount, template) = (app.mounts.get(at)?, templates.mounts.get(at)?);
+    let found = mount.container.object_at_once(app.resources.begin(), &key, !asked.is_head);
+    let made = hexadecimal(app.new_request_id());
+    let made = std::str::from_utf8(&made).unwrap_or_default();
+    let id = asked.request_id.filter(|id| is_request_id(id)).unwrap_or(made);
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    let (status, body) = match found {
+        AtOnce::Unknown => return None,
+        AtOnce::Missing => {
+            let (status, _, body) = Problem::missing().into_parts(asked.path, id);
+            head.extend_from_slice(b"HTTP/1.1 404 Not Found\r\n");
+            head.extend_from_slice(&template.missing);
+            let _ = write!(head, "content-length: {}\r\n", body.len());
+            (status, Bytes::from(body))
+        }
+        AtOnce::Object(meta, bytes) => {
+            let status = match asked.if_none_match {
+                None => StatusCode::OK,
+                Some(known) => matched(known, meta.etag.as_bytes())?,
+            };
+            let not_modified = status == StatusCode::NOT_MODIFIED;
+            let line: &[u8] = if not_modified { b"HTTP/1.1 304 Not Modified\r\n" } else { b"HTTP/1.1 200 OK\r\n" };
+            head.extend_from_slice(line);
+            if !not_modified {
+                let _ = write!(head, "content-length: {}\r\n", meta.len);
+            }
+            header(&mut head, "etag", meta.etag.as_bytes());
+            if let Some(date) = meta.modified.and_then(super::conditional::last_modified) {
+                header(&mut head, "last-modified", date.as_bytes());
+            }
+            head.extend_from_slice(match (not_modified, key.name() == Some(ATTRIBUTES)) {
+                (true, _) => &template.not_modified,
+                (false, true) => &template.attributes,
+                (false, false) => &template.block,
+            });
+            let bytes = if not_modified { Bytes::new() } else { bytes };
+            (status, bytes)
+        }
+    };
+    header(&mut head, "x-request-id", id.as_bytes());
+    write_date(&mut head);
+    head.extend_from_slice(b"\r\n");
+    let method = if asked.is_head { Method::HEAD } else { Method::GET };
+    let mut line = Line::start(app, method, asked.path, None, peer, id);
+    line.route = observe::STORED;
+    line.status = status;
+    let body = if asked.is_head { Bytes::new() } else { body };
+    Some(Reply { head, body, line })
+}
+
+fn header(head: &mut Vec<u8>, name: &str, value: &[u8]) {
+    for part in [name.as_bytes(), b": ", value, b"\r\n"] {
+        head.extend_from_slice(part);
+    }
+}
+
+/// As `{:016x}` writes it.
+fn hexadecimal(number: u64) -> [u8; 16] {
+    let mut digits = [0; 16];
+    for (digits, byte) in digits.chunks_exact_mut(2).zip(number.to_be_bytes()) {
+        for (digit, half) in digits.iter_mut().zip([byte >> 4, byte & 15]) {
+            *digit = if half < 10 { b'0' + half } else { b'a' + half - 10 };
+        }
+    }
+    digits
+}
+
+/// Room for a head.
+const HEAD_BYTES: usize = 1024;
+
+/// What `If-None-Match` with one strong entity tag says; `None` for any other.
+fn matched(known: &[u8], etag: &[u8]) -> Option<StatusCode> {
+    let [b'"', inner @ .., b'"'] = known else { return None };
+    if inner.contains(&b'"') {
+        return None;
+    }
+    Some(if known == etag { StatusCode::NOT_MODIFIED } else { StatusCode::OK })
+}
+
+/// Writes the header `date`, made once a second.
+fn write_date(head: &mut Vec<u8>) {
+    thread_local! {
+        static MADE: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
+    }
+    #[expect(clippy::disallowed_methods, reason = "the header says what the clock says")]
+    let now = std::time::SystemTime::now();
+    let second = now.duration_since(std::time::SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    MADE.with_borrow_mut(|(made, text)| {
+        if *made != second {
+            *made = second;
+            *text = httpdate::fmt_http_date(now);
+        }
+        header(head, "date", text.as_bytes());
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_written_as_the_formatter_writes_it() {
+        for number in [0, 1, 0x0123_4567_89ab_cdef, u64::MAX] {
+            assert_eq!(std::str::from_utf8(&hexadecimal(number)).unwrap(), format!("{number:016x}"));
+        }
+    }
+
+    #[test]
+    fn whatever_is_unusual_is_left_to_the_library() {
+        let ask = |text: &str| {
+            let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+            let mut request = httparse::Request::new(&mut headers);
+            let text = text.replace('\n', "\r\n");
+            assert!(request.parse(text.as_bytes()).unwrap().is_complete(), "{text}");
+            match asked(&request) {
+                Asking::Other => "other",
+                Asking::Plain => "plain",
+                Asking::Quick(_) => "quick",
+            }
+        };
+        assert_eq!(ask("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "quick");
+        assert_eq!(ask("HEAD /a/0 HTTP/1.1\nIf-None-Match: \"x\"\nIf-Modified-Since: x\n\n"), "quick");
+        for line in [
+            "Range: bytes=0-1",
+            "If-Match: *",
+            "If-Range: \"x\"",
+            "Connection: close",
+            "If-Modified-Since: x",
+            "If-Unmodified-Since: x",
+            "Authorization: Bearer x",
+            "If-None-Match: \"a\"\nIf-None-Match: \"b\"",
+        ] {
+            assert_eq!(ask(&format!("GET /a/0 HTTP/1.1\nHost: x\n{line}\n\n")), "plain", "{line}");
+        }
+        assert_eq!(ask("GET /a/0 HTTP/1.0\n\n"), "plain");
+        assert_eq!(ask("OPTIONS /a/0 HTTP/1.1\n\n"), "plain");
+        for line in [
+            "Content-Length: 0",
+            "Transfer-Encoding: chunked",
+            "Expect: 100-continue",
+            "Upgrade: h2c",
+            "HTTP2-Settings: AAMAAABkAAQAAP__",
+        ] {
+            assert_eq!(ask(&format!("GET /a/0 HTTP/1.1\n{line}\n\n")), "other", "{line}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! What is answered before the HTTP library sees it is answered as the library would, and in turn.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::time::Duration;
+
+use n5_server::config::{Config, ContainerConfig, Symlinks};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+use crate::connections::{Running, start_with};
+use crate::support::writer::N5;
+
+async fn serve(n5: &N5, change: impl FnOnce(&mut Config)) -> Running {
+    let mut config = Config::default();
+    config.containers = vec![ContainerConfig {
+        name: String::new(),
+        root: n5.root().to_owned(),
+        cache_control: config.container_defaults.cache_control,
+        symlinks: Symlinks::Inside,
+    }];
+    change(&mut config);
+    start_with(Duration::from_secs(20), config).await
+}
+
+fn container() -> N5 {
+    let n5 = N5::new();
+    n5.dataset("v", &[8, 8], &[4, 4], "raw");
+    n5.file("v/0/0", b"\0\0\0\x02\0\0\0\x04\0\0\0\x0432 bytes, half: stored as it is.");
+    n5.file("v/1/0", vec![7; 300_000]);
+    n5.file("v/0/notes.txt", "no part of N5");
+    n5
+}
+
+struct Answer {
+    status: String,
+    headers: BTreeSet<(String, String)>,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+}
+
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    async fn connect(server: &Running) -> Self {
+        Self(BufReader::new(TcpStream::connect(server.address).await.unwrap()))
+    }
+
+    async fn write(&mut self, text: &str) {
+        self.0.get_mut().write_all(text.as_bytes()).await.unwrap();
+    }
+
+    /// Reads one answer to a request with this method.
+    async fn answer(&mut self, method: &str) -> io::Result<Answer> {
+        let mut line = String::new();
+        let mut next = async |of: &mut BufReader<TcpStream>| {
+            line.clear();
+            match of.read_line(&mut line).await? {
+                0 => Err(io::ErrorKind::UnexpectedEof.into()),
+                _ => io::Result::Ok(line.trim_end().to_owned()),
+            }
+        };
+        let status = next(&mut self.0).await?;
+        let mut headers = BTreeSet::new();
+        loop {
+            let line = next(&mut self.0).await?;
+            let Some((name, value)) = line.split_once(": ") else { break };
+            assert!(headers.insert((name.to_ascii_lowercase(), value.to_owned())), "{line} twice");
+        }
+        let mut answer = Answer { status, headers, body: Vec::new() };
+        let length = answer.header("content-length").map_or(0, |length| length.parse().unwrap());
+        if method != "HEAD" && !answer.status.contains(" 304 ") {
+            answer.body = vec![0; length];
+            self.0.read_exact(&mut answer.body).await?;
+        }
+        Ok(answer)
+    }
+
+    async fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.write(&request(method, path, headers)).await;
+        self.answer(method).await.unwrap()
+    }
+}
+
+fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> String {
+    let headers: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    format!("{method} {path} HTTP/1.1\r\nHost: test\r\n{}\r\n", headers.concat())
+}
+
+/// A header that makes a request one for the library and changes nothing else.
+const UNUSUAL: (&str, &str) = ("Connection", "keep-alive, x-nothing");
+
+#[tokio::test]
+async fn a_quick_answer_is_the_one_that_the_library_sends() {
+    let n5 = container();
+    for origins in [vec!["*".to_owned()], vec!["http://viewer.example".to_owned()]] {
+        let server = serve(&n5, |config| config.cors.origins = origins.clone()).await;
+        let mut client = Client::connect(&server).await;
+        let tag = client.ask("GET", "/v/0/0", &[]).await.header("etag").unwrap().to_owned();
+        let weak = format!("W/{tag}");
+        let both = format!("\"other\", {tag}");
+        let conditions: [&[(&str, &str)]; 12] = [
+            &[],
+            &[("If-None-Match", &tag)],
+            &[("If-None-Match", "\"other\"")],
+            &[("If-None-Match", &weak)],
+            &[("If-None-Match", &both)],
+            &[("If-None-Match", "*")],
+            &[("If-None-Match", "nonsense")],
+            &[("If-None-Match", &tag), ("If-Modified-Since", "Thu, 01 Jan 1970 00:00:00 GMT")],
+            &[("If-Modified-Since", "Thu, 01 Jan 2099 00:00:00 GMT")],
+            &[("Range", "bytes=2-5")],
+            &[("Origin", "http://viewer.example"), ("X-Request-Id", "mine")],
+            &[("Origin", "http://else.example"), ("X-Request-Id", "not sound")],
+        ];
+        let paths = [
+            "/v/0/0",
+            "/v/1/0",
+            "/n5/v/0/0",
+            "/v/attributes.json",
+            "/attributes.json",
+            "/v/0/1",
+            "/v/0/0/0",
+            "/v/9/9",
+            "/nothing/attributes.json",
+            "/v",
+            "/v/0",
+            "/v/",
+            "/v/0/",
+            "/v/0/notes.txt",
+            "/v//0",
+            "/v/../v/0/0",
+            "/v/%30/0",
+            "/v/0/0?x",
+            "/healthz",
+            "/n5",
+            "/",
+        ];
+        for method in ["GET", "HEAD"] {
+            for path in paths {
+                for condition in conditions {
+                    let quick = client.ask(method, path, condition).await;
+                    let slow = client.ask(method, path, &[condition, &[UNUSUAL]].concat()).await;
+                    let what = format!("{method} {path} {condition:?}");
+                    assert_eq!(quick.status, slow.status, "{what}");
+                    assert!(quick.body == slow.body, "{what}");
+                    let comparable = |answer: &Answer| -> BTreeSet<(String, String)> {
+                        let varying = |name: &str| {
+                            // The time, and an id made for the request.
+                            name == "date" || (name == "x-request-id" && answer.header(name) != Some("mine"))
+                        };
+                        let of = |(name, value): &(String, String)| {
+                            (name.clone(), if varying(name) { String::new() } else { value.clone() })
+                        };
+                        answer.headers.iter().map(of).collect()
+                    };
+                    assert_eq!(comparable(&quick), comparable(&slow), "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// Method, path, headers and the status of the answer.
+type Kind = (&'static str, &'static str, &'static [(&'static str, &'static str)], &'static str);
+
+#[tokio::test]
+async fn every_request_of_a_pipeline_is_answered_in_turn() {
+    let n5 = container();
+    let server = serve(&n5, |_| {}).await;
+    let kinds: [Kind; 6] = [
+        ("GET", "/v/0/0", &[], "200"),
+        ("GET", "/v/0/0", &[UNUSUAL], "200"),
+        ("GET", "/slice/v?start=0,0&stop=4,4&format=raw", &[], "200"),
+        ("GET", "/v/7/7", &[], "404"),
+        ("GET", "/v/1/0", &[], "200"),
+        ("HEAD", "/info/v", &[], "200"),
+    ];
+    // Every order of two, then all in a row several times, also byte by byte.
+    let mut orders: Vec<Vec<usize>> = (0..36).map(|n| vec![n / 6, n % 6]).collect();
+    orders.push((0..60).map(|n| (n * 7) % 6).collect());
+    for order in orders {
+        for slowly in [false, true] {
+            if slowly && order.len() > 2 {
+                continue;
+            }
+            let mut client = Client::connect(&server).await;
+            // The first answers make the cache warm, so that both lanes are taken.
+            for path in ["/v/0/0", "/v/1/0"] {
+                client.ask("GET", path, &[]).await;
+            }
+            let text: String = order.iter().map(|n| request(kinds[*n].0, kinds[*n].1, kinds[*n].2)).collect();
+            let step = if slowly { 1 } else { text.len() };
+            let (reader, writer) = client.0.into_inner().into_split();
+            let sending = tokio::spawn(async move {
+                let mut writer = writer;
+                for piece in text.as_bytes().chunks(step) {
+                    writer.write_all(piece).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+                writer
+            });
+            let mut received = Vec::new();
+            let mut reader = reader;
+            let expected: Vec<&str> = order.iter().map(|n| kinds[*n].3).collect();
+            let mut statuses = Vec::new();
+            let mut at = 0;
+            while statuses.len() < order.len() {
+                let mut buffer = vec![0; 65536];
+                let length = tokio::time::timeout(Duration::from_secs(20), reader.read(&mut buffer)).await;
+                let length = length.expect("every request is answered").unwrap();
+                assert!(length > 0, "{order:?}: closed after {statuses:?}");
+                received.extend_from_slice(&buffer[..length]);
+                while let Some((status, next)) = whole_answer(&received[at..], kinds[order[statuses.len()]].0) {
+                    statuses.push(status);
+                    at += next;
+                    if statuses.len() == order.len() {
+                        break;
+                    }
+                }
+            }
+            assert_eq!(statuses, expected, "{order:?} slowly: {slowly}");
+            assert_eq!(at, received.len(), "nothing is sent beyond the answers");
+            drop(sending.await.unwrap());
+        }
+    }
+}
+
+/// Status and length of the answer that `bytes` begin with, where it is there whole.
+fn whole_answer(bytes: &[u8], method: &str) -> Option<(String, usize)> {
+    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
+    let head = std::str::from_utf8(&bytes[..end]).unwrap().to_ascii_lowercase();
+    let status = head.split(' ').nth(1).unwrap().to_owned();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.parse().unwrap());
+    let length = if method == "HEAD" { end } else { end + length };
+    (bytes.len() >= length).then_some((status, length))
+}
+
+#[tokio::test]
+async fn a_request_with_a_body_ends_no_one_elses() {
+    let n5 = container();
+    let server = serve(&n5, |_| {}).await;
+    let mut client = Client::connect(&server).await;
+    client.ask("GET", "/v/0/0", &[]).await;
+    // What looks like a request is the body of one.
+    let smuggled = request("GET", "/v/attributes.json", &[]);
+    let length = smuggled.len().to_string();
+    client.write(&(request("GET", "/v/7/7", &[("Content-Length", &length)]) + &smuggled)).await;
+    assert!(client.answer("GET").await.unwrap().status.contains(" 404 "));
+    client.write(&request("GET", "/v/0/0", &[])).await;
+    match client.answer("GET").await {
+        Ok(answer) => assert!(answer.body.ends_with(b"stored as it is."), "the body is not answered"),
+        Err(closed) => assert!(matches!(closed.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)),
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_has_nothing_more_to_say_gets_its_answer() {
+    let n5 = container();
+    let server = serve(&n5, |_| {}).await;
+    for warm in [false, true] {
+        for version in ["1.0", "1.1"] {
+            let mut client = TcpStream::connect(server.address).await.unwrap();
+            let text = format!("GET /v/1/0 HTTP/{version}\r\nHost: x\r\nConnection: close\r\n\r\n");
+            client.write_all(text.as_bytes()).await.unwrap();
+            let mut received = Vec::new();
+            client.read_to_end(&mut received).await.unwrap();
+            assert!(received.ends_with(&vec![7; 300_000]), "{version} warm: {warm}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_changes_is_seen_by_the_next_request() {
+    let n5 = container();
+    let server = serve(&n5, |_| {}).await;
+    let mut client = Client::connect(&server).await;
+    for round in 0..50 {
+        let content = format!("round {round}");
+        n5.file("v/0/0", &content);
+        for _ in 0..3 {
+            assert_eq!(client.ask("GET", "/v/0/0", &[]).await.body, content.as_bytes());
+        }
+        std::fs::remove_file(n5.root().join("v/0/0")).unwrap();
+        assert!(client.ask("GET", "/v/0/0", &[]).await.status.contains(" 404 "));
+    }
+}
