@@ -126,7 +126,7 @@ class Nginx:
     name = 'nginx'
 
     def __init__(self, root, *directives):
-        self.root, self.directives = root, directives
+        self.root, self.directives = pathlib.Path(root).resolve(), directives
 
     def words(self, place):
         """The command, with its configuration written to `place`."""

@@ -6,6 +6,7 @@ import os
 import pathlib
 import platform
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -125,6 +126,9 @@ def main():
     target = pathlib.Path(os.environ.get('CARGO_TARGET_DIR') or HOME / 'target')
     parser.add_argument('--server', type=pathlib.Path, default=target / 'release/n5-server', help='the binary')
     options = parser.parse_args()
+    # Connections are held by the thousand; children inherit this.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # So that contexts are left, and with them processes ended, whatever ends this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 

@@ -1,0 +1,68 @@
+"""Servers raced under wrk, and latencies of single requests: what several modules of rows measure."""
+import statistics
+from dataclasses import dataclass
+
+from contest import alternate
+from load import Slurp, wrk
+from rows import against
+
+# nginx's open_file_cache looks at a file once a minute; these settings allow n5-server the same.
+STALE = ('cache.recheck_cached_data=60s', 'cache.recheck_cached_metadata=60s')
+STALE_NOTE = 'same staleness as nginx'
+
+
+@dataclass
+class Runner:
+    """A server in a race: what wrk asks it for, and what the row says of it."""
+    name: str
+    port: int
+    paths: list[str]
+    note: str = ''
+    tags: list[str] | None = None
+
+    def check(self, status=200, method='GET'):
+        """Asks for every path once, so that wrk, which sees only errors, counts what the row means."""
+        with Slurp(self.port) as client:
+            for number, path in enumerate(self.paths):
+                tag = {'If-None-Match': self.tags[number]} if self.tags else None
+                client.get(path, method, tag, status)
+
+    def learn_tags(self):
+        """Gets the entity tag of every path, to be sent with it from now on."""
+        with Slurp(self.port) as client:
+            self.tags = []
+            for path in self.paths:
+                client.get(path)
+                self.tags.append(client.headers['etag'])
+
+
+def race(stage, work, target, pairs, status=200, method='GET'):
+    """Two rows for each pair of ours and theirs: requests per second, and their p99, which has to be no greater.
+
+    Every runner has its turn in every round, even if it is in several pairs. Turns are of one second, and there are twice
+    as many as rounds: with as many threads as cores a p99 is the scheduler's as much as the server's, and a median of
+    many short ones is steadier.
+    """
+    runners = list({id(runner): runner for pair in pairs for runner in pair}.values())
+    for runner in runners:
+        runner.check(status, method)
+    jobs = [lambda r=r: wrk(r.port, r.paths, 1, method=method, tags=r.tags, missing=status == 404) for r in runners]
+    samples = {id(r): s for r, s in zip(runners, alternate(2 * stage.rounds, *jobs))}
+    for ours, theirs in pairs:
+        a, b = samples[id(ours)], samples[id(theirs)]
+        note = '; '.join(n for n in (ours.note, theirs.note) if n)
+        yield against(work, theirs.name, target, 'higher', [s.rate for s in a], [s.rate for s in b], '1/s', note)
+        yield against(f'{work}: p99', theirs.name, 1.0, 'lower', [s.p99 for s in a], [s.p99 for s in b], 'ms', note)
+
+
+def blocks(dataset, side=4, most=None):
+    """The paths of the blocks of a dataset whose grid is a cube."""
+    paths = [f'/{dataset}/{x}/{y}/{z}' for x in range(side) for y in range(side) for z in range(side)]
+    return paths[:most]
+
+
+def latency(port, path, status=200, count=300):
+    """The median of so many requests, one after the other, in milliseconds; the first few do not count."""
+    with Slurp(port) as client:
+        times = [client.get(path, status=status) for _ in range(count + 10)]
+    return statistics.median(times[10:]) * 1e3
