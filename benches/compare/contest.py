@@ -186,9 +186,9 @@ class SendOnly:
         self.listener.close()
 
 
-def alternate(rounds, *contestants):
+def alternate(rounds, *contestants, warm=True):
     """Calls each once, uncounted, then in turn, A B A B; returns for each what its calls gave, one a round."""
-    for contestant in contestants:
+    for contestant in contestants if warm else ():
         contestant()
     samples = [[] for _ in contestants]
     for _ in range(rounds):
