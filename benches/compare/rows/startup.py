@@ -59,7 +59,7 @@ def rows(stage):
     small = 'start=0,0,0&size=256,256,256'
     for dataset, settings, times, work, note in [
             ('20g', (), TIMES, 'first byte of a slice of 20 GiB, no block exists', ''),
-            ('20g-layer', ('cache.decoded=0', 'cache.stored=0'), 3, 'first byte of a slice of 20 GiB, gzip blocks, cold',
+            ('20g-layer', ('cache.decoded=0', 'cache.stored=0'), 3, 'first byte of a slice of 20 GiB, gzip, cold',
              'cache.decoded=0, cache.stored=0')]:
         with stage.server(*settings) as server:
             path = f'/slice/sparse/{dataset}'
