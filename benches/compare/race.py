@@ -43,8 +43,8 @@ def race(stage, work, target, pairs, status=200, method='GET'):
 
     Every runner has its turn of one second in every round, even if it is in several pairs. For the rate, 32 connections
     ask without pause, from two threads of wrk, as one is too slow for nginx. For p99, each of them waits for `PAUSE`
-    before it asks again, so that both servers are asked for about as much and neither is busy all the time: a p99 of more busy
-    threads than cores is the scheduler's, ten times greater or smaller from one second to the next.
+    before it asks again, so that both servers are asked for about as much and neither is busy all the time: a p99 of
+    more busy threads than cores is the scheduler's, ten times greater or smaller from one second to the next.
     """
     runners = list({id(runner): runner for pair in pairs for runner in pair}.values())
     for runner in runners:
