@@ -45,7 +45,7 @@ def n5(path, array, compression, block=64):
 
 
 def zarr3(path, array, codec):
-    """Writes a Zarr 3 array with the axes reversed, elements most significant byte first: its chunks are N5's payloads."""
+    """Writes a Zarr 3 array, axes reversed, most significant byte first: its chunks are N5's payloads."""
     endian = {'endian': 'big'} if array.dtype.itemsize > 1 else {}
     spec = {'driver': 'zarr3', 'kvstore': {'driver': 'file', 'path': f'{path}/'}, 'metadata': {
         'shape': array.shape[::-1], 'data_type': array.dtype.name,
@@ -76,7 +76,7 @@ def volumes(size):
 
 
 def segmentation(size=256, cell=24):
-    """Blobs around points, one in every cell of a grid, each with a label of 64 bits: every voxel has its nearest point's."""
+    """Blobs around points, one in every cell of a grid: every voxel has the label of its nearest point."""
     half, cell = size // 2, cell // 2  # at half the resolution, then doubled
     rng = np.random.default_rng(11)
     cells = half // cell + 3
