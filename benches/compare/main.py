@@ -71,7 +71,7 @@ def show(result):
     """One result on the terminal."""
     if isinstance(result, Row):
         work, other, ours, theirs, unit, ratio, spread, target, verdict, note = result.cells()
-        print(f'{work:52} {other:22} {ours:>9} {theirs:>9} {unit:6} {ratio:>6} {spread:>14} {target:>7} {verdict:7}', note)
+        print(f'{work:50} {other:20} {ours:>9} {theirs:>9} {unit:6} {ratio:>6} {spread:>14} {target:>7} {verdict}', note)
     elif isinstance(result, Table):
         print(f'\n{result.title}')
         widths = [max(map(len, column)) for column in zip(result.header, *result.lines)]
@@ -79,7 +79,7 @@ def show(result):
             print('    ' + '  '.join(cell.rjust(width) for cell, width in zip(line, widths)))
         print(f'    {result.verdict}: {result.rule}\n')
     else:
-        print(f'{result.work:52} {result.verdict}: {result.why}')
+        print(f'{result.work:50} {result.verdict}: {result.why}')
     sys.stdout.flush()
 
 
