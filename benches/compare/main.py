@@ -71,7 +71,8 @@ def show(result):
     """One result on the terminal."""
     if isinstance(result, Row):
         work, other, ours, theirs, unit, ratio, spread, target, verdict, note = result.cells()
-        print(f'{work:50} {other:20} {ours:>9} {theirs:>9} {unit:6} {ratio:>6} {spread:>14} {target:>7} {verdict}', note)
+        print(f'{work:48} {other:20} {ours:>9} {theirs:>9} {unit:5} {ratio:>6} {spread:>12} {target:>7} {verdict:7}',
+              note)
     elif isinstance(result, Table):
         print(f'\n{result.title}')
         widths = [max(map(len, column)) for column in zip(result.header, *result.lines)]
