@@ -1,0 +1,197 @@
+"""The contestants that are servers, each a context that leaves no process behind, and taking turns."""
+import ctypes
+import multiprocessing
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+HOST = '127.0.0.1'
+LIBC = ctypes.CDLL(None)
+
+
+def dies_with_parent():
+    """Called in a child: it is told to end if this process is killed before it can end its children."""
+    LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def spawn(words, **options):
+    """A child process that does not outlive this one; no setting of n5-server comes from the environment."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith('N5_')}
+    return subprocess.Popen([str(w) for w in words], stdin=subprocess.DEVNULL, env=environment,
+                            preexec_fn=dies_with_parent, **options)
+
+
+def end(process, seconds=10):
+    """Asks a child to end, then makes it."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind((HOST, 0))
+        return s.getsockname()[1]
+
+
+def wait_for(port, seconds=10):
+    """Until something accepts connections there."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((HOST, port), 1).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
+class Server:
+    """n5-server on a container, with defaults, except for the level of its log and the settings given."""
+    name = 'n5-server'
+
+    def __init__(self, binary, root, *settings):
+        self.words = [binary, root, '--listen', f'{HOST}:0']
+        for setting in ('log.level=warn', *settings):
+            self.words += ['--set', setting]
+
+    def __enter__(self):
+        self.process = spawn(self.words, stdout=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        found = re.search(r'listening on http://[^/]*:(\d+)/', line)
+        if not found:
+            end(self.process)
+            raise RuntimeError(f'{self.words[0]} did not start: {line!r}')
+        self.port = int(found.group(1))
+        return self
+
+    def __exit__(self, *_):
+        # Streams that a row gave up in the middle are not waited for.
+        end(self.process, 2)
+        self.process.stdout.close()
+
+    def resident(self):
+        """Bytes of memory that are resident, and the most that were."""
+        status = pathlib.Path(f'/proc/{self.process.pid}/status').read_text()
+        return tuple(int(re.search(rf'{key}:\s+(\d+) kB', status).group(1)) * 1024 for key in ('VmRSS', 'VmHWM'))
+
+
+NGINX = '''
+daemon off;
+{user}
+worker_processes 2;
+worker_rlimit_nofile 20000;
+error_log {place}/error.log crit;
+pid {place}/pid;
+events {{ worker_connections 10500; }}
+http {{
+    default_type application/octet-stream;
+    types {{ application/json json; }}
+    access_log off;
+    log_not_found off;
+    sendfile on;
+    tcp_nopush on;
+    tcp_nodelay on;
+    open_file_cache max=100000 inactive=60s;
+    open_file_cache_valid 60s;
+    keepalive_requests 1000000000;
+    keepalive_timeout 600s;
+    etag on;
+    client_body_temp_path {place}/body;
+    proxy_temp_path {place}/proxy;
+    fastcgi_temp_path {place}/fastcgi;
+    uwsgi_temp_path {place}/uwsgi;
+    scgi_temp_path {place}/scgi;
+    server {{
+        listen {host}:{port};
+        root {root};
+        {directives}
+    }}
+}}
+'''
+
+
+class Nginx:
+    """nginx as one would set it up for files that do not change; directives of its `server` may be added."""
+    name = 'nginx'
+
+    def __init__(self, root, *directives):
+        self.root, self.directives = pathlib.Path(root).resolve(), directives
+
+    def words(self, place):
+        """The command, with its configuration written to `place`."""
+        self.port = free_port()
+        configuration = pathlib.Path(place) / 'nginx.conf'
+        configuration.write_text(NGINX.format(
+            place=place, host=HOST, port=self.port, root=self.root, directives='\n        '.join(self.directives),
+            # Else its workers are `nobody`, who cannot read everybody's checkout.
+            user='user root;' if os.geteuid() == 0 else ''))
+        return ['nginx', '-p', place, '-e', f'{place}/error.log', '-c', configuration]
+
+    def __enter__(self):
+        self.place = tempfile.TemporaryDirectory()
+        self.process = spawn(self.words(self.place.name))
+        try:
+            wait_for(self.port)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        end(self.process)
+        self.place.cleanup()
+
+
+def send_only(listener):
+    """Answers `GET /N` with N bytes from memory, in one call."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    dies_with_parent()
+    answers = {}
+    while True:
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with connection:
+            while request := connection.recv(65536):
+                size = int(re.match(rb'GET /(\d+)', request).group(1))
+                if size not in answers:
+                    answers[size] = b'HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n' % size + b'\x5a' * size
+                connection.sendall(answers[size])
+
+
+class SendOnly:
+    """A server that does nothing but send: `GET /N` is answered with N bytes from memory. One connection at a time."""
+    name = 'send only'
+
+    def __enter__(self):
+        self.listener = socket.create_server((HOST, 0))
+        self.port = self.listener.getsockname()[1]
+        self.process = multiprocessing.get_context('fork').Process(target=send_only, args=(self.listener,), daemon=True)
+        self.process.start()
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.join()
+        self.listener.close()
+
+
+def alternate(rounds, *contestants, warm=True):
+    """Calls each once, uncounted, then in turn, A B A B; returns for each what its calls gave, one a round."""
+    for contestant in contestants if warm else ():
+        contestant()
+    samples = [[] for _ in contestants]
+    for _ in range(rounds):
+        for contestant, results in zip(contestants, samples):
+            results.append(contestant())
+    return samples

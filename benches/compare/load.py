@@ -1,0 +1,163 @@
+"""Load generators: wrk, h2load, and a client that costs as little as possible."""
+import pathlib
+import re
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+
+HOST = '127.0.0.1'
+WALK = pathlib.Path(__file__).parent / 'walk.lua'
+
+
+class Failed(Exception):
+    """An answer was not what the row asks for; then its figures mean nothing."""
+
+
+@dataclass
+class Load:
+    """Requests per second, latencies in milliseconds, bytes per answer with its header."""
+    rate: float
+    p50: float
+    p99: float
+    size: float
+    requests: int
+
+
+def output(words, seconds):
+    """What a load generator prints; it is ended with this process's turn, whatever happens."""
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=seconds, check=False)
+    if done.returncode:
+        raise Failed(f'{words[0]}: {done.stdout}{done.stderr}')
+    return done.stdout
+
+
+def wrk(port, paths, seconds=2, connections=32, threads=2, method='GET', headers=None, tags=None, missing=False,
+        random=None, pause=0):
+    """Asks for the paths in turn, over and over. Any status of 400 or more is a failure, or with `missing` any other.
+
+    `tags` are entity tags for If-None-Match, one for each path. `random` is a grid: then `paths` is a prefix, and block
+    positions are drawn from the grid. Each connection waits for `pause` milliseconds before it asks again.
+    """
+    with tempfile.NamedTemporaryFile('w', suffix='.paths') as file:
+        if random:
+            words = [paths, 'random:' + ','.join(map(str, random))]
+        else:
+            lines = [f'{path}\t{tag}' for path, tag in zip(paths, tags, strict=True)] if tags else paths
+            file.write('\n'.join(lines))
+            file.flush()
+            words = [file.name, method]
+        for name, value in (headers or {}).items():
+            words += [name, value]
+        text = output(['wrk', '-t', threads, '-c', connections, '-d', f'{seconds}s', '--timeout', '10s', '-s', WALK,
+                       f'http://{HOST}:{port}/', '--', pause, *words], seconds + 60)
+    count, micros, size, bad, broken, p50, p99 = map(int, re.search(r'RESULT (.*)', text).group(1).split())
+    if broken or not count or bad != (count if missing else 0):
+        raise Failed(f'of {count} answers {bad} had a status of 400 or more, and {broken} requests broke')
+    return Load(count / micros * 1e6, p50 / 1e3, p99 / 1e3, size / count, count)
+
+
+def h2load(port, paths, requests, clients=1, streams=100, http2=True):
+    """Requests per second over HTTP/2 (or 1.1), and the seconds that all of them took; paths in turn."""
+    with tempfile.NamedTemporaryFile('w', suffix='.paths') as file:
+        file.write('\n'.join(f'http://{HOST}:{port}{path}' for path in paths))
+        file.flush()
+        words = ['h2load', '-n', requests, '-c', clients, '-m', streams, '-i', file.name]
+        text = output(words if http2 else [*words, '--h1'], 300)
+    found = re.search(r'finished in ([\d.]+)(us|ms|s), ([\d.]+) req/s', text)
+    succeeded = int(re.search(r'(\d+) 2xx', text).group(1))
+    if succeeded != requests:
+        raise Failed(text)
+    return float(found.group(3)), float(found.group(1)) * {'us': 1e-6, 'ms': 1e-3, 's': 1}[found.group(2)]
+
+
+class Slurp:
+    """A kept connection whose answers are received into memory that is there already.
+
+    Every server that is asked over HTTP is asked with this: the less the client costs, the more a row says of the
+    server.
+    `get` returns seconds; `status`, `headers` and `body` (a view, until the next `get`) are of the last answer.
+    """
+
+    def __init__(self, port, size=1 << 20):
+        self.port = port
+        self.socket = None
+        self.room(size)
+
+    def room(self, size):
+        self.buffer = bytearray(b'\1') * size
+        self.view = memoryview(self.buffer)
+
+    def __enter__(self):
+        self.socket = socket.create_connection((HOST, self.port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def send(self, path, method='GET', headers=None):
+        lines = ''.join(f'{name}: {value}\r\n' for name, value in (headers or {}).items())
+        self.socket.sendall(f'{method} {path} HTTP/1.1\r\nHost: {HOST}:{self.port}\r\n{lines}\r\n'.encode())
+
+    def head(self):
+        """Receives up to the end of the headers; returns what came of the body."""
+        data = b''
+        while b'\r\n\r\n' not in data:
+            more = self.socket.recv(65536)
+            if not more:
+                raise Failed(f'the connection was closed after {data!r}')
+            data += more
+        head, rest = data.split(b'\r\n\r\n', 1)
+        first, *lines = head.decode('latin-1').split('\r\n')
+        self.status = int(first.split()[1])
+        self.headers = {name.lower(): value.strip() for name, value in (line.split(':', 1) for line in lines)}
+        return rest
+
+    def get(self, path, method='GET', headers=None, status=200):
+        started = time.perf_counter()
+        self.send(path, method, headers)
+        rest = self.head()
+        bodiless = method == 'HEAD' or self.status == 304
+        size = 0 if bodiless else int(self.headers['content-length'])
+        if size > len(self.buffer):
+            self.room(size)
+        at = len(rest)
+        self.view[:at] = rest
+        while at < size:
+            got = self.socket.recv_into(self.view[at:size])
+            if not got:
+                raise Failed(f'{path}: closed after {at} of {size} bytes')
+            at += got
+        seconds = time.perf_counter() - started
+        self.body = self.view[:size]
+        if self.status != status:
+            raise Failed(f'{path}: {self.status}, not {status}: {bytes(self.body[:500])!r}')
+        return seconds
+
+
+def slurp(port, path, size=1 << 20):
+    """Seconds of one GET over a connection of its own, connecting not included."""
+    with Slurp(port, size) as client:
+        return client.get(path)
+
+
+def first_byte(port, path):
+    """Seconds from sending a GET to the first byte of the body; the rest is not waited for."""
+    with Slurp(port) as client:
+        started = time.perf_counter()
+        client.send(path)
+        if not client.head():
+            client.socket.recv(1)
+        seconds = time.perf_counter() - started
+    if client.status != 200:
+        raise Failed(f'{path}: {client.status}')
+    return seconds
+
+
+def entity_tag(port, path):
+    """What the server says of a path; for If-None-Match."""
+    with Slurp(port) as client:
+        client.get(path)
+        return client.headers['etag']

@@ -1,0 +1,58 @@
+-- For wrk: asks for the paths of a file in turn, and prints what load.py reads.
+--   wrk -s walk.lua URL -- PAUSE FILE METHOD [HEADER VALUE]...
+-- A connection waits for PAUSE milliseconds before each request.
+-- A line of the file is a path, or a path, a tab and an entity tag to send in If-None-Match.
+-- With METHOD "random:X,Y,Z" paths are FILE/x/y/z, a random position below each of the numbers.
+local threads = 0
+function setup(thread)
+    threads = threads + 1
+    thread:set('number', threads)
+end
+
+local requests, at = {}, 0
+local prefix, sides
+
+function init(args)
+    local pause, file, method = tonumber(args[1]), args[2], args[3]
+    if pause > 0 then
+        -- wrk asks after this whether there is such a function; without, it is a little faster.
+        delay = function() return pause end
+    end
+    local headers = {}
+    for i = 4, #args - 1, 2 do
+        headers[args[i]] = args[i + 1]
+    end
+    if method:match('^random:') then
+        prefix, sides = file, {}
+        for side in method:gmatch('%d+') do
+            table.insert(sides, tonumber(side))
+        end
+        math.randomseed(os.time() * 7 + number)
+        return
+    end
+    for line in io.lines(file) do
+        local path, tag = line:match('^([^\t]+)\t?(.*)$')
+        headers['If-None-Match'] = tag ~= '' and tag or nil
+        table.insert(requests, wrk.format(method, path, headers))
+    end
+    -- The threads do not walk side by side.
+    at = math.floor(#requests * (number - 1) / 2)
+end
+
+function request()
+    if sides then
+        local path = prefix
+        for _, side in ipairs(sides) do
+            path = path .. '/' .. math.random(0, side - 1)
+        end
+        return wrk.format('GET', path)
+    end
+    at = at % #requests + 1
+    return requests[at]
+end
+
+function done(summary, latency, _)
+    local e = summary.errors
+    io.write(string.format('RESULT %d %d %d %d %d %d %d\n', summary.requests, summary.duration, summary.bytes, e.status,
+        e.connect + e.read + e.write + e.timeout, latency:percentile(50), latency:percentile(99)))
+end
