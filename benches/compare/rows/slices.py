@@ -20,6 +20,7 @@ from contest import SendOnly, alternate
 from data import COMPRESSIONS
 from load import Failed, Slurp
 from rows import against
+from tools import imagecodecs
 
 TYPES = {'em8': '|u1', 'em16': '<u2', 'seg64': '<u8'}
 TARGET, FREE, REACHED = 2.0, 4.0, 0.85
@@ -54,6 +55,7 @@ def row(work, ours, theirs, sent, bare, library):
 
 
 def rows(stage):
+    codecs = imagecodecs(stage.home)
     with stage.server(*COLD) as server, SendOnly() as sender:
         for name, dtype in TYPES.items():
             size = 256**3 * np.dtype(dtype).itemsize
@@ -64,7 +66,7 @@ def rows(stage):
                     client.get(f'/slice/{dataset}')
                     if bytes(client.body) != store.read(order='F').result().astype(dtype).tobytes('F'):
                         raise Failed(f'{dataset}: the server and TensorStore differ')
-                    with Bare(stage.n5 / dataset, compression, size // 64) as bare:
+                    with Bare(stage.n5 / dataset, compression, size // 64, codecs) as bare:
                         ours, theirs, sent, decoded = alternate(
                             stage.rounds, lambda: client.get(f'/slice/{dataset}'),
                             lambda: timed(lambda: store.read(order='F').result()), lambda: sink.get(f'/{size}'), bare)
