@@ -4,13 +4,12 @@ No reader of the volume can be faster than the library that it decodes with, on 
 newest that Python has, and take payloads from memory: no file is read, no byte swapped, no block put in its place.
 """
 import multiprocessing
-import signal
 import time
 
 import numpy as np
 from numcodecs import blosc, zstd
 
-from contest import dies_with_parent
+from contest import ends_quietly
 
 LIBRARIES = {'raw': 'memcpy', 'gzip': 'libdeflate', 'zstd': 'libzstd', 'blosc': 'c-blosc', 'bzip2': 'libbz2', 'xz': 'liblzma'}
 # Mode, number of axes and a size along each of three axes.
@@ -34,8 +33,7 @@ def decoder(compression, size, codecs):
 
 def decode(payloads, job, channel):
     """Decodes everything whenever it is told to, and says when it has."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    dies_with_parent()
+    ends_quietly()
     while channel.recv():
         for payload in payloads:
             job(payload)

@@ -19,6 +19,13 @@ def dies_with_parent():
     LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
+def ends_quietly():
+    """Called first in a fork: it ends with this process, and on SIGTERM and Ctrl-C without a word."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    dies_with_parent()
+
+
 def spawn(words, **options):
     """A child process that does not outlive this one; no setting of n5-server comes from the environment."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith('N5_')}
@@ -155,8 +162,7 @@ class Nginx:
 
 def send_only(listener):
     """Answers `GET /N` with N bytes from memory, in one call."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    dies_with_parent()
+    ends_quietly()
     answers = {}
     while True:
         connection, _ = listener.accept()

@@ -2,12 +2,11 @@
 import multiprocessing
 import pathlib
 import select
-import signal
 import socket
 import time
 from dataclasses import dataclass
 
-from contest import dies_with_parent
+from contest import ends_quietly
 from load import HOST, Failed
 
 RECORDED = pathlib.Path(__file__).parent / 'session.txt'
@@ -129,8 +128,7 @@ def replay(port, requests, connections, prefix='', exact=True):
 
 def answer(channel, answers):
     """Answers `GET PATH` on every connection that comes over the channel, in one call each."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    dies_with_parent()
+    ends_quietly()
     clients = {}
     with select.epoll() as poll:
         poll.register(channel.fileno(), select.EPOLLIN)
@@ -150,8 +148,7 @@ def answer(channel, answers):
 
 def accept(listener, answers):
     """Hands connections to two processes in turn."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    dies_with_parent()
+    ends_quietly()
     channels = []
     for _ in range(2):
         here, there = socket.socketpair()

@@ -37,7 +37,8 @@ def imagecodecs(home):
     """The module: liblzma, libbz2 and libdeflate of today, where Python has those that it was built with."""
     place = home / f'target/compare-tools/imagecodecs-{IMAGECODECS}'
     if not place.is_dir():
-        part = place.with_suffix('.part')
+        part = place.with_name('part')
+        shutil.rmtree(part, ignore_errors=True)
         run([sys.executable, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--no-deps', '--only-binary',
              ':all:', '--target', str(part), f'imagecodecs=={IMAGECODECS}'])
         part.rename(place)
