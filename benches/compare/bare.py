@@ -11,7 +11,8 @@ from numcodecs import blosc, zstd
 
 from contest import ends_quietly
 
-LIBRARIES = {'raw': 'memcpy', 'gzip': 'libdeflate', 'zstd': 'libzstd', 'blosc': 'c-blosc', 'bzip2': 'libbz2', 'xz': 'liblzma'}
+LIBRARIES = {
+    'raw': 'memcpy', 'gzip': 'libdeflate', 'zstd': 'libzstd', 'blosc': 'c-blosc', 'bzip2': 'libbz2', 'xz': 'liblzma'}
 # Mode, number of axes and a size along each of three axes.
 HEADER = 16
 

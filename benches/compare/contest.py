@@ -6,6 +6,7 @@ import pathlib
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import tempfile
 import time
@@ -192,12 +193,20 @@ class SendOnly:
         self.listener.close()
 
 
-def alternate(rounds, *contestants):
-    """Calls each once, uncounted, then in turn, A B A B; returns for each what its calls gave, one a round."""
-    for contestant in contestants:
+def alternate(rounds, *contestants, times=1):
+    """Calls each once, uncounted, then in turn, A B A B; returns for each what its calls gave, one a round.
+
+    With `times` a round, also the uncounted one, is that many turns, and gives the median of their numbers.
+    """
+    for contestant in contestants * times:
         contestant()
     samples = [[] for _ in contestants]
-    for _ in range(rounds):
+    for _ in range(rounds * times):
         for contestant, results in zip(contestants, samples):
             results.append(contestant())
-    return samples
+    return samples if times == 1 else [medians(results, times) for results in samples]
+
+
+def medians(numbers, times):
+    """The median of each `times` numbers."""
+    return [statistics.median(numbers[at:at + times]) for at in range(0, len(numbers), times)]

@@ -6,7 +6,7 @@ import json
 import pathlib
 import subprocess
 
-from contest import HOST, end, spawn
+from contest import HOST, end, medians, spawn
 from data import ZARR
 from load import Failed
 from rows import LeftOut, against
@@ -29,11 +29,6 @@ def readings(python, rounds, *urls):
     return json.loads(printed)
 
 
-def medians(samples, rounds):
-    """One number a round, in milliseconds."""
-    return [1e3 * sorted(samples[r * TIMES:(r + 1) * TIMES])[TIMES // 2] for r in range(rounds)]
-
-
 def rows(stage):
     stage.need('nginx')
     python = stage.home / 'tests/.venv-zarr3/bin/python'
@@ -43,6 +38,6 @@ def rows(stage):
         for dataset in ZARR:
             urls = [f'http://{HOST}:{server.port}/zarr3/{dataset}', f'http://{HOST}:{nginx.port}/{dataset}']
             for reader, samples in readings(python, stage.rounds * TIMES, *urls).items():
-                ours, theirs = (medians(s, stage.rounds) for s in samples)
+                ours, theirs = (medians([1e3 * second for second in s], TIMES) for s in samples)
                 yield against(f'256^3 {dataset} as Zarr 3 with {READERS[reader]}', 'nginx, Zarr copy', 0.9, 'higher', ours,
                               theirs, 'ms', inverted=True)
