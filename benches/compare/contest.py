@@ -134,7 +134,7 @@ class Nginx:
     name = 'nginx'
 
     def __init__(self, root, *directives):
-        self.root, self.directives = root, directives
+        self.root, self.directives = pathlib.Path(root).resolve(), directives
 
     def words(self, place):
         """The command, with its configuration written to `place`."""
@@ -193,12 +193,12 @@ class SendOnly:
         self.listener.close()
 
 
-def alternate(rounds, *contestants, times=1):
+def alternate(rounds, *contestants, warm=True, times=1):
     """Calls each once, uncounted, then in turn, A B A B; returns for each what its calls gave, one a round.
 
     With `times` a round, also the uncounted one, is that many turns, and gives the median of their numbers.
     """
-    for contestant in contestants * times:
+    for contestant in contestants * times if warm else ():
         contestant()
     samples = [[] for _ in contestants]
     for _ in range(rounds * times):

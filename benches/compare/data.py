@@ -4,7 +4,9 @@
     n5/em8-512/{raw,gzip}, n5/em16-512/{raw,gzip}      512^3
     n5/small                                           256^3 uint8 in 16^3 blocks, gzip: 4096 files below 4 KB
     n5/pyramid/s0..s3                                  512^3 uint8, gzip, and its three halvings, with metadata
+    n5/empty                                           64 blocks of 0 bytes, for what is asked without a body
     n5/sparse/20g                                      20 GiB of uint8 without a block
+    n5/sparse/20g-layer                                the same with its first 64 planes, of em8/gzip's blocks
     n5/sparse/{grid3,grid9,grid12}                     10^3, 10^9, 10^12 blocks; of these only 0/0/0 exists
     zarr3/em8/gzip, zarr3/em16/zstd, zarr3/seg64/gzip  Zarr 3 copies, axes reversed, chunks as the blocks
     files/{N}                                          N bytes of camera data, not a container
@@ -43,7 +45,7 @@ def n5(path, array, compression, block=64):
 
 
 def zarr3(path, array, codec):
-    """Writes a Zarr 3 array with the axes reversed, elements most significant byte first: its chunks are N5's payloads."""
+    """Writes a Zarr 3 array, axes reversed, most significant byte first: its chunks are N5's payloads."""
     endian = {'endian': 'big'} if array.dtype.itemsize > 1 else {}
     spec = {'driver': 'zarr3', 'kvstore': {'driver': 'file', 'path': f'{path}/'}, 'metadata': {
         'shape': array.shape[::-1], 'data_type': array.dtype.name,
@@ -74,7 +76,7 @@ def volumes(size):
 
 
 def segmentation(size=256, cell=24):
-    """Blobs around points, one in every cell of a grid, each with a label of 64 bits: every voxel has its nearest point's."""
+    """Blobs around points, one in every cell of a grid: every voxel has the label of its nearest point."""
     half, cell = size // 2, cell // 2  # at half the resolution, then doubled
     rng = np.random.default_rng(11)
     cells = half // cell + 3
@@ -126,6 +128,15 @@ def sparse(path, dimensions, block=None):
         shutil.copyfile(block, path / '0/0/0')
 
 
+def layer(path, dimensions, blocks):
+    """A dataset whose blocks at z = 0 are those of another one with 4 x 4 x 4, as often as needed: links, no bytes."""
+    sparse(path, dimensions)
+    for x in range(dimensions[0] // 64):
+        for y in range(dimensions[1] // 64):
+            (path / f'{x}/{y}').mkdir(parents=True)
+            os.link(blocks / f'{x % 4}/{y % 4}/{(x // 4 + y // 4) % 4}', path / f'{x}/{y}/0')
+
+
 def write(root):
     """Everything, into an empty directory."""
     data = root / 'n5'
@@ -143,6 +154,12 @@ def write(root):
     for path, codec in ZARR.items():
         zarr3(root / 'zarr3' / path, cubes[path.split('/')[0]], codec)
     sparse(data / 'sparse/20g', [4096, 4096, 1280])
+    layer(data / 'sparse/20g-layer', [4096, 4096, 1280], data / 'em8/gzip')
+    sparse(data / 'empty', [256] * 3)
+    for x, y, z in np.ndindex(4, 4, 4):
+        block = data / f'empty/{x}/{y}/{z}'
+        block.parent.mkdir(parents=True, exist_ok=True)
+        block.touch()
     for name, side in GRIDS.items():
         sparse(data / 'sparse' / name, [64 * side] * 3, data / 'em8/gzip/0/0/0')
     (root / 'files').mkdir()

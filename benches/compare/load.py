@@ -34,11 +34,11 @@ def output(words, seconds):
 
 
 def wrk(port, paths, seconds=2, connections=32, threads=2, method='GET', headers=None, tags=None, missing=False,
-        random=None):
+        random=None, pause=0):
     """Asks for the paths in turn, over and over. Any status of 400 or more is a failure, or with `missing` any other.
 
     `tags` are entity tags for If-None-Match, one for each path. `random` is a grid: then `paths` is a prefix, and block
-    positions are drawn from the grid.
+    positions are drawn from the grid. Each connection waits for `pause` milliseconds before it asks again.
     """
     with tempfile.NamedTemporaryFile('w', suffix='.paths') as file:
         if random:
@@ -51,7 +51,7 @@ def wrk(port, paths, seconds=2, connections=32, threads=2, method='GET', headers
         for name, value in (headers or {}).items():
             words += [name, value]
         text = output(['wrk', '-t', threads, '-c', connections, '-d', f'{seconds}s', '--timeout', '10s', '-s', WALK,
-                       f'http://{HOST}:{port}/', '--', *words], seconds + 60)
+                       f'http://{HOST}:{port}/', '--', pause, *words], seconds + 60)
     count, micros, size, bad, broken, p50, p99 = map(int, re.search(r'RESULT (.*)', text).group(1).split())
     if broken or not count or bad != (count if missing else 0):
         raise Failed(f'of {count} answers {bad} had a status of 400 or more, and {broken} requests broke')
@@ -75,7 +75,8 @@ def h2load(port, paths, requests, clients=1, streams=100, http2=True):
 class Slurp:
     """A kept connection whose answers are received into memory that is there already.
 
-    Every server that is asked over HTTP is asked with this; the less the client costs, the more a row says of the server.
+    Every server that is asked over HTTP is asked with this: the less the client costs, the more a row says of the
+    server.
     `get` returns seconds; `status`, `headers` and `body` (a view, until the next `get`) are of the last answer.
     """
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import platform
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -70,7 +71,8 @@ def show(result):
     """One result on the terminal."""
     if isinstance(result, Row):
         work, other, ours, theirs, unit, ratio, spread, target, verdict, note = result.cells()
-        print(f'{work:52} {other:22} {ours:>9} {theirs:>9} {unit:6} {ratio:>6} {spread:>14} {target:>7} {verdict:7} {note}')
+        print(f'{work:48} {other:20} {ours:>9} {theirs:>9} {unit:5} {ratio:>6} {spread:>12} {target:>7} {verdict:7}',
+              note)
     elif isinstance(result, Table):
         print(f'\n{result.title}')
         widths = [max(map(len, column)) for column in zip(result.header, *result.lines)]
@@ -78,7 +80,7 @@ def show(result):
             print('    ' + '  '.join(cell.rjust(width) for cell, width in zip(line, widths)))
         print(f'    {result.verdict}: {result.rule}\n')
     else:
-        print(f'{result.work:52} {result.verdict}: {result.why}')
+        print(f'{result.work:50} {result.verdict}: {result.why}')
     sys.stdout.flush()
 
 
@@ -92,7 +94,8 @@ def markdown(results, context):
     text += table(HEADER, [r.cells() for r in results if isinstance(r, Row)])
     for result in results:
         if isinstance(result, Table):
-            text += [f'**{result.title}**', '', *table(result.header, result.lines), f'{result.verdict}: {result.rule}', '']
+            text += [f'**{result.title}**', '', *table(result.header, result.lines)]
+            text += [f'{result.verdict}: {result.rule}', '']
         elif isinstance(result, Missing):
             text += [f'- {result.work}: {result.verdict}: {result.why}', '']
     return '\n'.join(text)
@@ -111,7 +114,8 @@ def machine(rounds):
     cpu = re.search(r'model name\s*: (.*)', pathlib.Path('/proc/cpuinfo').read_text())
     nginx = ''
     if shutil.which('nginx'):
-        nginx = subprocess.run(['nginx', '-v'], capture_output=True, text=True).stderr.strip().replace('nginx version: ', '')
+        nginx = subprocess.run(['nginx', '-v'], capture_output=True, text=True).stderr.strip()
+        nginx = nginx.replace('nginx version: ', '')
     parts = [f'{len(os.sched_getaffinity(0))} cores of {cpu.group(1) if cpu else platform.machine()}',
              f'Linux {platform.release()}', nginx, f'medians of {rounds} rounds', time.strftime('%Y-%m-%d')]
     return ', '.join(p for p in parts if p) + '.'
@@ -125,8 +129,12 @@ def main():
     target = pathlib.Path(os.environ.get('CARGO_TARGET_DIR') or HOME / 'target')
     parser.add_argument('--server', type=pathlib.Path, default=target / 'release/n5-server', help='the binary')
     options = parser.parse_args()
+    # Connections are held by the thousand; children inherit this.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # So that contexts are left, and with them processes ended, whatever ends this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     paths = data.build(target / 'compare-data')
     stage = Stage(**paths, binary=options.server.resolve(), rounds=options.rounds)

@@ -4,8 +4,8 @@
     viewer/build; cargo build --release; python3 benches/compare/data.py
     tests/.venv/bin/python benches/compare/record.py
 
-A browser shows /viewer/ in a window of 1280 x 900 pixels with a fresh cache and Neuroglancer's own settings (four panels,
-at most 100 requests at once). It is sent the input of a person: wheel, drag, keys. Every request for the container is
+A browser shows /viewer/ in a window of 1280 x 900 pixels with a fresh cache and Neuroglancer's own settings (four
+panels, at most 100 requests at once). It is sent the input of a person: wheel, drag, keys. Every request for the container is
 written to session.txt as it leaves, with the time since the first, its method, its path below the container and the
 Range it asks for if any; none of the viewer's own files is. The order is that of one run: two runs differ in it.
 """
@@ -26,8 +26,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 HOME = HERE.parents[1]
 FLAGS = ['--use-gl=angle', '--use-angle=swiftshader', '--enable-unsafe-swiftshader', '--no-sandbox']
 SIZE = {'width': 1280, 'height': 900}
-HEADING = '''# What Neuroglancer asked of the pyramid, recorded by record.py: milliseconds, method, path, Range if there is one.
-# {requests} requests in {seconds:.0f} s, at most {most} without an answer at once.
+HEADING = '''# What Neuroglancer asked of the pyramid, recorded by record.py: milliseconds, method,
+# path, Range if there is one. {requests} requests in {seconds:.0f} s, at most {most} without an answer at once.
 '''
 
 
@@ -107,7 +107,8 @@ def main():
     paths = build(HOME / 'target/compare-data')
     binary = pathlib.Path(os.environ.get('CARGO_TARGET_DIR') or HOME / 'target') / 'release/n5-server'
     chromium = os.environ.get('N5_TEST_CHROMIUM') or shutil.which('chromium') or shutil.which('google-chrome')
-    with Server(binary, paths['n5'], f'server.viewer={HOME / "viewer/dist"}') as server, sync_playwright() as playwright:
+    viewer = f'server.viewer={HOME / "viewer/dist"}'
+    with Server(binary, paths['n5'], viewer) as server, sync_playwright() as playwright:
         base = f'http://127.0.0.1:{server.port}'
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page(viewport=SIZE)

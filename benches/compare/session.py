@@ -87,7 +87,7 @@ class Connection:
         status, size = int(head[9:12]), int(head.split(b'content-length:', 1)[1].split(b'\r\n', 1)[0])
         wrong = status != self.request.status or status == 200 and size != self.request.size
         if wrong and (self.exact or status not in (200, 404)):
-            raise Failed(f'{self.request.path}: {status} with {size} bytes, not {self.request.status}, {self.request.size}')
+            raise Failed(f'{self.request.path}: {status}, {size} bytes, not {self.request.status}, {self.request.size}')
         before = len(self.head) - min(got, 4096)
         self.left = size - (got + before - end - 4)
         return not self.left
@@ -96,10 +96,11 @@ class Connection:
 def replay(port, requests, connections, prefix='', exact=True):
     """Sends all requests in their order, each as soon as a connection is free, and waits for the last byte.
 
-    A browser has 6 connections to a server of HTTP/1.1. `prefix` is a view; unless `exact`, answers may have any length,
-    and attributes may be there that no file holds.
+    A browser has 6 connections to a server of HTTP/1.1. `prefix` is a view; unless `exact`, answers may have any
+    length, and attributes may be there that no file holds.
     """
-    messages = [f'{r.method} {prefix}{r.path} HTTP/1.1\r\nHost: {HOST}:{port}\r\n{HEADERS}\r\n'.encode() for r in requests]
+    end = f' HTTP/1.1\r\nHost: {HOST}:{port}\r\n{HEADERS}\r\n'
+    messages = [f'{r.method} {prefix}{r.path}{end}'.encode() for r in requests]
     scratch = memoryview(bytearray(b'\1') * (1 << 18))
     clients = {c.socket.fileno(): c for c in (Connection(port, exact) for _ in range(min(connections, len(requests))))}
     try:

@@ -39,8 +39,8 @@ def imagecodecs(home):
     if not place.is_dir():
         part = place.with_name('part')
         shutil.rmtree(part, ignore_errors=True)
-        run([sys.executable, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--no-deps', '--only-binary',
-             ':all:', '--target', str(part), f'imagecodecs=={IMAGECODECS}'])
+        run([sys.executable, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--no-deps',
+             '--only-binary', ':all:', '--target', str(part), f'imagecodecs=={IMAGECODECS}'])
         part.rename(place)
     if str(place) not in sys.path:
         sys.path.append(str(place))

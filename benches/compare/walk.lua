@@ -1,5 +1,6 @@
 -- For wrk: asks for the paths of a file in turn, and prints what load.py reads.
---   wrk -s walk.lua URL -- FILE METHOD [HEADER VALUE]...
+--   wrk -s walk.lua URL -- PAUSE FILE METHOD [HEADER VALUE]...
+-- A connection waits for PAUSE milliseconds before each request.
 -- A line of the file is a path, or a path, a tab and an entity tag to send in If-None-Match.
 -- With METHOD "random:X,Y,Z" paths are FILE/x/y/z, a random position below each of the numbers.
 local threads = 0
@@ -12,9 +13,13 @@ local requests, at = {}, 0
 local prefix, sides
 
 function init(args)
-    local file, method = args[1], args[2]
+    local pause, file, method = tonumber(args[1]), args[2], args[3]
+    if pause > 0 then
+        -- wrk asks after this whether there is such a function; without, it is a little faster.
+        delay = function() return pause end
+    end
     local headers = {}
-    for i = 3, #args - 1, 2 do
+    for i = 4, #args - 1, 2 do
         headers[args[i]] = args[i + 1]
     end
     if method:match('^random:') then

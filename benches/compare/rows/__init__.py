@@ -82,7 +82,7 @@ class Missing:
 
 
 def against(work, contestant, target, better, ours, theirs, unit, note='', limit='', inverted=False):
-    """A row of two lists of samples. The ratio is ours / theirs; `inverted` makes it theirs / ours (times, as speed)."""
+    """A row of two lists of samples. The ratio is ours / theirs; `inverted` makes it theirs / ours, for times."""
     ratios = [b / a if inverted else a / b for a, b in zip(ours, theirs, strict=True)]
     return Row(work, contestant, target, better, ratios, ours, theirs, unit, note, limit)
 

@@ -1,7 +1,7 @@
 """Planes as pictures, and cut-outs, from blocks that are in memory already.
 
-Each contestant is asked for planes next to each other that lie in the same 64 blocks, once before it counts: every block
-is decoded, no picture has been made. One request at a time.
+Each contestant is asked for planes next to each other that lie in the same 64 blocks, once before it counts: blocks are
+decoded then, and no picture has been made. One request at a time.
 """
 import contextlib
 import gzip
@@ -111,9 +111,9 @@ def planes(stage, server, other, theirs):
 def cut_outs(stage, root):
     """What n5ng does: a region, decoded anew each time, and its bytes compressed with gzip at level 5.
 
-    n5ng itself has no release: it is a script in a repository, for Flask's server for development, that today opens only
-    Zarr of five axes; before that it opened N5 with z5py, which is on conda alone. Its job is done here by the reader for
-    N5 that pip has, zarr 2, in process and without HTTP, which is less than n5ng did.
+    n5ng itself has no release: it is a script in a repository, for Flask's server for development, that today opens
+    Zarr of five axes alone; before that it opened N5 with z5py, which is on conda alone. Its job is done here by the
+    reader for N5 that pip has, zarr 2, in process and without HTTP, which is less than n5ng did.
     """
     warnings.simplefilter('ignore', FutureWarning)  # of its end, with zarr 3
     array = zarr.open(zarr.N5FSStore(str(root)), mode='r')['data']
@@ -134,14 +134,15 @@ def cut_outs(stage, root):
             gzip.compress(cut, 5)
         return cut
 
-    with stage.server('cache.decoded=0', 'cache.stored=0', 'compression.slices=true') as server, Slurp(server.port) as client:
+    settings = ('cache.decoded=0', 'cache.stored=0', 'compression.slices=true')
+    with stage.server(*settings) as server, Slurp(server.port) as client:
         if ours(client) != theirs():
             raise Failed('n5-server and zarr 2 differ')
         a, b = ([s / len(corners) * 1e3 for s in samples] for samples in alternate(
             stage.rounds, lambda: timed(lambda: ours(client)), lambda: timed(theirs)))
     # No ratio is asked for, other than to be ahead of every alternative.
-    yield against(f'cut-out {SIDE}^3 across blocks as gzip, nothing cached', "n5ng's job (zarr 2)", 1.0, 'higher', a, b, 'ms',
-                  'n5ng itself has no release; its level 5, in process; ours at its own level', inverted=True)
+    yield against(f'cut-out {SIDE}^3 across blocks as gzip, nothing cached', "n5ng's job (zarr 2)", 1.0, 'higher', a, b,
+                  'ms', 'n5ng itself has no release; its level 5, in process; ours at its own level', inverted=True)
 
 
 def rows(stage):

@@ -1,7 +1,7 @@
 """A session of Neuroglancer, recorded in a browser, replayed as fast as the server answers.
 
-The person's pauses are left out: what counts is the time to the last byte of everything that was asked. Requests leave in
-the recorded order, up to 6 at once as a browser's connections allow over HTTP/1.1, or 100, as Neuroglancer would have
+Pauses are left out: what counts is the time to the last byte of everything that was asked. Requests leave in the
+recorded order, up to 6 at once as a browser's connections allow over HTTP/1.1, or 100, as Neuroglancer would have
 it. `cold` is the first replay of a server that has just been started, with the files in the page cache; `warm` is a
 later one. The third contestant only sends.
 """
@@ -61,7 +61,7 @@ def bound(process):
 
 
 def memory(stage, requests):
-    """The most memory that was resident while all caches were filled and the session replayed, against what was configured."""
+    """The most memory that was resident while caches were filled and the session replayed, against what was configured."""
     for name, settings in SIZES.items():
         with stage.server(*settings) as server:
             allowed = bound(server.process) + 150 * MIB
@@ -76,7 +76,7 @@ def memory(stage, requests):
             replay(server.port, requests, 100)
             most = server.resident()[1]
         yield against(f'resident size under the replay, {name}', 'budget + 150 MiB', 1.0, 'lower', [most / MIB],
-                      [allowed / MIB], 'MiB', 'as stored, as uint32, as zstd; then 256 MiB of slices, and once more as stored')
+                      [allowed / MIB], 'MiB', 'as stored, as uint32, as zstd; 256 MiB of slices; as stored again')
 
 
 def rows(stage):

@@ -39,5 +39,5 @@ def rows(stage):
             urls = [f'http://{HOST}:{server.port}/zarr3/{dataset}', f'http://{HOST}:{nginx.port}/{dataset}']
             for reader, samples in readings(python, stage.rounds * TIMES, *urls).items():
                 ours, theirs = (medians([1e3 * second for second in s], TIMES) for s in samples)
-                yield against(f'256^3 {dataset} as Zarr 3 with {READERS[reader]}', 'nginx, Zarr copy', 0.9, 'higher', ours,
-                              theirs, 'ms', inverted=True)
+                yield against(f'256^3 {dataset} as Zarr 3 with {READERS[reader]}', 'nginx, Zarr copy', 0.9, 'higher',
+                              ours, theirs, 'ms', inverted=True)

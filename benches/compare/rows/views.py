@@ -1,0 +1,27 @@
+"""What views send against the same as files: blocks re-encoded and kept, chunks passed through."""
+from load import Slurp
+from race import STALE, STALE_NOTE, Runner, blocks, race
+
+
+def total(port, paths):
+    """Bytes of all answers. Reads every path once: what is made at the first reading is made after this."""
+    with Slurp(port) as client:
+        return sum(client.get(path) and len(client.body) for path in paths)
+
+
+def reencoded(stage, work, target, path, other, root):
+    """Rows of a view's paths against files of nginx that hold the same."""
+    with stage.server() as ours, stage.server(*STALE) as stale, stage.nginx(root) as nginx:
+        sizes = [total(port, paths) for port, paths in ((ours.port, path), (stale.port, path), (nginx.port, other))]
+        note = f'{sizes[0] / sizes[2]:.2f} of the bytes' if abs(sizes[0] / sizes[2] - 1) >= 0.005 else ''
+        theirs = Runner('nginx', nginx.port, other, note)
+        yield from race(stage, work, target, [(Runner('n5-server', ours.port, path), theirs),
+                                              (Runner('n5-server', stale.port, path, STALE_NOTE), theirs)])
+
+
+def rows(stage):
+    stage.need('wrk')
+    yield from reencoded(stage, '/as/gzip of xz, second reading', 0.9, blocks('as/gzip/em8/xz'), blocks('em8/gzip'),
+                         stage.n5)
+    yield from reencoded(stage, '/zarr3 chunks, passed through', 0.9, blocks('zarr3/em8/gzip/c'), blocks('em8/gzip/c'),
+                         stage.zarr3)
