@@ -5,8 +5,8 @@
     tests/.venv/bin/python benches/compare/record.py
 
 A browser shows /viewer/ in a window of 1280 x 900 pixels with a fresh cache and Neuroglancer's own settings (four
-panels, at most 100 requests at once). It is sent the input of a person: wheel, drag, keys. Every request for the container is
-written to session.txt as it leaves, with the time since the first, its method, its path below the container and the
+panels, at most 100 requests at once). It is sent the input of a person: wheel, drag, keys. Every request for the
+container is written to session.txt as it leaves, with the time since the first, its method, its path below the container and the
 Range it asks for if any; none of the viewer's own files is. The order is that of one run: two runs differ in it.
 """
 import json

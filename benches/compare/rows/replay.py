@@ -61,7 +61,7 @@ def bound(process):
 
 
 def memory(stage, requests):
-    """The most memory that was resident while caches were filled and the session replayed, against what was configured."""
+    """The most memory that was resident while caches were filled and the session replayed; against the budget."""
     for name, settings in SIZES.items():
         with stage.server(*settings) as server:
             allowed = bound(server.process) + 150 * MIB

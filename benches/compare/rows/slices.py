@@ -1,8 +1,8 @@
 """A whole volume as one slice, cold, against TensorStore in process.
 
 Cold is a server whose caches are switched off, `cache.decoded=0` and `cache.stored=0`, and TensorStore with a cache of
-no bytes: every round reads and decodes every block, from files in the page cache. A restarted server would be as cold, but
-its first answer would also show what starting costs, and TensorStore's process is not restarted either.
+no bytes: every round reads and decodes every block, from files in the page cache. A restarted server would be as cold,
+but its first answer would also show what starting costs, and TensorStore's process is not restarted either.
 
 The answer of ours crosses loopback HTTP, TensorStore's does not. So two more contestants take part in the same rounds:
 a server that only sends as many bytes to the same client, and the bare codec on both cores. Where the first takes more
