@@ -6,6 +6,7 @@ import pathlib
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import tempfile
 import time
@@ -17,6 +18,13 @@ LIBC = ctypes.CDLL(None)
 def dies_with_parent():
     """Called in a child: it is told to end if this process is killed before it can end its children."""
     LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def ends_quietly():
+    """Called first in a fork: it ends with this process, and on SIGTERM and Ctrl-C without a word."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    dies_with_parent()
 
 
 def spawn(words, **options):
@@ -155,8 +163,7 @@ class Nginx:
 
 def send_only(listener):
     """Answers `GET /N` with N bytes from memory, in one call."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    dies_with_parent()
+    ends_quietly()
     answers = {}
     while True:
         connection, _ = listener.accept()
@@ -186,12 +193,20 @@ class SendOnly:
         self.listener.close()
 
 
-def alternate(rounds, *contestants, warm=True):
-    """Calls each once, uncounted, then in turn, A B A B; returns for each what its calls gave, one a round."""
-    for contestant in contestants if warm else ():
+def alternate(rounds, *contestants, warm=True, times=1):
+    """Calls each once, uncounted, then in turn, A B A B; returns for each what its calls gave, one a round.
+
+    With `times` a round, also the uncounted one, is that many turns, and gives the median of their numbers.
+    """
+    for contestant in contestants * times if warm else ():
         contestant()
     samples = [[] for _ in contestants]
-    for _ in range(rounds):
+    for _ in range(rounds * times):
         for contestant, results in zip(contestants, samples):
             results.append(contestant())
-    return samples
+    return samples if times == 1 else [medians(results, times) for results in samples]
+
+
+def medians(numbers, times):
+    """The median of each `times` numbers."""
+    return [statistics.median(numbers[at:at + times]) for at in range(0, len(numbers), times)]

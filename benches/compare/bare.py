@@ -1,0 +1,77 @@
+"""The bare codecs: how long two processes take that do nothing but decode the payloads of a volume.
+
+No reader of the volume can be faster than the library that it decodes with, on as many cores. The libraries are the
+newest that Python has, and take payloads from memory: no file is read, no byte swapped, no block put in its place.
+"""
+import multiprocessing
+import time
+
+import numpy as np
+from numcodecs import blosc, zstd
+
+from contest import ends_quietly
+
+LIBRARIES = {
+    'raw': 'memcpy', 'gzip': 'libdeflate', 'zstd': 'libzstd', 'blosc': 'c-blosc', 'bzip2': 'libbz2', 'xz': 'liblzma'}
+# Mode, number of axes and a size along each of three axes.
+HEADER = 16
+
+
+def decoder(compression, size, codecs):
+    """A function of a payload that decodes `size` bytes into memory that is there already. `codecs` is imagecodecs."""
+    out = np.ones(size, np.uint8)
+    whole = memoryview(out)
+    blosc.use_threads = False
+    return {
+        'raw': lambda payload: np.copyto(out, np.frombuffer(payload, np.uint8)),
+        'gzip': lambda payload: codecs.gzip_decode(payload, out=whole),
+        'zstd': lambda payload: zstd.decompress(payload, out),
+        'blosc': lambda payload: blosc.decompress(payload, out),
+        'bzip2': lambda payload: codecs.bz2_decode(payload, out=whole),
+        'xz': lambda payload: codecs.lzma_decode(payload, out=whole),
+    }[compression]
+
+
+def decode(payloads, job, channel):
+    """Decodes everything whenever it is told to, and says when it has."""
+    ends_quietly()
+    while channel.recv():
+        for payload in payloads:
+            job(payload)
+        channel.send(True)
+
+
+class Bare:
+    """Two processes that have the payloads of a dataset in memory; calling it decodes them all and returns seconds."""
+
+    def __init__(self, dataset, compression, size, codecs, processes=2):
+        """`size` is that of a decoded block."""
+        self.files = sorted(f for f in dataset.rglob('*') if f.is_file() and f.name != 'attributes.json')
+        self.job, self.processes = decoder(compression, size, codecs), processes
+
+    def __enter__(self):
+        fork = multiprocessing.get_context('fork')
+        self.channels, self.children = [], []
+        for number in range(self.processes):
+            here, there = fork.Pipe()
+            payloads = [f.read_bytes()[HEADER:] for f in self.files[number::self.processes]]
+            child = fork.Process(target=decode, args=(payloads, self.job, there), daemon=True)
+            child.start()
+            there.close()
+            self.channels.append(here)
+            self.children.append(child)
+        return self
+
+    def __call__(self):
+        started = time.perf_counter()
+        for channel in self.channels:
+            channel.send(True)
+        for channel in self.channels:
+            channel.recv()
+        return time.perf_counter() - started
+
+    def __exit__(self, *_):
+        for child, channel in zip(self.children, self.channels):
+            child.terminate()
+            child.join()
+            channel.close()

@@ -1,0 +1,98 @@
+"""A session of Neuroglancer, recorded in a browser, replayed as fast as the server answers.
+
+Pauses are left out: what counts is the time to the last byte of everything that was asked. Requests leave in the
+recorded order, up to 6 at once as a browser's connections allow over HTTP/1.1, or 100, as Neuroglancer would have
+it. `cold` is the first replay of a server that has just been started, with the files in the page cache; `warm` is a
+later one. The third contestant only sends.
+"""
+import re
+import statistics
+
+from contest import Server, alternate
+from load import Slurp
+from rows import against
+from rows.stored import STALE
+from session import SendSession, replay, session
+
+# Replays that make one sample: one alone takes hundredths of a second.
+TIMES = 9
+MIB = 1 << 20
+# Settings of three sizes, small, default and large; the last holds the session in every form.
+SIZES = {'cache of 20 MiB': ('cache.decoded=16MiB', 'cache.stored=4MiB'), 'default cache': (),
+         'cache of 1 GiB': ('cache.decoded=768MiB', 'cache.stored=256MiB')}
+# What the caches are filled with besides: blocks made anew in other encodings, and regions cut from decoded ones.
+VIEWS = ('/as/raw,uint32', '/as/zstd')
+REGIONS = [f'/slice/em16-512/raw?start=0,0,{z}&size=512,512,128' for z in range(0, 512, 128)]
+
+
+def cold(make, requests, connections):
+    """Milliseconds of the first replay, the median of several servers."""
+    def once():
+        with make() as server:
+            seconds = replay(server.port, requests, connections).seconds
+            if isinstance(server, Server):
+                server.process.kill()  # its orderly end takes a second
+        return seconds * 1e3
+    return statistics.median(once() for _ in range(TIMES))
+
+
+def warm(server, requests, connections):
+    """Milliseconds of a replay, the median of several."""
+    return statistics.median(replay(server.port, requests, connections).seconds * 1e3 for _ in range(TIMES))
+
+
+def row(state, connections, target, samples, note=''):
+    """Ours against nginx; the third list is that of the server that only sends."""
+    ours, theirs, sent = samples
+    least = statistics.median(c / b for b, c in zip(theirs, sent))
+    reached = statistics.median(c / a for a, c in zip(ours, sent))
+    notes = [f'send only {statistics.median(sent):.1f} ms, {least:.2f} of nginx', note]
+    limit = ''
+    if least > target and reached >= 0.85:
+        limit = f'a server that only sends takes {least:.2f} of nginx\'s time'
+    return against(f'Neuroglancer session, {connections} connections, {state}', 'nginx', target, 'lower', ours, theirs,
+                   'ms', '; '.join(filter(None, notes)), limit)
+
+
+def bound(process):
+    """Bytes that the server says its caches and budgets take at most."""
+    line = process.stdout.readline()
+    return int(re.search(r'take at most (\d+) MiB', line).group(1)) * MIB
+
+
+def memory(stage, requests):
+    """The most memory that was resident while caches were filled and the session replayed; against the budget."""
+    for name, settings in SIZES.items():
+        with stage.server(*settings) as server:
+            allowed = bound(server.process) + 150 * MIB
+            for connections in (6, 100):
+                replay(server.port, requests, connections)
+            for view in VIEWS:
+                # What is encoded anew has other lengths than the files.
+                replay(server.port, requests, 100, prefix=view, exact=False)
+            with Slurp(server.port, 64 * MIB) as client:
+                for region in REGIONS:
+                    client.get(region)
+            replay(server.port, requests, 100)
+            most = server.resident()[1]
+        yield against(f'resident size under the replay, {name}', 'budget + 150 MiB', 1.0, 'lower', [most / MIB],
+                      [allowed / MIB], 'MiB', 'as stored, as uint32, as zstd; 256 MiB of slices; as stored again')
+
+
+def rows(stage):
+    stage.need('nginx')
+    requests = session(stage.n5)
+    size = sum(r.size for r in requests) / 1e6
+    for connections in (6, 100):
+        with SendSession(requests) as send:
+            samples = alternate(stage.rounds, lambda: cold(stage.server, requests, connections),
+                                lambda: cold(stage.nginx, requests, connections),
+                                lambda: warm(send, requests, connections))
+            yield row('cold', connections, 1.0, samples, f'{len(requests)} requests, {size:.0f} MB')
+            for settings, note in (((), ''), (STALE, 'same staleness as nginx'),
+                                   (('cache.stored=256MiB', *STALE), 'the same, and a cache that holds the session')):
+                with stage.server(*settings) as ours, stage.nginx() as theirs:
+                    samples = alternate(stage.rounds, *(lambda s=s: warm(s, requests, connections)
+                                                        for s in (ours, theirs, send)))
+                yield row('warm', connections, 0.8, samples, note)
+    yield from memory(stage, requests)

@@ -1,0 +1,47 @@
+"""What single rows need beyond tests/requirements.txt: fetched once, of one version, into target/compare-tools."""
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+
+from rows import LeftOut
+
+H2N5, IMAGECODECS = '0.1.9', '2026.3.6'
+
+
+def run(words, environment=None):
+    """Ends the row with the command's last words if it fails."""
+    print(f'    ({" ".join(words[:4])} ...)', flush=True)
+    done = subprocess.run(words, env=os.environ | (environment or {}), capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if 'error' in line.lower()] or done.stderr.splitlines()
+        raise LeftOut(f'{" ".join(words[:3])}: {" / ".join(errors[:2])}')
+
+
+def h2n5(home):
+    """h2n5 from crates.io with the dependencies of its own lock file, built with today's compiler; a minute or two."""
+    place = home / 'target/compare-tools'
+    binary = place / f'h2n5-{H2N5}/bin/h2n5'
+    if not binary.is_file():
+        if not shutil.which('cargo'):
+            raise LeftOut('no cargo to build h2n5 with')
+        build = place / 'build'
+        run(['cargo', 'install', 'h2n5', '--version', H2N5, '--locked', '--root', str(binary.parents[1])],
+            {'CARGO_TARGET_DIR': str(build)})
+        shutil.rmtree(build, ignore_errors=True)
+    return binary
+
+
+def imagecodecs(home):
+    """The module: liblzma, libbz2 and libdeflate of today, where Python has those that it was built with."""
+    place = home / f'target/compare-tools/imagecodecs-{IMAGECODECS}'
+    if not place.is_dir():
+        part = place.with_name('part')
+        shutil.rmtree(part, ignore_errors=True)
+        run([sys.executable, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check', '--no-deps',
+             '--only-binary', ':all:', '--target', str(part), f'imagecodecs=={IMAGECODECS}'])
+        part.rename(place)
+    if str(place) not in sys.path:
+        sys.path.append(str(place))
+    return importlib.import_module('imagecodecs')
