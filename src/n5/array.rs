@@ -42,12 +42,24 @@ pub fn paste(
     dimensions: &[u64],
     width: usize,
 ) {
-    let Some(plan) = Plan::new(region, origin, size, dimensions, width) else { return };
-    if plan.from_end > from.len() || plan.to_end > to.len() {
-        debug_assert!(false, "paste of {region:?} reaches beyond its buffers");
-        return;
+    if let Some(plan) = Plan::within(to, region, from, origin, size, dimensions, width) {
+        plan.run(to, from, width, false);
     }
-    plan.run(to, from, width);
+}
+
+/// As [`paste`], from elements as they are stored, big-endian: they are turned round on the way.
+pub fn paste_stored(
+    to: &mut [u8],
+    region: &Region,
+    from: &[u8],
+    origin: &[u64],
+    size: &[u64],
+    dimensions: &[u64],
+    width: usize,
+) {
+    if let Some(plan) = Plan::within(to, region, from, origin, size, dimensions, width) {
+        plan.run(to, from, width, true);
+    }
 }
 
 /// Offsets and loops of one paste, innermost loop first.
@@ -60,6 +72,23 @@ struct Plan {
 }
 
 impl Plan {
+    fn within(
+        to: &[u8],
+        region: &Region,
+        from: &[u8],
+        origin: &[u64],
+        size: &[u64],
+        dimensions: &[u64],
+        width: usize,
+    ) -> Option<Self> {
+        let plan = Self::new(region, origin, size, dimensions, width)?;
+        if plan.from_end > from.len() || plan.to_end > to.len() {
+            debug_assert!(false, "paste of {region:?} reaches beyond its buffers");
+            return None;
+        }
+        Some(plan)
+    }
+
     fn new(region: &Region, origin: &[u64], size: &[u64], dimensions: &[u64], width: usize) -> Option<Self> {
         let mut loops: SmallVec<[Loop; 6]> = SmallVec::new();
         let (mut from_offset, mut to_offset) = (0usize, 0usize);
@@ -99,18 +128,24 @@ impl Plan {
         Some(Self { from_offset, to_offset, from_end, to_end, loops })
     }
 
-    fn run(&self, to: &mut [u8], from: &[u8], width: usize) {
+    fn run(&self, to: &mut [u8], from: &[u8], width: usize, turn: bool) {
         let (inner, outer) = match self.loops.split_first() {
             Some((first, outer)) => (*first, outer),
             None => (Loop { count: 1, from_stride: width, to_stride: width }, &[][..]),
         };
         let contiguous = inner.from_stride == width && inner.to_stride == width;
-        let copy: fn(&mut [u8], &[u8], Loop) = match width {
-            _ if contiguous => copy_run,
-            1 => copy_strided::<1>,
-            2 => copy_strided::<2>,
-            4 => copy_strided::<4>,
-            _ => copy_strided::<8>,
+        let copy: fn(&mut [u8], &[u8], Loop) = match (contiguous, turn, width) {
+            (true, true, 2) => turn_run::<2>,
+            (true, true, 4) => turn_run::<4>,
+            (true, true, 8) => turn_run::<8>,
+            (true, ..) => copy_run,
+            (false, _, 1) => copy_strided::<1, false>,
+            (false, false, 2) => copy_strided::<2, false>,
+            (false, false, 4) => copy_strided::<4, false>,
+            (false, false, _) => copy_strided::<8, false>,
+            (false, true, 2) => copy_strided::<2, true>,
+            (false, true, 4) => copy_strided::<4, true>,
+            (false, true, _) => copy_strided::<8, true>,
         };
         let inner = if contiguous { Loop { count: inner.count * width, ..inner } } else { inner };
         let mut cursor: SmallVec<[usize; 6]> = outer.iter().map(|_| 0).collect();
@@ -139,11 +174,23 @@ fn copy_run(to: &mut [u8], from: &[u8], bytes: Loop) {
     to[..bytes.count].copy_from_slice(&from[..bytes.count]);
 }
 
+/// Arrays of a constant length: the compiler makes vector instructions of it.
+fn turn_run<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop) {
+    let (to, from) = (to[..bytes.count].as_chunks_mut::<WIDTH>().0, from[..bytes.count].as_chunks::<WIDTH>().0);
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+        to.reverse();
+    }
+}
+
 /// Element by element; the constant width lets each become one load and one store.
-fn copy_strided<const WIDTH: usize>(to: &mut [u8], from: &[u8], inner: Loop) {
+fn copy_strided<const WIDTH: usize, const TURN: bool>(to: &mut [u8], from: &[u8], inner: Loop) {
     let (mut t, mut f) = (0, 0);
     for _ in 0..inner.count {
         to[t..t + WIDTH].copy_from_slice(&from[f..f + WIDTH]);
+        if TURN {
+            to[t..t + WIDTH].reverse();
+        }
         t += inner.to_stride;
         f += inner.from_stride;
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use ::zstd::zstd_safe::{self, DCtx, zstd_sys::ZSTD_ErrorCode};
-use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::stream::{self, damaged};
@@ -21,10 +20,10 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 impl Codec for Zstd {
     /// All frames at once into the result, which serves as the window: whatever window a frame asks
     /// for, no memory is taken for it.
-    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
-        let frames = frames(&payload, len)?;
-        let mut output = Vec::with_capacity(len);
-        match DCtx::create().decompress(&mut output, frames) {
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+        let frames = frames(payload, len)?;
+        stream::emptied(output, len);
+        match DCtx::create().decompress(output, frames) {
             Ok(_) => stream::exactly(len, output),
             Err(code) if is_too_small(code) => Err(stream::more(len)),
             Err(code) => Err(failure(code)),
