@@ -137,6 +137,7 @@ fn transposed(bits: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use bytes::Buf;
+    use bytes::Bytes;
     use proptest::prelude::*;
     use serde_json::Map;
 
