@@ -5,7 +5,8 @@
 //! not as simple as that (a file that is not in the page cache, a block that is damaged or being loaded by somebody
 //! else, short memory) is left for the usual way, which alone has errors, second looks and waits.
 //!
-//! 256^3 uint16 in 64 blocks of zstd, nothing cached: 76 ms by one hop for reading, decoding and pasting each.
+//! 256^3 uint16 in 64 blocks, nothing cached, transport included, against one hop each for reading, decoding and
+//! pasting: raw 44 ms to 33, zstd 73 to 54, gzip 97 to 70.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -199,6 +200,7 @@ impl Work {
     }
 
     /// Reads the file of a block; `Some(None)` where there is none.
+    #[expect(clippy::option_option, reason = "the outer one ends the attempt, as everywhere here")]
     fn read(&self, position: &GridPosition, bench: &mut Bench, times: &mut LoadTimes) -> Option<Option<Meta>> {
         let most_bytes = self.file_bytes();
         bench.reserve(&self.blocks, most_bytes)?;

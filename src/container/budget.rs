@@ -19,7 +19,7 @@ pub(super) struct Budget {
     units: Arc<Semaphore>,
     capacity_bytes: u64,
     wait: Duration,
-    /// Never more than what is free: whoever takes the last of the budget empties it.
+    /// With what is lent never more than the budget: new memory is not taken before this has made room for it.
     pool: Pool,
 }
 
@@ -79,11 +79,30 @@ impl Budget {
     /// A share of `bytes` where there is one at once.
     pub(super) fn take_at_once(&self, bytes: u64) -> Option<Permit> {
         let units = Arc::clone(&self.units).try_acquire_many_owned(u32::try_from(units(bytes)).ok()?).ok()?;
-        Some(self.lend(units, None))
+        let permit = self.lend(units, None);
+        self.make_room();
+        Some(permit)
     }
 
     /// [`Self::take`] with another longest wait.
     pub(super) async fn take_within(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
+        let permit = self.acquire(bytes, wait).await?;
+        self.make_room();
+        Ok(permit)
+    }
+
+    /// [`Self::take`] for memory that [`Self::zeros`] gives, and nothing else: what is kept for that stays.
+    pub(super) async fn take_for_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
+        self.acquire(bytes, self.wait).await
+    }
+
+    /// To be called by whoever has taken a share for other memory than [`Self::zeros`] gives: what nobody uses must
+    /// fit beside it.
+    pub(super) fn make_room(&self) {
+        self.pool.shrink(self.free_bytes());
+    }
+
+    async fn acquire(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
         let too_large = BudgetError::TooLarge {
             budget: self.label.name(),
             asked_bytes: bytes,
@@ -105,7 +124,6 @@ impl Budget {
 
     fn lend(&self, units: OwnedSemaphorePermit, stream: Option<Arc<()>>) -> Permit {
         metrics::budget_taken(self.label, bytes_of(&units));
-        self.pool.shrink(self.free_bytes());
         Permit { units, label: self.label, stream }
     }
 
@@ -115,7 +133,10 @@ impl Budget {
 
     /// `len` zeros in a buffer that may have been used before. The caller holds a share for them.
     pub(super) fn zeros(&self, len: usize) -> Vec<u8> {
-        self.pool.zeros(len)
+        self.pool.zeros(len).unwrap_or_else(|| {
+            self.make_room();
+            vec![0; len]
+        })
     }
 
     /// `data` that gives back its share, and its buffer for others to use, when the last clone of it is dropped.
@@ -161,7 +182,7 @@ impl Budget {
 
     /// Takes a share for a part of a stream, without getting in anybody's way: it does not queue, and leaves a
     /// quarter of the budget free. Waits as long as earlier parts of the stream are being sent, for they are what
-    /// it waits for; after that at most `wait`.
+    /// it waits for; after that at most `wait`. For memory as [`Self::take_for_buffers`].
     ///
     /// # Errors
     /// As [`Self::take`].

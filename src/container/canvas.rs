@@ -30,7 +30,7 @@ impl Slab {
     /// What was pasted, zeros elsewhere, and the share that goes with it.
     pub(super) fn into_parts(self) -> (Vec<u8>, Option<Permit>) {
         let data = self.data.into_inner().unwrap_or_else(PoisonError::into_inner);
-        (if data.is_empty() { vec![0; self.len] } else { data }, self.permit)
+        (if data.is_empty() { self.budget.zeros(self.len) } else { data }, self.permit)
     }
 
     /// What was pasted, zeros elsewhere, with its share of memory.

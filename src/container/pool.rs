@@ -28,15 +28,12 @@ struct Shelf {
 }
 
 impl Pool {
-    /// `len` zeros.
-    pub(super) fn zeros(&self, len: usize) -> Vec<u8> {
-        let mut buffer = match self.find(len) {
-            Some(buffer) => buffer,
-            None => return vec![0; len],
-        };
+    /// `len` zeros in a buffer that is kept here, where one fits.
+    pub(super) fn zeros(&self, len: usize) -> Option<Vec<u8>> {
+        let mut buffer = self.find(len)?;
         buffer.clear();
         buffer.resize(len, 0);
-        buffer
+        Some(buffer)
     }
 
     fn find(&self, len: usize) -> Option<Vec<u8>> {
@@ -110,11 +107,11 @@ mod tests {
     #[test]
     fn a_buffer_is_used_again_and_reads_as_zeros() {
         let pool = Pool::default();
-        let mut buffer = pool.zeros(1 << 20);
-        buffer.fill(7);
+        assert!(pool.zeros(1 << 20).is_none());
+        let buffer = vec![7; 1 << 20];
         let at = buffer.as_ptr();
         pool.put(buffer, 1 << 20);
-        let again = pool.zeros((1 << 20) - 9);
+        let again = pool.zeros((1 << 20) - 9).unwrap();
         assert_eq!(again.as_ptr(), at);
         assert_eq!(again.len(), (1 << 20) - 9);
         assert!(again.iter().all(|byte| *byte == 0));

@@ -76,7 +76,7 @@ impl Container {
         access: Access,
         slice: &Slice,
     ) -> Result<(Vec<Bytes>, Memory, ReadStats), ReadError> {
-        let permit = self.resources.slice_budget.take(slice.held_bytes()).await?;
+        let permit = self.resources.slice_budget.take_for_buffers(slice.held_bytes()).await?;
         let mut stats = ReadStats::default();
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
             return Ok((vec![bytes], Memory::of(None), stats));
@@ -142,6 +142,9 @@ impl Container {
         let beside = if is_first { slice.beside_bytes } else { 0 };
         let taken = bytes.saturating_add(beside);
         let mut permit = self.resources.slice_budget.take_for_stream(taken, &slice.pieces, wait).await?;
+        if slice.is_converted() || beside > 0 {
+            self.resources.slice_budget.make_room();
+        }
         // Until the first slab is sent, what comes before it has not been either.
         let beside = permit.split(beside);
         let slabs = self.slabs(slice, &band, axis, permit, beside)?;

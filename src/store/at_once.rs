@@ -19,6 +19,7 @@ use super::{Key, Meta, SymlinkPolicy};
 /// `None` whenever that takes more than memory: a name or a page that the kernel does not have at hand, a kernel
 /// or file system that cannot tell, a file of more than `most_bytes` or one that changes meanwhile, a symbolic link
 /// that needs a closer look. The usual way then finds out.
+#[expect(clippy::option_option, reason = "as `Store::get_at_once` has it")]
 pub(super) fn read(
     root: &Path,
     symlinks: SymlinkPolicy,
