@@ -7,7 +7,7 @@ use std::future::Future;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -58,7 +58,6 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     metrics::describe();
     metrics::describe_codecs(n5::CODECS.iter().map(|(name, _)| *name));
     tokio::spawn(metrics.clone().upkeep());
-    tokio::spawn(trim());
     let server = Server::bind(config, move || metrics.render()).await?;
     // Before anybody can know the address.
     let stop = signal()?;
@@ -77,6 +76,7 @@ impl Server {
         render_metrics: impl Fn() -> String + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
         let resources = Resources::new(settings(&config));
+        tokio::spawn(trim(Arc::downgrade(&resources)));
         let mounts = mounts(&config, &resources)?;
         let viewer = Viewer::find(&config.server.viewer).await;
         let app = App::new(mounts, resources, options(&config, viewer), render_metrics);
@@ -191,11 +191,14 @@ impl Server {
     }
 }
 
-/// Gives freed memory back to the system for ever.
-async fn trim() {
+/// Gives freed memory back to the system as long as there are `resources`.
+async fn trim(resources: Weak<Resources>) {
     let cpu = Cpu::new(1);
     loop {
         tokio::time::sleep(TRIM).await;
+        let Some(resources) = resources.upgrade() else { return };
+        resources.tidy();
+        drop(resources);
         if cpu.run(allocator::trim).await.is_err() {
             return;
         }

@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 #[derive(Debug, Clone)]
 pub struct Cpu {
     permits: Arc<Semaphore>,
+    cores: usize,
 }
 
 /// A job that panicked, or that the runtime dropped while shutting down.
@@ -18,7 +19,13 @@ pub struct JobDied(String);
 impl Cpu {
     /// A lane for `cores` jobs at once, at least one.
     pub fn new(cores: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(cores.max(1))) }
+        let cores = cores.max(1);
+        Self { permits: Arc::new(Semaphore::new(cores)), cores }
+    }
+
+    /// Jobs that run at once.
+    pub fn cores(&self) -> usize {
+        self.cores
     }
 
     /// Runs `job` when a core is free. Dropping the future before then cancels it; a job that has

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::TryFutureExt;
 use moka::future::Cache;
 
 use super::budget::{self, Budget, Permit};
@@ -14,7 +15,7 @@ use super::{CacheSettings, Dataset, ReadError, cache_of, forget};
 use crate::cpu::Cpu;
 use crate::metrics::{self, Lookup};
 use crate::n5::{Block, BlockError, Coords, GridPosition};
-use crate::store::{Glance, Key, Store};
+use crate::store::{Glance, Key, Meta, Store};
 
 const CACHE: metrics::Cache = metrics::Cache::Decoded;
 
@@ -43,6 +44,14 @@ pub(super) struct Loaded {
     checked: Checked,
 }
 
+/// What a load ends with when it leaves nothing to cache.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Read(ReadError),
+    /// Whoever tried could not wait; those who can try again.
+    NotAtOnce,
+}
+
 /// Time spent on one load.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LoadTimes {
@@ -58,12 +67,12 @@ type EntryKey = (u64, GridPosition);
 /// The cache, shared by all containers.
 #[derive(Debug, Clone)]
 pub(super) struct Blocks {
-    cache: Cache<EntryKey, Arc<Loaded>>,
+    pub(super) cache: Cache<EntryKey, Arc<Loaded>>,
     objects: Objects,
-    cpu: Cpu,
-    budget: Budget,
+    pub(super) cpu: Cpu,
+    pub(super) budget: Budget,
     /// Most bytes that one block may take while it is decoded.
-    block_bytes: u64,
+    pub(super) block_bytes: u64,
     wait: Duration,
 }
 
@@ -77,7 +86,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    fn entry_key(&self) -> EntryKey {
+    pub(super) fn entry_key(&self) -> EntryKey {
         (self.dataset.id, self.position.clone())
     }
 }
@@ -165,7 +174,17 @@ impl Blocks {
         let this = self.clone();
         let load = tokio::spawn(async move {
             let mut times = LoadTimes::default();
-            let loaded = this.cache.try_get_with(place.entry_key(), this.decode(&place, since, &mut times)).await;
+            let loaded = loop {
+                let load = this.decode(&place, since, &mut times).map_err(Failure::Read);
+                match this.cache.try_get_with(place.entry_key(), load).await {
+                    Ok(loaded) => break Ok(loaded),
+                    Err(failure) => {
+                        if let Failure::Read(error) = &*failure {
+                            break Err(error.clone());
+                        }
+                    }
+                }
+            };
             // Evicts at once what no longer fits, instead of when the cache's own queue is full.
             this.cache.run_pending_tasks().await;
             (loaded, times)
@@ -173,7 +192,7 @@ impl Blocks {
         let (loaded, spent) = load.await.map_err(|join| ReadError::Died(join.to_string()))?;
         times.store += spent.store;
         times.decode += spent.decode;
-        loaded.map_err(|error| (*error).clone())
+        loaded
     }
 
     async fn decode(&self, place: &Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
@@ -198,7 +217,7 @@ impl Blocks {
         let started = Instant::now();
         let source = self.objects.read(*container, &**store, &key, since).await?;
         let (meta, bytes, checked, mut permit, is_shared) = match source {
-            None => return Ok(Arc::new(Loaded { block: None, stored: None, checked: Checked::at(now) })),
+            None => return Ok(Arc::new(Loaded::hole(now))),
             Some(Source::Cached { meta, bytes, checked }) => (meta, bytes, checked, None, true),
             Some(Source::Read { meta, bytes, permit }) => (meta, bytes, now, Some(permit), false),
             Some(Source::Open(large)) => {
@@ -239,8 +258,7 @@ impl Blocks {
         let block = self.cpu.run(job).await?.map_err(blame)?;
         times.decode += started.elapsed();
         metrics::block_decoded(attributes.compression().label(), started.elapsed());
-        let stored = Some((meta.etag, meta.version));
-        Ok(Arc::new(Loaded { block: Some(block), stored, checked: Checked::at(checked) }))
+        Ok(Arc::new(Loaded::new(block, meta, checked)))
     }
 
     /// Reads a block that is too large for the transfer budget to be counted on: under one share of the decode
@@ -309,6 +327,16 @@ async fn versions(
 }
 
 impl Loaded {
+    /// A block of the stored object that `meta` describes, compared with the store at the moment `checked`.
+    pub(super) fn new(block: Block, meta: Meta, checked: u64) -> Self {
+        Self { block: Some(block), stored: Some((meta.etag, meta.version)), checked: Checked::at(checked) }
+    }
+
+    /// No block, as found at the moment `checked`.
+    pub(super) fn hole(checked: u64) -> Self {
+        Self { block: None, stored: None, checked: Checked::at(checked) }
+    }
+
     /// When it was last known to equal what the store holds.
     pub(super) fn checked(&self) -> u64 {
         self.checked.moment()

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::pool::Pool;
 use crate::metrics::{self, Shed};
 
 /// Permits are counted in units of this many bytes, so that their number fits a `u32`.
@@ -18,6 +19,8 @@ pub(super) struct Budget {
     units: Arc<Semaphore>,
     capacity_bytes: u64,
     wait: Duration,
+    /// With what is lent never more than the budget: new memory is not taken before this has made room for it.
+    pool: Pool,
 }
 
 /// A share of a [`Budget`], given back when dropped.
@@ -57,7 +60,7 @@ impl Budget {
     pub(super) fn new(label: metrics::Budget, capacity_bytes: u64, wait: Duration) -> Self {
         let units = usize::try_from(units(capacity_bytes)).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         metrics::budget_capacity(label, capacity_bytes);
-        Self { label, units: Arc::new(Semaphore::new(units)), capacity_bytes, wait }
+        Self { label, units: Arc::new(Semaphore::new(units)), capacity_bytes, wait, pool: Pool::default() }
     }
 
     /// All of it, in bytes.
@@ -73,8 +76,33 @@ impl Budget {
         self.take_within(bytes, self.wait).await
     }
 
+    /// A share of `bytes` where there is one at once.
+    pub(super) fn take_at_once(&self, bytes: u64) -> Option<Permit> {
+        let units = Arc::clone(&self.units).try_acquire_many_owned(u32::try_from(units(bytes)).ok()?).ok()?;
+        let permit = self.lend(units, None);
+        self.make_room();
+        Some(permit)
+    }
+
     /// [`Self::take`] with another longest wait.
     pub(super) async fn take_within(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
+        let permit = self.acquire(bytes, wait).await?;
+        self.make_room();
+        Ok(permit)
+    }
+
+    /// [`Self::take`] for memory that [`Self::zeros`] gives, and nothing else: what is kept for that stays.
+    pub(super) async fn take_for_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
+        self.acquire(bytes, self.wait).await
+    }
+
+    /// To be called by whoever has taken a share for other memory than [`Self::zeros`] gives: what nobody uses must
+    /// fit beside it.
+    pub(super) fn make_room(&self) {
+        self.pool.shrink(self.free_bytes());
+    }
+
+    async fn acquire(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
         let too_large = BudgetError::TooLarge {
             budget: self.label.name(),
             asked_bytes: bytes,
@@ -91,8 +119,55 @@ impl Budget {
             });
             return Err(BudgetError::Waited { budget: self.label.name(), waited: wait });
         };
+        Ok(self.lend(units, None))
+    }
+
+    fn lend(&self, units: OwnedSemaphorePermit, stream: Option<Arc<()>>) -> Permit {
         metrics::budget_taken(self.label, bytes_of(&units));
-        Ok(Permit { units, label: self.label, stream: None })
+        Permit { units, label: self.label, stream }
+    }
+
+    fn free_bytes(&self) -> u64 {
+        (self.units.available_permits() as u64).saturating_mul(UNIT_BYTES)
+    }
+
+    /// `len` zeros in a buffer that may have been used before. The caller holds a share for them.
+    pub(super) fn zeros(&self, len: usize) -> Vec<u8> {
+        self.pool.zeros(len).unwrap_or_else(|| {
+            self.make_room();
+            vec![0; len]
+        })
+    }
+
+    /// `data` that gives back its share, and its buffer for others to use, when the last clone of it is dropped.
+    pub(super) fn own(&self, data: Vec<u8>, permit: Permit) -> Bytes {
+        Bytes::from_owner(Lent { data, permit: Some(permit), budget: self.clone() })
+    }
+
+    /// To be called now and then: gives back to the system what nobody uses.
+    pub(super) fn tidy(&self) {
+        self.pool.tidy();
+    }
+}
+
+/// A buffer that goes back to the pool.
+struct Lent {
+    data: Vec<u8>,
+    permit: Option<Permit>,
+    budget: Budget,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // The share first: what is kept must fit into what is free.
+        drop(self.permit.take());
+        self.budget.pool.put(std::mem::take(&mut self.data), self.budget.free_bytes());
     }
 }
 
@@ -107,7 +182,7 @@ impl Budget {
 
     /// Takes a share for a part of a stream, without getting in anybody's way: it does not queue, and leaves a
     /// quarter of the budget free. Waits as long as earlier parts of the stream are being sent, for they are what
-    /// it waits for; after that at most `wait`.
+    /// it waits for; after that at most `wait`. For memory as [`Self::take_for_buffers`].
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -125,8 +200,7 @@ impl Budget {
             if free >= usize::try_from(wanted).unwrap_or(usize::MAX)
                 && let Ok(units) = Arc::clone(&self.units).try_acquire_many_owned(wanted)
             {
-                metrics::budget_taken(self.label, bytes_of(&units));
-                return Ok(Permit { units, label: self.label, stream: Some(Arc::clone(stream)) });
+                return Ok(self.lend(units, Some(Arc::clone(stream))));
             }
             // One is the caller's.
             idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + LOOK };
@@ -140,6 +214,11 @@ impl Budget {
 }
 
 impl Permit {
+    /// Bytes of this share.
+    pub(super) fn bytes(&self) -> u64 {
+        bytes_of(&self.units)
+    }
+
     /// Gives back all but `bytes` of this share.
     pub(super) fn shrink(&mut self, bytes: u64) {
         drop(self.split_off_rest(bytes));
@@ -149,6 +228,14 @@ impl Permit {
     pub(super) fn split_of(&mut self, label: metrics::Budget, bytes: u64) -> Option<Self> {
         let enough = bytes_of(&self.units) >= bytes && self.label == label;
         enough.then(|| self.split(bytes)).flatten()
+    }
+
+    /// Makes one share of two of the same budget.
+    pub(super) fn merge(&mut self, mut other: Self) {
+        // Taken out first: what is dropped counts as given back.
+        if let Some(units) = other.units.split(other.units.num_permits()) {
+            self.units.merge(units);
+        }
     }
 
     /// Takes `bytes` of this share out of it, or all there are.

@@ -1,14 +1,17 @@
 //! A container: the only place that knows both what bytes mean and where they live.
 
 mod admit;
+mod at_once;
 mod bands;
 mod blocks;
 mod browse;
 mod budget;
+mod canvas;
 mod datasets;
 mod fresh;
 mod made;
 mod objects;
+mod pool;
 mod sample;
 mod slice;
 mod stats;
@@ -135,6 +138,11 @@ impl Resources {
         metrics::cache_bytes(metrics::Cache::Decoded, self.blocks.bytes(), self.settings.decoded_cache);
         metrics::cache_bytes(metrics::Cache::Stored, self.objects.bytes(), self.settings.stored_cache);
         metrics::cache_bytes(metrics::Cache::Attributes, self.datasets.bytes(), datasets::CACHE_BYTES);
+    }
+
+    /// To be called a few times a second: gives back to the system what is kept for results that do not come.
+    pub fn tidy(&self) {
+        self.slice_budget.tidy();
     }
 
     /// What a request that starts now accepts from the caches.

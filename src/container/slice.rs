@@ -8,11 +8,13 @@ use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::admit::Slice;
-use super::blocks::{Loaded, Place};
+use super::at_once::{Item, Work};
+use super::blocks::Place;
 use super::budget::{Memory, Permit};
+use super::canvas::{Canvas, Slab};
 use super::stats::{Fingerprint, ReadStats};
 use super::{Access, Container, Dataset, ReadError};
-use crate::n5::{ConvertError, Coords, GridPosition, Region, paste};
+use crate::n5::{ConvertError, GridPosition, Region};
 use crate::store::Key;
 
 /// Blocks of one slice that are loaded at once.
@@ -24,31 +26,14 @@ const LOOKED_UP: u64 = 256;
 /// Decoded bytes of the blocks that one slice looks up at once, where that is fewer.
 const LOOKED_UP_BYTES: u64 = 32 << 20;
 
-/// A band is assembled in buffers of about this size, each freed as soon as it is sent.
-const SLAB_BYTES: u64 = 4 << 20;
+/// What is sent as it is is assembled in buffers of about this size, each used again as soon as it is sent.
+const SLAB_BYTES: u64 = 1 << 20;
 
 /// Later bands of an answer that has begun wait this many times longer for memory.
 const BAND_PATIENCE: u32 = 6;
 
 /// Turns a piece of a streamed slice, converted already, into what is sent: as many bytes.
 pub type Finish = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
-
-/// A part of the result, whole along all axes but one.
-struct Slab {
-    region: Region,
-    data: Vec<u8>,
-    /// Goes where the data goes, also into a job that nobody waits for any more.
-    permit: Option<Permit>,
-}
-
-impl Slab {
-    fn into_bytes(self) -> Bytes {
-        match self.permit {
-            Some(permit) => permit.own(self.data),
-            None => self.data.into(),
-        }
-    }
-}
 
 impl Container {
     /// Reads a slice that is not streamed, with `extra_bytes` of memory for what will be made of it beyond the
@@ -74,11 +59,64 @@ impl Container {
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
             return Ok((bytes, Memory::of(extra), stats));
         }
-        let slab = Slab { data: zeroed(bytes)?, region: slice.region.clone(), permit: Some(permit) };
+        let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
         stats = ReadStats::default();
         let mut slabs = self.gather(access, slice, &slice.region, vec![slab], 0, &mut stats).await?;
         let data = slabs.pop().map(Slab::into_bytes).unwrap_or_default();
         Ok((data, Memory::of(extra), stats))
+    }
+
+    /// Reads a slice that is not streamed and is sent as it is: in pieces to be sent in this order, each giving its
+    /// memory back as soon as it is sent. Otherwise as [`Self::read_slice`].
+    ///
+    /// # Errors
+    /// As [`Self::read_slice`].
+    pub async fn read_pieces(
+        &self,
+        access: Access,
+        slice: &Slice,
+    ) -> Result<(Vec<Bytes>, Memory, ReadStats), ReadError> {
+        let permit = self.resources.slice_budget.take_for_buffers(slice.held_bytes()).await?;
+        let mut stats = ReadStats::default();
+        if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
+            return Ok((vec![bytes], Memory::of(None), stats));
+        }
+        stats = ReadStats::default();
+        let region = &slice.region;
+        let axis = region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0);
+        let slabs = match region.rank() {
+            0 => vec![Slab::new(region.clone(), slice.held_bytes(), Some(permit), &self.resources.slice_budget)?],
+            _ => self.slabs(slice, region, axis, permit, None)?,
+        };
+        let slabs = self.gather(access, slice, region, slabs, axis, &mut stats).await?;
+        Ok((slabs.into_iter().map(Slab::into_bytes).collect(), Memory::of(None), stats))
+    }
+
+    /// Cuts `region` along `axis`, the slowest that has more than one sample, into slabs that share `permit`; the
+    /// first has `beside` besides.
+    fn slabs(
+        &self,
+        slice: &Slice,
+        region: &Region,
+        axis: usize,
+        mut permit: Permit,
+        mut beside: Option<Permit>,
+    ) -> Result<Vec<Slab>, ReadError> {
+        let planes = region.shape()[axis];
+        let plane_elements = region.elements().unwrap_or(u64::MAX) / planes.max(1);
+        let depth = (SLAB_BYTES / plane_elements.saturating_mul(slice.widths.held).max(1)).max(1);
+        let mut slabs = Vec::new();
+        for from in (0..planes).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
+            let region = region.part(axis, from, depth);
+            let elements = region.shape()[axis].saturating_mul(plane_elements);
+            let mut share = permit.split(elements.saturating_mul(slice.widths.held));
+            if let (Some(share), Some(beside)) = (&mut share, beside.take()) {
+                share.merge(beside);
+            }
+            let bytes = elements.saturating_mul(slice.widths.stored);
+            slabs.push(Slab::new(region, bytes, share, &self.resources.slice_budget)?);
+        }
+        Ok(slabs)
     }
 
     /// Reads the next band of a streamed slice: pieces to be sent in this order, each giving its memory
@@ -101,21 +139,15 @@ impl Container {
         };
         let bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.held);
         let wait = self.resources.settings.budget_wait * if is_first { 1 } else { BAND_PATIENCE };
-        let mut beside = if is_first { slice.beside_bytes } else { 0 };
+        let beside = if is_first { slice.beside_bytes } else { 0 };
         let taken = bytes.saturating_add(beside);
         let mut permit = self.resources.slice_budget.take_for_stream(taken, &slice.pieces, wait).await?;
-        let plane_bytes = (bytes / band.shape()[axis].max(1)).max(1);
-        let depth = (SLAB_BYTES / plane_bytes).max(1);
-        let mut slabs = Vec::new();
-        for from in (0..band.shape()[axis]).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
-            let region = band.part(axis, from, depth);
-            let bytes = region.shape()[axis] * plane_bytes;
-            let stored = bytes / slice.widths.held.max(1) * slice.widths.stored;
-            // Until the first slab is sent, what comes before it has not been either.
-            let permit = permit.split(bytes.saturating_add(std::mem::take(&mut beside)));
-            slabs.push(Slab { data: zeroed(stored)?, permit, region });
+        if slice.is_converted() || beside > 0 {
+            self.resources.slice_budget.make_room();
         }
-        drop(permit);
+        // Until the first slab is sent, what comes before it has not been either.
+        let beside = permit.split(beside);
+        let slabs = self.slabs(slice, &band, axis, permit, beside)?;
         let mut stats = ReadStats::default();
         let slabs = self.gather(access, slice, &band, slabs, axis, &mut stats).await?;
         if finish.is_none() && !slice.is_converted() {
@@ -123,12 +155,13 @@ impl Container {
         }
         let slice = slice.clone();
         let finished = move |slab: Slab| -> Result<Bytes, ConvertError> {
-            let stored = slab.data.len() as u64;
-            let mut bytes = slice.convert(slab.data.into())?;
+            let (data, permit) = slab.into_parts();
+            let stored = data.len() as u64;
+            let mut bytes = slice.convert(data.into())?;
             if let Some(finish) = &finish {
                 bytes = finish(bytes);
             }
-            Ok(match slab.permit {
+            Ok(match permit {
                 Some(mut permit) => {
                     // The elements as stored are gone.
                     if slice.is_converted() {
@@ -212,7 +245,7 @@ impl Container {
         access: Access,
         slice: &Slice,
         region: &Region,
-        mut slabs: Vec<Slab>,
+        slabs: Vec<Slab>,
         axis: usize,
         stats: &mut ReadStats,
     ) -> Result<Vec<Slab>, ReadError> {
@@ -221,42 +254,62 @@ impl Container {
             .map(|axis| dataset.attributes.block_size()[axis].min(dataset.attributes.dimensions()[axis]))
             .fold(slice.width as u64, u64::saturating_mul);
         let looked_up = usize::try_from((LOOKED_UP_BYTES / block_bytes.max(1)).clamp(1, LOOKED_UP)).unwrap_or(1);
+        let work = Arc::new(Work {
+            blocks: blocks.clone(),
+            container: self.id,
+            store: Arc::clone(&self.store),
+            dataset: Arc::clone(dataset),
+            canvas: Canvas::new(dataset, slice.width, axis, slabs),
+            since: access.data_since,
+            block_bytes,
+        });
+        let passes = self.passes_through(slice, block_bytes);
         let mut positions = dataset.attributes.grid().covering(region);
-        let mut missed: Vec<GridPosition> = Vec::new();
-        let mut loads = FuturesUnordered::new();
-        let mut more = true;
         loop {
-            while loads.len() < LOADS {
-                if let Some(position) = missed.pop() {
-                    let load = blocks.load(self.place(dataset, &position), access.data_since);
-                    loads.push(load.map(|loaded| (position, loaded)));
-                    continue;
-                }
-                if !more {
-                    break;
-                }
-                let batch: Vec<GridPosition> = positions.by_ref().take(looked_up).collect();
-                more = batch.len() == looked_up;
-                let started = Instant::now();
-                let cached = blocks.cached(&*self.store, dataset, &batch, access.data_since).await?;
-                stats.cache += started.elapsed();
-                let mut hits = Vec::new();
-                for (position, loaded) in batch.into_iter().zip(cached) {
-                    let Some(loaded) = loaded else {
-                        missed.push(position);
-                        continue;
-                    };
-                    stats.hits += 1;
-                    stats.count(&position, &loaded);
-                    hits.push((position, loaded));
-                }
-                // Taken from the end: the order of the grid is the order of reading.
-                missed.reverse();
-                // Hits are pasted and let go before any load is waited for: no request sits on blocks
-                // that the cache has evicted while it waits for memory.
-                slabs = self.paste_all(slice, slabs, axis, hits, stats).await?;
+            let batch: Vec<GridPosition> = positions.by_ref().take(looked_up).collect();
+            if batch.is_empty() {
+                break;
             }
-            let Some(first) = loads.next().await else { return Ok(slabs) };
+            let started = Instant::now();
+            let cached = blocks.cached(&*self.store, dataset, &batch, access.data_since).await?;
+            stats.cache += started.elapsed();
+            let mut items = Vec::with_capacity(batch.len());
+            for (position, loaded) in batch.into_iter().zip(cached) {
+                items.push(match loaded {
+                    Some(loaded) => {
+                        stats.hits += 1;
+                        stats.count(&position, &loaded);
+                        Item::Hit(position, loaded)
+                    }
+                    None => Item::Miss { keep: !(passes && is_done_with(slice, region, &position)), position },
+                });
+            }
+            // Hits are pasted and let go before any load is waited for: no request sits on blocks
+            // that the cache has evicted while it waits for memory.
+            let left = work.paste(items, stats).await?;
+            self.load_and_paste(&work, left, stats).await?;
+        }
+        let work = Arc::into_inner(work).ok_or_else(|| ReadError::Died("a job has outlived its slice".to_owned()))?;
+        Ok(work.canvas.into_slabs())
+    }
+
+    /// Loads the blocks at `positions`, several at once, and pastes each as soon as it is there.
+    async fn load_and_paste(
+        &self,
+        work: &Arc<Work>,
+        positions: Vec<GridPosition>,
+        stats: &mut ReadStats,
+    ) -> Result<(), ReadError> {
+        let mut positions = positions.into_iter();
+        let mut loads = FuturesUnordered::new();
+        loop {
+            while loads.len() < LOADS
+                && let Some(position) = positions.next()
+            {
+                let load = work.blocks.load(work.place(&position), work.since);
+                loads.push(load.map(|loaded| (position, loaded)));
+            }
+            let Some(first) = loads.next().await else { return Ok(()) };
             let mut ready = vec![first];
             while let Some(Some(next)) = loads.next().now_or_never() {
                 ready.push(next);
@@ -266,45 +319,19 @@ impl Container {
                 let (block, times) = result?;
                 stats.count_load(times);
                 stats.count(&position, &block);
-                loaded.push((position, block));
+                loaded.push(Item::Hit(position, block));
             }
-            slabs = self.paste_all(slice, slabs, axis, loaded, stats).await?;
+            work.paste(loaded, stats).await?;
         }
     }
 
-    /// Pastes blocks into the slabs they overlap, on the CPU lane.
-    async fn paste_all(
-        &self,
-        slice: &Slice,
-        mut slabs: Vec<Slab>,
-        axis: usize,
-        mut blocks: Vec<(GridPosition, Arc<Loaded>)>,
-        stats: &mut ReadStats,
-    ) -> Result<Vec<Slab>, ReadError> {
-        blocks.retain(|(_, loaded)| loaded.block.is_some());
-        if blocks.is_empty() {
-            return Ok(slabs);
-        }
-        let started = Instant::now();
-        let (dataset, width) = (Arc::clone(&slice.dataset), slice.width);
-        let slabs = self
-            .resources
-            .cpu
-            .run(move || {
-                let grid = dataset.attributes.grid();
-                for (position, loaded) in blocks {
-                    let Some(block) = &loaded.block else { continue };
-                    let origin = grid.origin(&position);
-                    for slab in slabs.iter_mut().filter(|slab| overlaps(slab, axis, &origin, &block.size)) {
-                        let dimensions = grid.dimensions();
-                        paste(&mut slab.data, &slab.region, &block.data, &origin, &block.size, dimensions, width);
-                    }
-                }
-                slabs
-            })
-            .await?;
-        stats.assemble += started.elapsed();
-        Ok(slabs)
+    /// Whether the blocks of `slice` are better not cached: together they exceed the cache, so that each would be
+    /// evicted before this slice, asked for again, came back to it, and whatever else is cached with it. A few
+    /// blocks are, so that those who want them at the same time share one load.
+    fn passes_through(&self, slice: &Slice, block_bytes: u64) -> bool {
+        let total = slice.dataset.attributes.grid().covering(&slice.region).total();
+        let bytes = total.saturating_mul(u128::from(block_bytes));
+        total > LOADS as u128 && bytes > u128::from(self.resources.settings.decoded_cache)
     }
 
     pub(super) fn place(&self, dataset: &Arc<Dataset>, position: &GridPosition) -> Place {
@@ -317,15 +344,14 @@ impl Container {
     }
 }
 
-/// Whether a block holds samples of a slab along the axis that slabs differ in.
-fn overlaps(slab: &Slab, axis: usize, origin: &Coords, size: &Coords) -> bool {
-    origin.get(axis).is_none_or(|low| {
-        let (from, to) = slab.region.samples_within(axis, *low, low.saturating_add(size[axis]));
-        from < to
+/// Whether `part` of `slice` has all samples that the slice takes of the block at `position`.
+fn is_done_with(slice: &Slice, part: &Region, position: &GridPosition) -> bool {
+    let grid = slice.dataset.attributes.grid();
+    grid.origin(position).iter().zip(grid.block_size()).enumerate().all(|(axis, (low, size))| {
+        let samples = |region: &Region| {
+            let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size));
+            to.saturating_sub(from)
+        };
+        samples(part) == samples(&slice.region)
     })
-}
-
-/// Zeros, which the allocator gets from the system for free.
-fn zeroed(bytes: u64) -> Result<Vec<u8>, ReadError> {
-    usize::try_from(bytes).map(|bytes| vec![0; bytes]).map_err(|error| ReadError::Died(error.to_string()))
 }

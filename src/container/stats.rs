@@ -22,7 +22,7 @@ pub struct ReadStats {
     pub store: Duration,
     /// Decoding, likewise.
     pub decode: Duration,
-    /// Pasting.
+    /// Pasting, likewise.
     pub assemble: Duration,
     /// Tells apart what was read.
     pub fingerprint: Fingerprint,
@@ -32,12 +32,33 @@ pub struct ReadStats {
 
 impl ReadStats {
     pub(super) fn count(&mut self, position: &GridPosition, loaded: &Loaded) {
-        match &loaded.stored {
-            Some((etag, version)) => self.fingerprint.add(position, etag, *version),
+        let stored = loaded.stored.as_ref().map(|(etag, version)| (&**etag, *version));
+        self.count_stored(position, stored, loaded.checked());
+    }
+
+    /// Counts a block, or the hole there, by entity tag and version of what is stored, as compared at `moment`.
+    pub(super) fn count_stored(&mut self, position: &GridPosition, stored: Option<(&str, u64)>, moment: u64) {
+        match stored {
+            Some((etag, version)) => self.fingerprint.add(position, etag, version),
             None => self.missing += 1,
         }
-        let moment = loaded.checked();
         self.checked = Some(self.checked.map_or(moment, |earlier| earlier.min(moment)));
+    }
+
+    /// Adds what others counted of other blocks.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.missing += other.missing;
+        self.hits += other.hits;
+        self.loaded += other.loaded;
+        self.cache += other.cache;
+        self.store += other.store;
+        self.decode += other.decode;
+        self.assemble += other.assemble;
+        self.fingerprint.add_all(&other.fingerprint);
+        self.checked = match (self.checked, other.checked) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
     }
 
     pub(super) fn count_load(&mut self, times: LoadTimes) {
@@ -71,5 +92,11 @@ impl Fingerprint {
         self.tags = self.tags.wrapping_add(xxh3_128_with_seed(etag.as_bytes(), seed));
         self.versions = self.versions.wrapping_add(xxh3_64_with_seed(&version.to_le_bytes(), seed));
         self.blocks += 1;
+    }
+
+    fn add_all(&mut self, other: &Self) {
+        self.tags = self.tags.wrapping_add(other.tags);
+        self.versions = self.versions.wrapping_add(other.versions);
+        self.blocks += other.blocks;
     }
 }

@@ -200,16 +200,27 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
             return Ok(response);
         }
     }
-    let (data, memory, stats) = mount.container.read_slice(ask.access, &plan.slice, plan.extra_bytes).await?;
+    let is_made = plan.extra_bytes > 0 || plan.slice.is_converted();
+    // Elements that are sent as they are need not lie in one buffer.
+    let is_plain = plan.start_bytes.is_some() && !is_made;
+    let (pieces, memory, stats) = if is_plain {
+        mount.container.read_pieces(ask.access, &plan.slice).await?
+    } else {
+        mount.container.read_slice(ask.access, &plan.slice, plan.extra_bytes).await.map(|(a, b, c)| (vec![a], b, c))?
+    };
     let etag = etag(&plan, stats.fingerprint.tags);
     if conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None) == Verdict::PreconditionFailed {
         let detail = format!("this slice has the entity tag {etag} now");
         return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
     }
     let (started, encoding) = (std::time::Instant::now(), plan.encoding);
-    let is_made = plan.extra_bytes > 0 || plan.slice.is_converted();
     // The job holds its share of memory: it runs on when the client has hung up.
     let encode = move || -> Result<Vec<Bytes>, Problem> {
+        if is_plain {
+            let start = plan.format.header(&plan.selection.shape(), &plan.data_type, &plan.options);
+            return Ok(start.into_iter().chain(pieces).collect());
+        }
+        let data = pieces.into_iter().next().unwrap_or_default();
         let data = plan.slice.convert(data).map_err(ReadError::from)?;
         let array = Array { shape: plan.selection.shape(), data_type: plan.data_type, data };
         let fault = |why: String| Problem::own(problem::INTERNAL, "the server has a fault", why);

@@ -244,6 +244,48 @@ impl Block {
     }
 }
 
+/// A block's elements as they are stored, big-endian, out of their compression: what
+/// [`paste_stored`](super::paste_stored) takes.
+#[derive(Debug)]
+pub struct Unpacked<'a> {
+    /// As [`Block::size`].
+    pub size: Coords,
+    /// Big-endian elements, first axis fastest.
+    pub data: &'a [u8],
+}
+
+impl<'a> Unpacked<'a> {
+    /// [`Block::decode`] for a block that is pasted at once and not kept: `room` is used for one after the other.
+    ///
+    /// # Errors
+    /// As [`Block::decode`].
+    pub fn new(
+        stored: &'a [u8],
+        attributes: &DatasetAttributes,
+        position: &GridPosition,
+        limit_bytes: u64,
+        room: &'a mut Vec<u8>,
+    ) -> Result<Self, BlockError> {
+        let needed_bytes = Block::decoding_bytes(stored, attributes, position)?;
+        if needed_bytes > limit_bytes {
+            return Err(BlockError::OverLimit { needed_bytes, limit_bytes });
+        }
+        let plan = Plan::new(stored, attributes, position)?;
+        let payload = stored.get(plan.header.len..).unwrap_or_default();
+        let data = if plan.codec.is_plain() || (plan.decoded_bytes == 0 && payload.is_empty()) {
+            payload
+        } else {
+            plan.codec.decode_into(payload, plan.decoded_bytes, room)?;
+            room.as_slice()
+        };
+        if data.len() != plan.decoded_bytes {
+            let found = format!("{} bytes", data.len());
+            return Err(CodecError::WrongLength { expected: plan.decoded_bytes, found }.into());
+        }
+        Ok(Self { size: plan.header.size, data })
+    }
+}
+
 /// A header that fits its dataset, with what decoding needs.
 struct Plan<'a> {
     header: BlockHeader,

@@ -17,9 +17,9 @@ mod encode;
 mod grid;
 mod statistics;
 
-pub use array::{Array, paste};
+pub use array::{Array, paste, paste_stored};
 pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
-pub use block::{Block, BlockError, BlockHeader, Mode};
+pub use block::{Block, BlockError, BlockHeader, Mode, Unpacked};
 pub use compression::{CODECS, Codec, CodecError, Compression, Encoding};
 pub use convert::{ConvertError, convert};
 pub use data_type::DataType;

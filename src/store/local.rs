@@ -294,6 +294,10 @@ impl Store for LocalStore {
         }))
     }
 
+    fn get_at_once(&self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<Meta>> {
+        super::at_once::read(&self.root, self.symlinks, key, most_bytes, room)
+    }
+
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
         let wanted = key.clone();
         self.hop("stat", key, move |store| match store.open_key(&wanted, OFlags::PATH) {

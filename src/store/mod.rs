@@ -1,5 +1,6 @@
 //! Where bytes live: keys in, objects out. Knows nothing of N5 or of attributes.
 
+mod at_once;
 mod file_meta;
 mod glance;
 mod key;
@@ -62,6 +63,14 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`StoreError`] when the object cannot be read.
     async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError>;
+
+    /// An object of at most `most_bytes` that can be read without waiting for anything, its bytes in place of what
+    /// `room` held; `Some(None)` where there is none. `None` where reading it would or might wait, or fails: then
+    /// [`Self::get`] tells. A store that cannot know always waits.
+    fn get_at_once(&self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<Meta>> {
+        let _ = (key, most_bytes, room);
+        None
+    }
 
     /// Whether `key` is a directory.
     ///

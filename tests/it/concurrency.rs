@@ -287,3 +287,29 @@ async fn a_slow_reader_of_a_stream_leaves_room_for_short_answers() {
     drop(stalled);
     assert_eq!(client.get("/slice/a").await.body.len(), 256 * 256 * 64 * 2);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slice_larger_than_the_cache_is_what_it_is_through_the_cache() {
+    let n5 = N5::new();
+    for compression in ["raw", "gzip"] {
+        n5.dataset(compression, &[64, 60], &[16, 16], compression).fill(|p| p[0] != 1, |_| false);
+        settle();
+        let passing = Client::new(local(n5.root()), Settings { decoded_cache: 0, ..settings() }, options());
+        let caching = Client::new(local(n5.root()), settings(), options());
+        let path = format!("/slice/{compression}");
+        let (passed, cached) = (passing.get(&path).await, caching.get(&path).await);
+        // Twice: buffers that have been sent are used again.
+        let again = passing.get(&path).await;
+        for reply in [&passed, &again] {
+            assert_eq!(reply.body, cached.body, "{compression}");
+            assert_eq!(reply.header("etag"), cached.header("etag"));
+            assert_eq!(reply.header("n5-missing-blocks"), Some("4"));
+        }
+        let block = n5.root().join(compression).join("2/3");
+        let stored = fs::read(&block).unwrap();
+        fs::write(&block, &stored[..stored.len() - 5]).unwrap();
+        let damaged = passing.get(&path).await;
+        assert_eq!(damaged.status, 422);
+        assert!(damaged.json().to_string().contains("2/3"), "it names the block");
+    }
+}

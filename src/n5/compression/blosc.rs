@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use bytes::{Buf, Bytes};
+use bytes::Buf;
 use serde_json::{Map, Value};
 
 use super::stream::{self, damaged, only_padding, wrong_length};
@@ -32,8 +32,8 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Blosc {
-    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
-        let header = Header::parse(&payload)?;
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+        let header = Header::parse(payload)?;
         if header.decoded != len {
             return Err(wrong_length(len, header.decoded));
         }
@@ -41,15 +41,15 @@ impl Codec for Blosc {
             .split_at_checked(header.stored)
             .ok_or_else(|| damaged(NAME, format_args!("it has {} of {} bytes", payload.len(), header.stored)))?;
         only_padding(NAME, rest)?;
+        stream::emptied(output, len);
         if len == 0 {
-            return Ok(Bytes::new());
+            return Ok(());
         }
         header.check(buffer)?;
         if header.is_snappy() && header.flags & MEMCPYED == 0 {
-            return blosc_snappy::decode(&header, buffer);
+            return blosc_snappy::decode(&header, buffer, output);
         }
-        let mut output = Vec::with_capacity(len);
-        match blosc_sys::decompress(buffer, &mut output, len) {
+        match blosc_sys::decompress(buffer, output, len) {
             Ok(()) => stream::exactly(len, output),
             Err(code) => Err(damaged(NAME, format_args!("c-blosc returns {code}"))),
         }

@@ -3,7 +3,6 @@
 //! Source: the functions `blosc_d`, `blosc_internal_unshuffle` and `blosc_internal_bitunshuffle` of
 //! c-blosc 1.21.
 
-use bytes::Bytes;
 use snap::raw::{Decoder, decompress_len};
 
 use super::CodecError;
@@ -20,11 +19,11 @@ const BIT_SHUFFLE: u8 = 0x04;
 /// # Errors
 /// [`CodecError::Damaged`] for another version of snappy, and when a part is no snappy stream or decodes to
 /// another length than its share.
-pub(super) fn decode(header: &Header, buffer: &[u8]) -> Result<Bytes, CodecError> {
+pub(super) fn decode(header: &Header, buffer: &[u8], output: &mut Vec<u8>) -> Result<(), CodecError> {
     if header.inner_version != INNER_VERSION {
         return Err(damaged(NAME, format_args!("its snappy version is {}", header.inner_version)));
     }
-    let mut output = vec![0; header.decoded];
+    output.resize(header.decoded, 0);
     let mut shuffled = Vec::new();
     for (block, target) in header.blocks(buffer)?.zip(output.chunks_mut(header.block_size)) {
         let block = block?;
@@ -38,7 +37,7 @@ pub(super) fn decode(header: &Header, buffer: &[u8]) -> Result<Bytes, CodecError
             decode_block(&block, target)?;
         }
     }
-    Ok(output.into())
+    Ok(())
 }
 
 /// Decodes the parts of `block` to `target`, one after another.
@@ -138,6 +137,7 @@ fn transposed(bits: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use bytes::Buf;
+    use bytes::Bytes;
     use proptest::prelude::*;
     use serde_json::Map;
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use ::bzip2::{Decompress, Status};
-use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::stream::{self, Decoder, Step, damaged};
@@ -19,9 +18,9 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Bzip2 {
-    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
         let begins = |rest: &[u8]| rest.starts_with(b"BZh");
-        stream::decode_all(NAME, &payload, len, begins, |input, output| {
+        stream::decode_all(NAME, payload, len, begins, output, |input, output| {
             stream::run(NAME, &mut Decompress::new(false), input, output, len)
         })
     }

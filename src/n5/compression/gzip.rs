@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use bytes::{BufMut, Bytes};
+use bytes::BufMut;
 use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Decompressor;
 use memchr::memmem;
@@ -24,14 +24,14 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Gzip {
-    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
-        let wrapper = Wrapper::of(&payload)
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+        let wrapper = Wrapper::of(payload)
             .ok_or_else(|| damaged(NAME, "it begins neither as a gzip member nor as a zlib stream"))?;
-        if let Some(output) = single(&payload, wrapper, len) {
-            return Ok(output.into());
+        if single(payload, wrapper, len, output) {
+            return Ok(());
         }
         let begins = |rest: &[u8]| Wrapper::of(rest) == Some(wrapper);
-        stream::decode_all(NAME, &payload, len, begins, |input, output| {
+        stream::decode_all(NAME, payload, len, begins, output, |input, output| {
             let mut decoder = match wrapper {
                 Wrapper::Gzip => Decompress::new_gzip(15),
                 Wrapper::Zlib => Decompress::new(true),
@@ -71,31 +71,31 @@ impl Wrapper {
 }
 
 /// Decodes a payload that is one sound stream of `len` bytes and nothing else, the common case, with
-/// the fastest library; `None` for everything else.
+/// the fastest library; false for everything else.
 ///
 /// libdeflater does not say where the stream ended, and stops there without a word. But a stream ends
 /// with the checksum of what it decodes to, so it ended at the payload's end if that checksum stands
 /// there and nowhere before.
-fn single(payload: &[u8], wrapper: Wrapper, len: usize) -> Option<Vec<u8>> {
-    let mut output = vec![0; len];
+fn single(payload: &[u8], wrapper: Wrapper, len: usize, output: &mut Vec<u8>) -> bool {
+    stream::filled(output, len);
     let mut decompressor = Decompressor::new();
     let decoded = match wrapper {
-        Wrapper::Gzip => decompressor.gzip_decompress(payload, &mut output),
-        Wrapper::Zlib => decompressor.zlib_decompress(payload, &mut output),
+        Wrapper::Gzip => decompressor.gzip_decompress(payload, output),
+        Wrapper::Zlib => decompressor.zlib_decompress(payload, output),
     };
     if decoded != Ok(len) {
-        return None;
+        return false;
     }
     let mut trailer = Vec::with_capacity(8);
     match wrapper {
         Wrapper::Gzip => {
-            trailer.put_u32_le(libdeflater::crc32(&output));
+            trailer.put_u32_le(libdeflater::crc32(output));
             trailer.extend(len.to_le_bytes().into_iter().take(4));
         }
-        Wrapper::Zlib => trailer.put_u32(libdeflater::adler32(&output)),
+        Wrapper::Zlib => trailer.put_u32(libdeflater::adler32(output)),
     }
-    let end = memmem::find(payload, &trailer)?.checked_add(trailer.len())?;
-    (end == payload.len()).then_some(output)
+    let end = memmem::find(payload, &trailer).and_then(|at| at.checked_add(trailer.len()));
+    end == Some(payload.len())
 }
 
 impl Decoder for Decompress {

@@ -8,7 +8,7 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use bytes::{Buf, Bytes};
+use bytes::Buf;
 use lz4::block::{DecompressError, decompress_into};
 use lz4::frame::FrameDecoder;
 use serde_json::{Map, Value};
@@ -31,20 +31,20 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Lz4 {
-    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
         if payload.starts_with(JAVA_MAGIC) {
-            return java(&payload, len);
+            return java(payload, len, output);
         }
         if payload.starts_with(FRAME_MAGIC) {
             let begins = |rest: &[u8]| rest.starts_with(FRAME_MAGIC);
-            return stream::decode_all(NAME, &payload, len, begins, |input, output| frame(input, output, len));
+            return stream::decode_all(NAME, payload, len, begins, output, |input, output| frame(input, output, len));
         }
         match payload.split_first_chunk() {
             Some((size, block)) if u64::from(u32::from_le_bytes(*size)) == len as u64 => {
                 // A bare block may begin like this by chance.
-                bare(block, len).or_else(|error| bare(&payload, len).or(Err(error)))
+                bare(block, len, output).or_else(|error| bare(payload, len, output).or(Err(error)))
             }
-            _ => bare(&payload, len),
+            _ => bare(payload, len, output),
         }
     }
 
@@ -62,8 +62,8 @@ impl Codec for Lz4 {
 /// Frames of lz4-java. The mark that ends them may be missing: every frame has its own checksum.
 ///
 /// Source: lz4-java's `LZ4BlockInputStream.java`.
-fn java(payload: &[u8], len: usize) -> Result<Bytes, CodecError> {
-    let mut output = vec![0; len];
+fn java(payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+    stream::filled(output, len);
     let mut room = output.as_mut_slice();
     let mut rest = payload;
     while let Some(next) = after_padding(rest) {
@@ -79,7 +79,7 @@ fn java(payload: &[u8], len: usize) -> Result<Bytes, CodecError> {
         (room, rest) = (behind, after);
     }
     let missing = room.len();
-    if missing > 0 { Err(wrong_length(len, len - missing)) } else { Ok(output.into()) }
+    if missing > 0 { Err(wrong_length(len, len - missing)) } else { Ok(()) }
 }
 
 /// A frame's header after its magic: token, two lengths and a checksum, all little-endian.
@@ -165,17 +165,17 @@ impl Read for Source<'_> {
 }
 
 /// One block without any header.
-fn bare(block: &[u8], len: usize) -> Result<Bytes, CodecError> {
-    let mut output = vec![0; len];
-    let whole = decompress_into(block, &mut output);
+fn bare(block: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+    stream::filled(output, len);
+    let whole = decompress_into(block, output);
     if whole.as_ref().is_ok_and(|found| *found == len) {
-        return Ok(output.into());
+        return Ok(());
     }
     // A block does not say where it ends, so padding was read as part of it.
     if let Some((block, rest)) = end_of_block(block, len).and_then(|end| block.split_at_checked(end)) {
         only_padding(NAME, rest)?;
-        if decompress_into(block, &mut output).is_ok_and(|found| found == len) {
-            return Ok(output.into());
+        if decompress_into(block, output).is_ok_and(|found| found == len) {
+            return Ok(());
         }
     }
     match whole {

@@ -34,7 +34,22 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// [`CodecError`] when the payload is damaged, ends early, decodes to another length than `len`,
     /// is followed by anything else, or asks for more memory than decoding may use. Never allocates
     /// more than `len` plus [`Codec::scratch_bytes`] plus a few KiB.
-    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError>;
+    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
+        let mut output = Vec::new();
+        self.decode_into(&payload, len, &mut output)?;
+        Ok(output.into())
+    }
+
+    /// [`Codec::decode`] in place of what `output` holds: a caller that decodes many blocks reuses its memory.
+    ///
+    /// # Errors
+    /// As [`Codec::decode`]; `output` then holds anything.
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError>;
+
+    /// Whether what is stored is the elements as they are.
+    fn is_plain(&self) -> bool {
+        false
+    }
 
     /// The most bytes that `payload_len` encoded bytes can decode to, generously estimated: a header
     /// that claims more lies, which is found before anything is allocated.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Codec, CodecError};
+use super::{Codec, CodecError, stream};
 
 #[derive(Debug)]
 struct Raw;
@@ -22,6 +22,16 @@ impl Codec for Raw {
         } else {
             Err(CodecError::WrongLength { expected: len, found: format!("{} bytes", payload.len()) })
         }
+    }
+
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+        output.clear();
+        output.extend_from_slice(payload);
+        stream::exactly(len, output)
+    }
+
+    fn is_plain(&self) -> bool {
+        true
     }
 
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {

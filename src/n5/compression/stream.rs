@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use bytes::Bytes;
-
 use super::CodecError;
 
 /// A decoder in the middle of one stream.
@@ -56,15 +54,16 @@ pub(super) fn decode_all<'a>(
     payload: &'a [u8],
     len: usize,
     begins: impl Fn(&[u8]) -> bool,
+    output: &mut Vec<u8>,
     mut one: impl FnMut(&'a [u8], &mut Vec<u8>) -> Result<&'a [u8], CodecError>,
-) -> Result<Bytes, CodecError> {
-    let mut output = Vec::with_capacity(len);
-    let mut rest = one(payload, &mut output)?;
+) -> Result<(), CodecError> {
+    emptied(output, len);
+    let mut rest = one(payload, output)?;
     while let Some(next) = after_padding(rest) {
         if !begins(next) {
             return Err(CodecError::Trailing { codec, bytes: rest.len() });
         }
-        rest = one(next, &mut output)?;
+        rest = one(next, output)?;
     }
     exactly(len, output)
 }
@@ -82,9 +81,23 @@ pub(super) fn only_padding(codec: &'static str, rest: &[u8]) -> Result<(), Codec
     }
 }
 
-/// `output` when it has the length that the block's header promises.
-pub(super) fn exactly(len: usize, output: Vec<u8>) -> Result<Bytes, CodecError> {
-    if output.len() == len { Ok(output.into()) } else { Err(wrong_length(len, output.len())) }
+/// Makes `output` empty, with room for `len` bytes.
+pub(super) fn emptied(output: &mut Vec<u8>, len: usize) {
+    output.clear();
+    output.reserve_exact(len);
+}
+
+/// Makes `output` hold `len` bytes, which are all to be overwritten: zeros from the allocator, or what it held.
+pub(super) fn filled(output: &mut Vec<u8>, len: usize) {
+    if output.capacity() < len {
+        *output = vec![0; len];
+    }
+    output.resize(len, 0);
+}
+
+/// `Ok` when `output` has the length that the block's header promises.
+pub(super) fn exactly(len: usize, output: &[u8]) -> Result<(), CodecError> {
+    if output.len() == len { Ok(()) } else { Err(wrong_length(len, output.len())) }
 }
 
 /// The stream decodes to `found` bytes instead of `len`.

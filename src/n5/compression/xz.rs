@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use serde_json::{Map, Value};
 use xz2::stream::{Action, Error, Status, Stream};
 
@@ -25,10 +24,10 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Xz {
-    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
         let limit_bytes = memory_limit(len);
         let begins = |rest: &[u8]| rest.starts_with(MAGIC);
-        stream::decode_all(NAME, &payload, len, begins, |input, output| {
+        stream::decode_all(NAME, payload, len, begins, output, |input, output| {
             let stream = if begins(input) {
                 Stream::new_stream_decoder(limit_bytes, 0)
             } else {

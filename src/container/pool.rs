@@ -1,0 +1,142 @@
+//! Buffers of results that have been sent, kept for the next result.
+//!
+//! A buffer from the system costs a page fault for every 4 KiB that is written, about a microsecond here, and as much
+//! again when it is given back: more than all copying of a cached slice.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Smaller buffers are left to the allocator, which reuses them itself.
+const LEAST_BYTES: usize = 64 << 10;
+
+/// Looks at an unused pool after which it is emptied.
+const PATIENCE: u32 = 4;
+
+/// Buffers that nobody uses. Cheap to clone; clones share them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pool {
+    shelf: Arc<Mutex<Shelf>>,
+    /// Bytes on the shelf, to be looked at without its lock.
+    bytes: Arc<AtomicUsize>,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    buffers: Vec<Vec<u8>>,
+    bytes: usize,
+    unused: u32,
+}
+
+impl Pool {
+    /// `len` zeros in a buffer that is kept here, where one fits.
+    pub(super) fn zeros(&self, len: usize) -> Option<Vec<u8>> {
+        let mut buffer = self.find(len)?;
+        buffer.clear();
+        buffer.resize(len, 0);
+        Some(buffer)
+    }
+
+    fn find(&self, len: usize) -> Option<Vec<u8>> {
+        if len < LEAST_BYTES {
+            return None;
+        }
+        self.change(|shelf| {
+            shelf.unused = 0;
+            // The one that was used last is the likeliest to be in a core's cache.
+            let fits = |buffer: &Vec<u8>| (len..=len.saturating_mul(2)).contains(&buffer.capacity());
+            let buffer = shelf.buffers.iter().rposition(fits).map(|at| shelf.buffers.remove(at))?;
+            shelf.bytes = shelf.bytes.saturating_sub(buffer.capacity());
+            Some(buffer)
+        })
+    }
+
+    /// Keeps `buffer`, unless more than `most_bytes` would be kept then.
+    pub(super) fn put(&self, buffer: Vec<u8>, most_bytes: u64) {
+        let bytes = buffer.capacity();
+        if bytes < LEAST_BYTES {
+            return;
+        }
+        self.change(|shelf| {
+            if shelf.bytes.saturating_add(bytes) as u64 <= most_bytes {
+                shelf.bytes += bytes;
+                shelf.buffers.push(buffer);
+            }
+        });
+    }
+
+    /// Gives buffers back to the system until no more than `most_bytes` are kept.
+    pub(super) fn shrink(&self, most_bytes: u64) {
+        if self.bytes.load(Ordering::Acquire) as u64 <= most_bytes {
+            return;
+        }
+        self.change(|shelf| {
+            while shelf.bytes as u64 > most_bytes
+                && let Some(buffer) = shelf.buffers.pop()
+            {
+                shelf.bytes = shelf.bytes.saturating_sub(buffer.capacity());
+            }
+        });
+    }
+
+    /// To be called now and then: gives back what has not been used for some calls.
+    pub(super) fn tidy(&self) {
+        let buffers = self.change(|shelf| {
+            shelf.unused = shelf.unused.saturating_add(1);
+            if shelf.unused < PATIENCE {
+                return Vec::new();
+            }
+            shelf.bytes = 0;
+            std::mem::take(&mut shelf.buffers)
+        });
+        // Without the lock: unmapping takes its time.
+        drop(buffers);
+    }
+
+    fn change<T>(&self, job: impl FnOnce(&mut Shelf) -> T) -> T {
+        let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = job(&mut shelf);
+        self.bytes.store(shelf.bytes, Ordering::Release);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_used_again_and_reads_as_zeros() {
+        let pool = Pool::default();
+        assert!(pool.zeros(1 << 20).is_none());
+        let buffer = vec![7; 1 << 20];
+        let at = buffer.as_ptr();
+        pool.put(buffer, 1 << 20);
+        let again = pool.zeros((1 << 20) - 9).unwrap();
+        assert_eq!(again.as_ptr(), at);
+        assert_eq!(again.len(), (1 << 20) - 9);
+        assert!(again.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn no_more_is_kept_than_there_is_room_for() {
+        let pool = Pool::default();
+        pool.put(vec![1; 1 << 20], (1 << 20) - 1);
+        assert_eq!(pool.bytes.load(Ordering::Acquire), 0);
+        pool.put(vec![1; 1 << 20], 3 << 20);
+        pool.put(vec![1; 1 << 20], 3 << 20);
+        pool.shrink(1 << 20);
+        assert_eq!(pool.bytes.load(Ordering::Acquire), 1 << 20);
+    }
+
+    #[test]
+    fn what_is_not_used_is_given_back() {
+        let pool = Pool::default();
+        pool.put(vec![1; 1 << 20], 1 << 20);
+        for _ in 1..PATIENCE {
+            pool.tidy();
+        }
+        assert_eq!(pool.bytes.load(Ordering::Acquire), 1 << 20);
+        pool.tidy();
+        assert_eq!(pool.bytes.load(Ordering::Acquire), 0);
+    }
+}
