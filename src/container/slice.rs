@@ -83,7 +83,7 @@ impl Container {
         }
         stats = ReadStats::default();
         let region = &slice.region;
-        let axis = region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0);
+        let axis = slowest(region);
         let slabs = match region.rank() {
             0 => vec![Slab::new(region.clone(), slice.held_bytes(), Some(permit), &self.resources.slice_budget)?],
             _ => self.slabs(slice, region, axis, permit, None)?,
@@ -134,9 +134,8 @@ impl Container {
         is_first: bool,
         finish: Option<Finish>,
     ) -> Result<Option<(Vec<Bytes>, ReadStats)>, ReadError> {
-        let Some((axis, band)) = slice.bands.as_mut().and_then(|bands| Some((bands.axis(), bands.next()?))) else {
-            return Ok(None);
-        };
+        let Some(band) = slice.bands.as_mut().and_then(Iterator::next) else { return Ok(None) };
+        let axis = slowest(&band);
         let bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.held);
         let wait = self.resources.settings.budget_wait * if is_first { 1 } else { BAND_PATIENCE };
         let beside = if is_first { slice.beside_bytes } else { 0 };
@@ -342,6 +341,11 @@ impl Container {
             position: position.clone(),
         }
     }
+}
+
+/// The slowest axis that has more than one sample.
+fn slowest(region: &Region) -> usize {
+    region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0)
 }
 
 /// Whether `part` of `slice` has all samples that the slice takes of the block at `position`.
