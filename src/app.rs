@@ -182,7 +182,7 @@ impl Server {
         drop(listener);
         let deadline = config.server.shutdown_timeout;
         // Connections on which part of a request has come would be waited for; nobody has an answer there.
-        let answered = async { while app.running() > 0 || !quiet(&app).await {} };
+        let answered = async { while !quiet(&app).await {} };
         tokio::select! {
             () = connections.finished() => tracing::info!("all answers finished"),
             () = answered => tracing::info!("all answers finished"),

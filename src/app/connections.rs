@@ -1,7 +1,7 @@
 //! Serving one connection: HTTP/1.1 or HTTP/2, with bounds on what it may cost.
 
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -16,13 +16,12 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::GracefulShutdown;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
-use super::lane::{Busy, Lane};
+use super::lane::{Lane, Signals};
 use crate::config::Config;
 use crate::http::{self, App};
 
@@ -38,7 +37,7 @@ pub(super) struct Connections {
     http: Builder<TokioExecutor>,
     header_timeout: Duration,
     send_timeout: Duration,
-    graceful: GracefulShutdown,
+    closing: watch::Sender<bool>,
     slots: Arc<Semaphore>,
     app: Arc<App>,
     router: Router,
@@ -53,14 +52,15 @@ impl Connections {
             http: builder(config),
             header_timeout: config.server.header_timeout,
             send_timeout: config.server.send_timeout,
-            graceful: GracefulShutdown::new(),
+            closing: watch::Sender::new(false),
             slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
         }
     }
 
     /// Begins no further request, and is ready when those that have begun are answered.
     pub(super) async fn finished(self) {
-        self.graceful.shutdown().await;
+        self.closing.send_replace(true);
+        self.closing.closed().await;
     }
 
     pub(super) async fn slot(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
@@ -74,21 +74,31 @@ impl Connections {
     {
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(self.send_timeout));
-        let busy = Busy::default();
-        let lane = Lane::new(Box::pin(stream), Arc::clone(&self.app), peer, busy.clone(), self.header_timeout);
+        let signals = Signals::default();
+        let lane = Lane::new(Box::pin(stream), Arc::clone(&self.app), peer, signals.clone(), self.header_timeout);
         let router = self.router.clone();
+        let told = signals.clone();
         let service = service_fn(move |request: Request<Incoming>| {
-            let answered = Answered::begin(&busy);
+            let answered = Answered::begin(&signals);
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(ConnectInfo(peer));
             let answer = router.clone().oneshot(request);
             async move { answer.await.map(|response| response.map(|body| Sent { body, _answered: answered })) }
         });
-        let (http, watcher) = (self.http.clone(), self.graceful.watcher());
+        let (http, mut closing) = (self.http.clone(), self.closing.subscribe());
         tokio::spawn(async move {
             let _slot = slot;
-            let connection = http.serve_connection(TokioIo::new(lane), service);
-            if let Err(error) = watcher.watch(connection).await {
+            let mut connection = pin!(http.serve_connection(TokioIo::new(lane), service));
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = async { drop(closing.wait_for(|closing| *closing).await) } => {
+                    if !told.close() {
+                        connection.as_mut().graceful_shutdown();
+                    }
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
                 tracing::debug!(error, "connection ended");
             }
         });
@@ -96,12 +106,12 @@ impl Connections {
 }
 
 /// Tells the lane, when dropped, that the library has an answer whole or will never have it.
-struct Answered(Busy);
+struct Answered(Signals);
 
 impl Answered {
-    fn begin(busy: &Busy) -> Self {
-        busy.begin();
-        Self(busy.clone())
+    fn begin(signals: &Signals) -> Self {
+        signals.begin();
+        Self(signals.clone())
     }
 }
 

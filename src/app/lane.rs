@@ -34,21 +34,40 @@ const TURN: usize = 16;
 /// What HTTP/2 begins with (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Set while the HTTP library has a request that it has not answered to the end.
+/// What the lane and the rest of its connection tell each other. Cheap to clone; clones share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Busy(Arc<AtomicBool>);
+pub(super) struct Signals(Arc<Flags>);
 
-impl Busy {
+#[derive(Debug, Default)]
+struct Flags {
+    /// The library has a request that it has not answered to the end.
+    busy: AtomicBool,
+    /// The library has been given something.
+    handed: AtomicBool,
+    /// No further request is to be answered.
+    closing: AtomicBool,
+}
+
+impl Signals {
+    /// The library has begun an answer.
     pub(super) fn begin(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.busy.store(true, Ordering::Release);
     }
 
+    /// The library has an answer whole, or will never have it.
     pub(super) fn end(&self) {
-        self.0.store(false, Ordering::Release);
+        self.0.busy.store(false, Ordering::Release);
     }
 
-    fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+    /// Asks the lane to end the connection after the answer that it sends. `false` where the library has been given
+    /// something, and has to be asked.
+    pub(super) fn close(&self) -> bool {
+        self.0.closing.store(true, Ordering::Release);
+        !self.0.handed.load(Ordering::Acquire)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.0.busy.load(Ordering::Acquire)
     }
 }
 
@@ -69,11 +88,15 @@ pub(super) struct Lane<S> {
     app: Arc<App>,
     peer: Option<IpAddr>,
     state: State,
-    busy: Busy,
+    signals: Signals,
     received: BytesMut,
+    /// How many of the bytes received are known to be no whole head.
+    looked_at: usize,
     /// How many of the bytes received are the library's already.
     handing: usize,
     sending: Option<Sending>,
+    /// Whether the library has written since it last flushed.
+    wrote: bool,
     idle: Idle,
 }
 
@@ -81,20 +104,30 @@ struct Sending {
     reply: Reply,
     head_sent: usize,
     body_sent: usize,
+    /// Whether the client was slower than this.
+    waited: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
-    /// `busy` is ended by whoever sees the last of the library's answer.
-    pub(super) fn new(stream: S, app: Arc<App>, peer: Option<IpAddr>, busy: Busy, header_timeout: Duration) -> Self {
+    /// `signals` are ended by whoever sees the last of the library's answer.
+    pub(super) fn new(
+        stream: S,
+        app: Arc<App>,
+        peer: Option<IpAddr>,
+        signals: Signals,
+        header_timeout: Duration,
+    ) -> Self {
         Self {
             stream,
             app,
             peer,
             state: State::Between,
-            busy,
+            signals,
             received: BytesMut::with_capacity(READ_BYTES),
+            looked_at: 0,
             handing: 0,
             sending: None,
+            wrote: false,
             idle: Idle::new(header_timeout),
         }
     }
@@ -108,18 +141,34 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
             }
             return is_http2 || self.handing > 0;
         }
+        // A head that comes in small pieces is not parsed anew for each.
+        let fresh = self.received.get(self.looked_at.saturating_sub(2)..).unwrap_or_default();
+        let may_end = fresh.windows(2).any(|two| two == b"\n\n") || fresh.windows(3).any(|three| three == b"\n\r\n");
+        if !may_end && self.looked_at > 0 && self.received.len() < HEADER_BYTES {
+            self.looked_at = self.received.len();
+            return false;
+        }
+        self.looked_at = 0;
         match quick::look(&self.app, self.peer, &self.received) {
-            Received::Part if self.received.len() < HEADER_BYTES => return false,
+            Received::Part if self.received.len() < HEADER_BYTES => {
+                self.looked_at = self.received.len();
+                return false;
+            }
             Received::Part | Received::Other => self.hand_over(false),
             Received::Request(length, Some(reply)) => {
                 self.received.advance(length);
+                if self.received.is_empty() && self.received.capacity() > 4 * READ_BYTES {
+                    // A long head's memory is not kept.
+                    self.received = BytesMut::new();
+                }
                 self.idle.begin(Instant::from_std(reply.started()));
-                self.sending = Some(Sending { reply, head_sent: 0, body_sent: 0 });
+                self.sending = Some(Sending { reply, head_sent: 0, body_sent: 0, waited: false });
             }
             Received::Request(length, None) => {
                 self.handing = length;
                 self.state = State::Answering;
-                self.busy.begin();
+                self.signals.0.handed.store(true, Ordering::Release);
+                self.signals.begin();
             }
         }
         true
@@ -128,6 +177,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
     fn hand_over(&mut self, is_http2: bool) {
         self.handing = self.received.len();
         self.state = State::HandedOver { is_http2 };
+        self.signals.0.handed.store(true, Ordering::Release);
     }
 
     /// Ready when nothing of the lane's own answer is left to be sent.
@@ -136,12 +186,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
             let head = sending.reply.head.get(sending.head_sent..).unwrap_or_default();
             let body = sending.reply.body.get(sending.body_sent..).unwrap_or_default();
             if head.is_empty() && body.is_empty() {
+                if sending.waited {
+                    self.idle.begin(Instant::now());
+                }
                 self.sending = None;
                 break;
             }
             let rest = [IoSlice::new(head), IoSlice::new(body)];
             let of_head = head.len();
-            let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, &rest))?;
+            let Poll::Ready(written) = Pin::new(&mut self.stream).poll_write_vectored(context, &rest) else {
+                sending.waited = true;
+                return Poll::Pending;
+            };
+            let written = written?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -161,6 +218,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
     fn poll_between(&mut self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         for _ in 0..TURN {
             ready!(self.poll_send(context))?;
+            if self.signals.0.closing.load(Ordering::Relaxed) {
+                return Poll::Ready(Ok(()));
+            }
             if self.received.is_empty() || !self.advance() {
                 match self.poll_receive(context) {
                     Poll::Ready(received) => {
@@ -184,6 +244,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
             let length = self.handing.min(out.remaining());
             out.put_slice(&self.received.split_to(length));
             self.handing -= length;
+            if self.handing == 0 && self.received.is_empty() {
+                // A long head's memory is not kept.
+                self.received = BytesMut::new();
+            }
             return Poll::Ready(Ok(()));
         }
         match self.state {
@@ -197,7 +261,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
             }
             State::HandedOver { is_http2 } => {
                 let read = Pin::new(&mut self.stream).poll_read(context, out);
-                if read.is_pending() && !is_http2 && !self.busy.is_set() {
+                if read.is_pending() && !is_http2 && !self.signals.is_busy() {
                     return self.idle.poll(context);
                 }
                 read
@@ -214,6 +278,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Lane<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.wrote = true;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -222,6 +287,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
         context: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.wrote = true;
         Pin::new(&mut self.stream).poll_write_vectored(context, parts)
     }
 
@@ -230,17 +296,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
     }
 
     /// The library flushes when it has written all it has: after the last byte of an answer the lane goes on.
+    ///
+    /// It also flushes when it has written nothing. While the lane sends, that must not reach the stream, which would
+    /// take it for progress of a client that takes nothing.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.sending.is_some() {
+            return Poll::Ready(Ok(()));
+        }
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         match self.state {
-            State::Answering if self.handing == 0 && !self.busy.is_set() => {
+            State::Answering if self.handing == 0 && !self.signals.is_busy() => {
                 self.state = State::Between;
                 self.idle.begin(Instant::now());
                 context.waker().wake_by_ref();
             }
-            State::HandedOver { is_http2: false } => self.idle.begin(Instant::now()),
+            State::HandedOver { is_http2: false } if self.wrote => {
+                self.idle.begin(Instant::now());
+                context.waker().wake_by_ref();
+            }
             State::Between | State::Answering | State::HandedOver { .. } => {}
         }
+        self.wrote = false;
         Poll::Ready(Ok(()))
     }
 

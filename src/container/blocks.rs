@@ -15,7 +15,7 @@ use super::{CacheSettings, Dataset, ReadError, cache_of, forget};
 use crate::cpu::Cpu;
 use crate::metrics::{self, Lookup};
 use crate::n5::{Block, BlockError, Coords, GridPosition};
-use crate::store::{Glance, Key, Meta, Store};
+use crate::store::{Key, Meta, Store};
 
 const CACHE: metrics::Cache = metrics::Cache::Decoded;
 
@@ -124,21 +124,32 @@ impl Blocks {
             }
             found.push(loaded);
         }
+        let moment = fresh::now();
+        let mut changed = Vec::new();
+        if doubtful.len() <= GLANCED {
+            doubtful.retain(|n| {
+                let Some(loaded) = &found[*n] else { return false };
+                let key = dataset.block_key(&positions[*n]);
+                let compared = loaded.checked.compare(store, &key, loaded.version(), moment);
+                changed.extend((compared == Some(false)).then_some(*n));
+                compared.is_none()
+            });
+        }
         if !doubtful.is_empty() {
-            let keys: Vec<Key> = doubtful.iter().map(|n| dataset.block_key(&positions[*n])).collect();
-            let moment = fresh::now();
-            let known = doubtful.iter().map(|n| found[*n].as_deref());
-            let versions = versions(store, keys, known, moment).await?;
-            for (n, version) in doubtful.iter().zip(versions) {
+            let keys = doubtful.iter().map(|n| dataset.block_key(&positions[*n])).collect();
+            for (n, meta) in doubtful.iter().zip(store.head_many(keys).await?) {
                 let Some(loaded) = &found[*n] else { continue };
-                if loaded.version() == version {
+                if loaded.version() == meta.map(|meta| meta.version) {
                     loaded.checked.touch(moment);
                 } else {
-                    metrics::cache_requests(CACHE, Lookup::Stale, 1);
-                    forget(&self.cache, (dataset.id, positions[*n].clone()), loaded).await;
-                    found[*n] = None;
+                    changed.push(*n);
                 }
             }
+        }
+        for n in changed {
+            let Some(loaded) = found[n].take() else { continue };
+            metrics::cache_requests(CACHE, Lookup::Stale, 1);
+            forget(&self.cache, (dataset.id, positions[n].clone()), &loaded).await;
         }
         let (mut hits, mut holes) = (0, 0);
         for loaded in found.iter().flatten() {
@@ -297,33 +308,6 @@ impl Blocks {
             () = nudge => Err(ReadError::Died("unreachable".to_owned())),
         }
     }
-}
-
-/// Versions of stored blocks, `None` where there is none: at a glance where they are few and the store can, else in one
-/// call that waits.
-async fn versions(
-    store: &dyn Store,
-    keys: Vec<Key>,
-    known: impl Iterator<Item = Option<&Loaded>>,
-    moment: u64,
-) -> Result<Vec<Option<u64>>, ReadError> {
-    if keys.len() <= GLANCED {
-        let seen = keys.iter().zip(known).map(|(key, known)| {
-            let recent = known.filter(|known| known.checked.is_recent(moment)).and_then(Loaded::version);
-            match recent.filter(|version| store.is_unchanged(key, *version)) {
-                Some(version) => Ok(Some(version)),
-                None => match store.glance(key) {
-                    Glance::Unknown => Err(()),
-                    Glance::Missing | Glance::NoObject => Ok(None),
-                    Glance::Object(facts) => Ok(Some(facts.version)),
-                },
-            }
-        });
-        if let Ok(versions) = seen.collect() {
-            return Ok(versions);
-        }
-    }
-    Ok(store.head_many(keys).await?.into_iter().map(|meta| meta.map(|meta| meta.version)).collect())
 }
 
 impl Loaded {

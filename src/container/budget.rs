@@ -139,6 +139,11 @@ impl Budget {
         })
     }
 
+    /// A buffer for `len` bytes that may have been used before, with any content. The caller holds a share for it.
+    pub(super) fn buffer(&self, len: usize) -> Vec<u8> {
+        self.pool.find(len).unwrap_or_else(|| Vec::with_capacity(len))
+    }
+
     /// `data` that gives back its share, and its buffer for others to use, when the last clone of it is dropped.
     pub(super) fn own(&self, data: Vec<u8>, permit: Permit) -> Bytes {
         Bytes::from_owner(Lent { data, permit: Some(permit), budget: self.clone() })

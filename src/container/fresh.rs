@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::ATTRIBUTES;
-use crate::store::Key;
+use crate::store::{Glance, Key, Store};
 
 /// When cached entries are compared with the store's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,8 +18,8 @@ pub enum Recheck {
     After(Duration),
 }
 
-/// Age up to which a comparison counts as recent.
-const RECENT_NANOSECONDS: u64 = 5_000_000_000;
+/// How long a look at an entry's whole path lets cheaper ones follow.
+const RECENT_NANOSECONDS: u64 = 1_000_000_000;
 
 /// What one request accepts from the caches: nothing compared with the store before these moments.
 ///
@@ -52,30 +52,54 @@ fn since(recheck: Recheck, now: u64) -> u64 {
     }
 }
 
-/// The moment when an entry was last known to equal what the store holds.
+/// When an entry was last known to equal what the store holds.
 #[derive(Debug)]
-pub(super) struct Checked(AtomicU64);
+pub(super) struct Checked {
+    moment: AtomicU64,
+    /// When the store last saw it at a glance, its path included; 0 for never.
+    looked: AtomicU64,
+}
 
 impl Checked {
     pub(super) fn at(moment: u64) -> Self {
-        Self(AtomicU64::new(moment))
+        Self { moment: AtomicU64::new(moment), looked: AtomicU64::new(0) }
     }
 
     pub(super) fn is_fresh(&self, since: u64) -> bool {
-        self.0.load(Ordering::Relaxed) >= since
+        self.moment() >= since
     }
 
-    /// Whether the last comparison was so short ago that the store will have the object at hand.
-    pub(super) fn is_recent(&self, now: u64) -> bool {
-        self.is_fresh(now.saturating_sub(RECENT_NANOSECONDS))
+    /// Compares an object of that version with the store's, at once; `None` where that would have to wait.
+    ///
+    /// Soon after a look at the whole path, one at the file alone will do: it costs half as much. What it cannot
+    /// see is a directory that was replaced by a symbolic link to the very same file; that shows a second later.
+    pub(super) fn compare(&self, store: &dyn Store, key: &Key, version: Option<u64>, moment: u64) -> Option<bool> {
+        let recent = self.looked.load(Ordering::Relaxed) >= moment.saturating_sub(RECENT_NANOSECONDS);
+        if recent && version.is_some_and(|version| store.is_unchanged(key, version)) {
+            self.touch(moment);
+            return Some(true);
+        }
+        let seen = match store.glance(key) {
+            Glance::Unknown => return None,
+            Glance::Missing | Glance::NoObject => None,
+            Glance::Object(facts) => Some(facts.version),
+        };
+        let is_same = seen == version;
+        if is_same {
+            self.touch(moment);
+            if seen.is_some() {
+                self.looked.fetch_max(moment, Ordering::Relaxed);
+            }
+        }
+        Some(is_same)
     }
 
     pub(super) fn moment(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.moment.load(Ordering::Relaxed)
     }
 
     pub(super) fn touch(&self, moment: u64) {
-        self.0.fetch_max(moment, Ordering::Relaxed);
+        self.moment.fetch_max(moment, Ordering::Relaxed);
     }
 }
 

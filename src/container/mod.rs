@@ -12,6 +12,7 @@ mod fresh;
 mod made;
 mod objects;
 mod pool;
+mod ready;
 mod sample;
 mod slice;
 mod stats;
@@ -33,7 +34,8 @@ pub use budget::{BudgetError, Memory};
 pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use made::{Made, Make, Recipe};
-pub use objects::{AtOnce, LargeObject, Stored};
+pub use objects::{LargeObject, Stored};
+pub use ready::AtOnce;
 pub use sample::{Sample, Survey};
 pub use slice::Finish;
 pub use stats::{Fingerprint, ReadStats};
@@ -143,6 +145,7 @@ impl Resources {
     /// To be called a few times a second: gives back to the system what is kept for results that do not come.
     pub fn tidy(&self) {
         self.slice_budget.tidy();
+        self.objects.budget.tidy();
     }
 
     /// What a request that starts now accepts from the caches.

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::FutureExt;
 use moka::future::Cache;
 
 use super::budget::{self, Budget, Permit};
-use super::fresh::{self, Access, Checked};
+use super::fresh::{self, Checked};
 use super::{CacheSettings, ReadError, cache_of, forget};
 use crate::metrics::{self, Lookup, StoreOperation};
-use crate::store::{Data, Glance, Key, Meta, Object, ReadAt, Store, StoreError};
+use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
 
 pub(super) const CACHE: metrics::Cache = metrics::Cache::Stored;
 
@@ -83,17 +82,6 @@ impl LargeObject {
     }
 }
 
-/// What can be said of an object without waiting.
-#[derive(Debug)]
-pub enum AtOnce {
-    /// Nothing.
-    Unknown,
-    /// There is none of that name, and no directory.
-    Missing,
-    /// Facts about it and, where they were wanted, its bytes.
-    Object(Meta, Bytes),
-}
-
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) object: Option<(Meta, Bytes)>,
@@ -111,9 +99,11 @@ pub(super) enum EntryKey {
 
 /// What a load ends with when it leaves nothing to cache.
 #[derive(Debug)]
-enum Uncached {
+pub(super) enum Uncached {
     Failed(ReadError),
     Large(LargeObject),
+    /// It would have to wait, and must not.
+    NotAtOnce,
 }
 
 /// A stored object on its way to be decoded.
@@ -144,7 +134,7 @@ enum Loaded {
 pub(super) struct Objects {
     pub(super) cache: Cache<EntryKey, Arc<Entry>>,
     pub(super) budget: Budget,
-    lookups: metrics::Lookups,
+    pub(super) lookups: metrics::Lookups,
     /// [`INLINE_BYTES`], or less where fewer are left beside a full cache.
     inline_bytes: u64,
 }
@@ -199,43 +189,6 @@ impl Objects {
         Some(entry.object.as_ref().map(|(meta, _)| meta.clone()))
     }
 
-    /// The object at `key`, no staler than `access` accepts, where that can be said without waiting; its bytes only where they
-    /// are wanted, for these must be cached.
-    pub(super) fn at_once(
-        &self,
-        container: u32,
-        store: &dyn Store,
-        key: &Key,
-        access: Access,
-        with_bytes: bool,
-    ) -> AtOnce {
-        let (since, moment) = (access.since(key), access.begun);
-        let cached = self.cache.get(&EntryKey::Stored(container, key.clone())).now_or_never().flatten();
-        let found = |entry: &Entry| match &entry.object {
-            Some((meta, bytes)) => AtOnce::Object(meta.clone(), bytes.clone()),
-            // Or a directory.
-            None => AtOnce::Unknown,
-        };
-        if let Some(entry) = cached.as_ref().filter(|entry| entry.object.is_some() && entry.checked.is_fresh(since)) {
-            self.lookups.count(Lookup::Hit, 1);
-            return found(entry);
-        }
-        if let Some(entry) = cached.as_ref().filter(|entry| entry.is_unchanged(store, key, moment)) {
-            self.lookups.count(Lookup::Hit, 1);
-            return found(entry);
-        }
-        match (store.glance(key), cached) {
-            (Glance::Missing, _) => AtOnce::Missing,
-            (Glance::Object(facts), Some(entry)) if entry.version() == Some(facts.version) => {
-                entry.checked.touch(moment);
-                self.lookups.count(Lookup::Hit, 1);
-                found(&entry)
-            }
-            (Glance::Object(facts), _) if !with_bytes => AtOnce::Object(facts.into(), Bytes::new()),
-            (Glance::Object(_) | Glance::NoObject | Glance::Unknown, _) => AtOnce::Unknown,
-        }
-    }
-
     /// The object at `key` for decoding: taken from the cache when fresh, else opened or read and not cached,
     /// since the decoded block will be.
     pub(super) async fn read(
@@ -259,15 +212,10 @@ impl Objects {
     /// Whether `entry` still equals what the store holds.
     async fn recheck(&self, entry: &Entry, store: &dyn Store, key: &Key) -> Result<bool, ReadError> {
         let moment = fresh::now();
-        if entry.is_unchanged(store, key, moment) {
-            return Ok(true);
+        if let Some(unchanged) = entry.checked.compare(store, key, entry.version(), moment) {
+            return Ok(unchanged);
         }
-        let version = match store.glance(key) {
-            Glance::Unknown => store.head(key).await?.map(|meta| meta.version),
-            Glance::Missing | Glance::NoObject => None,
-            Glance::Object(facts) => Some(facts.version),
-        };
-        let unchanged = entry.version() == version;
+        let unchanged = entry.version() == store.head(key).await?.map(|meta| meta.version);
         if unchanged {
             entry.checked.touch(moment);
         }
@@ -285,7 +233,7 @@ impl Objects {
         let (this, key, store) = (self.clone(), key.clone(), Arc::clone(store));
         let load = tokio::spawn(async move {
             let checked = fresh::now();
-            let fetch = async {
+            let fetch = || async {
                 match this.fetch(&*store, &key).await {
                     Ok(Some(Stored::Large(large))) => Err(Uncached::Large(large)),
                     Ok(Some(Stored::Whole(meta, bytes))) => {
@@ -295,7 +243,13 @@ impl Objects {
                     Err(error) => Err(Uncached::Failed(error)),
                 }
             };
-            let loaded = this.cache.try_get_with(entry_key, fetch).await;
+            let loaded = loop {
+                match this.cache.try_get_with(entry_key.clone(), fetch()).await {
+                    // Of one who must not wait, who was first.
+                    Err(uncached) if matches!(*uncached, Uncached::NotAtOnce) => {}
+                    loaded => break loaded,
+                }
+            };
             // Evicts at once what no longer fits, instead of when the cache's own queue is full.
             this.cache.run_pending_tasks().await;
             loaded
@@ -305,6 +259,7 @@ impl Objects {
             Ok(Err(uncached)) => match &*uncached {
                 Uncached::Large(large) => Ok(Loaded::Large(large.clone())),
                 Uncached::Failed(error) => Err(error.clone()),
+                Uncached::NotAtOnce => Err(ReadError::Died("a load ended without an end".to_owned())),
             },
             Err(join) => Err(ReadError::Died(join.to_string())),
         }
@@ -353,16 +308,6 @@ impl Objects {
 impl Entry {
     fn stored(&self) -> Option<Stored> {
         self.object.clone().map(|(meta, bytes)| Stored::Whole(meta, bytes))
-    }
-
-    /// Whether the store says at once that this still is what it holds; noted if so.
-    fn is_unchanged(&self, store: &dyn Store, key: &Key, moment: u64) -> bool {
-        let unchanged =
-            self.checked.is_recent(moment) && self.version().is_some_and(|version| store.is_unchanged(key, version));
-        if unchanged {
-            self.checked.touch(moment);
-        }
-        unchanged
     }
 
     pub(super) fn version(&self) -> Option<u64> {

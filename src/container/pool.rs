@@ -36,7 +36,8 @@ impl Pool {
         Some(buffer)
     }
 
-    fn find(&self, len: usize) -> Option<Vec<u8>> {
+    /// A buffer with room for `len` bytes and any content.
+    pub(super) fn find(&self, len: usize) -> Option<Vec<u8>> {
         if len < LEAST_BYTES {
             return None;
         }

@@ -42,7 +42,7 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     request.extensions_mut().insert(RequestId(id.clone()));
     let peer = request.extensions().get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let uri = request.uri();
-    let mut line = Line::start(&app, request.method().clone(), uri.path(), uri.query(), peer, &id);
+    let mut line = Line::start(&app, Instant::now(), request.method().clone(), uri.path(), uri.query(), peer, &id);
     let mut response = next.run(request).await;
     line.route = response.extensions().get::<Route>().map_or("unmatched", |route| route.0);
     let is_preflight = line.method == Method::OPTIONS && response.status() == StatusCode::OK;
@@ -111,6 +111,7 @@ struct Text {
 impl Line {
     pub(super) fn start(
         app: &Arc<App>,
+        started: Instant,
         method: Method,
         path: &str,
         query: Option<&str>,
@@ -123,7 +124,7 @@ impl Line {
             Box::new(Text { path: shown(path), query, peer, id: id.to_owned() })
         });
         let app = Arc::clone(app);
-        Self { app, started: Instant::now(), method, text, route: "unmatched", status: StatusCode::OK, sent: 0 }
+        Self { app, started, method, text, route: "unmatched", status: StatusCode::OK, sent: 0 }
     }
 
     /// When the request came.

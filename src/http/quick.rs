@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::io::Write;
 use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -26,6 +27,9 @@ use crate::store::{Key, Meta};
 
 /// Most headers of a request that is answered here.
 const HEADERS: usize = 48;
+
+/// Longest path that is answered here; beyond a few bytes more the library refuses it.
+const PATH_BYTES: usize = 60_000;
 
 /// What every answer of a mount says, as `name: value` lines.
 pub(super) struct Templates {
@@ -142,7 +146,11 @@ pub fn look(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Received {
     match asked(&request) {
         Asking::Other => Received::Other,
         Asking::Plain => Received::Request(length, None),
-        Asking::Quick(asked) => Received::Request(length, answer(app, peer, &asked)),
+        Asking::Quick(asked) => {
+            // After a panic the library asks again, and its answer says that there is a fault.
+            let answer = catch_unwind(AssertUnwindSafe(|| answer(app, peer, &asked)));
+            Received::Request(length, answer.unwrap_or_default())
+        }
     }
 }
 
@@ -158,7 +166,7 @@ enum Asking<'a> {
 fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
     let (Some(method), Some(path)) = (request.method, request.path) else { return Asking::Other };
     let mut asked = Asked { is_head: method == "HEAD", path, if_none_match: None, request_id: None, has_origin: false };
-    let mut is_quick = matches!(method, "GET" | "HEAD") && request.version == Some(1);
+    let mut is_quick = matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= PATH_BYTES;
     let mut has_since = false;
     for header in request.headers.iter() {
         let is = |name: &str| header.name.eq_ignore_ascii_case(name);
@@ -176,7 +184,7 @@ fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
             },
             13 if is("authorization") => is_quick = false,
             13 if is("if-none-match") => {
-                is_quick &= asked.if_none_match.is_none();
+                is_quick &= asked.if_none_match.is_none() && is_strong_tag(header.value);
                 asked.if_none_match = Some(header.value);
             }
             14 if is("content-length") => return Asking::Other,
@@ -184,6 +192,7 @@ fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
             17 if is("transfer-encoding") => return Asking::Other,
             17 if is("if-modified-since") => has_since = true,
             19 if is("if-unmodified-since") => is_quick = false,
+            38 if is("access-control-request-private-network") => is_quick = false,
             _ => {}
         }
     }
@@ -193,7 +202,7 @@ fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
 }
 
 fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Reply> {
-    let templates = &app.quick;
+    let (templates, started) = (&app.quick, Instant::now());
     if (templates.by_origin && asked.has_origin)
         || app.running.load(Ordering::Relaxed) >= app.options.concurrent_requests
     {
@@ -226,7 +235,8 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
         AtOnce::Object(meta, bytes) => {
             let status = match asked.if_none_match {
                 None => StatusCode::OK,
-                Some(known) => matched(known, meta.etag.as_bytes())?,
+                Some(known) if known == meta.etag.as_bytes() => StatusCode::NOT_MODIFIED,
+                Some(_) => StatusCode::OK,
             };
             let not_modified = status == StatusCode::NOT_MODIFIED;
             let line: &[u8] = if not_modified { b"HTTP/1.1 304 Not Modified\r\n" } else { b"HTTP/1.1 200 OK\r\n" };
@@ -251,7 +261,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     write_date(&mut head);
     head.extend_from_slice(b"\r\n");
     let method = if asked.is_head { Method::HEAD } else { Method::GET };
-    let mut line = Line::start(app, method, asked.path, None, peer, id);
+    let mut line = Line::start(app, started, method, asked.path, None, peer, id);
     line.route = observe::STORED;
     line.status = status;
     let body = if asked.is_head { Bytes::new() } else { body };
@@ -278,13 +288,9 @@ fn hexadecimal(number: u64) -> [u8; 16] {
 /// Room for a head.
 const HEAD_BYTES: usize = 1024;
 
-/// What `If-None-Match` with one strong entity tag says; `None` for any other.
-fn matched(known: &[u8], etag: &[u8]) -> Option<StatusCode> {
-    let [b'"', inner @ .., b'"'] = known else { return None };
-    if inner.contains(&b'"') {
-        return None;
-    }
-    Some(if known == etag { StatusCode::NOT_MODIFIED } else { StatusCode::OK })
+/// Whether this is one strong entity tag.
+fn is_strong_tag(value: &[u8]) -> bool {
+    matches!(value, [b'"', inner @ .., b'"'] if !inner.contains(&b'"'))
 }
 
 /// Writes the header `date`, made once a second.

@@ -52,8 +52,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         Glance::Unknown
     }
 
-    /// Whether the object at `key`, which this store gave out with that version some seconds ago at most, still is what
-    /// a call would find; `false` also where that would have to wait.
+    /// Whether the object at `key`, which [`Self::glance`] saw with that version a moment ago, still has it; `false` also
+    /// where that would have to wait.
     fn is_unchanged(&self, _key: &Key, _version: u64) -> bool {
         false
     }

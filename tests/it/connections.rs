@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 
 pub struct Running {
     pub address: SocketAddr,
-    stop: oneshot::Sender<()>,
-    ended: tokio::task::JoinHandle<()>,
+    pub stop: oneshot::Sender<()>,
+    pub ended: tokio::task::JoinHandle<()>,
 }
 
 /// A server of the demo container on a free port.
@@ -36,8 +36,14 @@ async fn a_connection_that_sends_nothing_or_half_a_head_is_closed() {
     let server = start(Duration::from_millis(300)).await;
     let answered = "GET /attributes.json HTTP/1.1\r\nHost: x\r\n\r\n";
     let listed = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
-    let halves =
-        ["", "GET / HTTP/1.1\r\nHost: x\r\n", "PRI * HTTP/2.0\r\n\r\nSM", "POST / HTTP/1.1\r\nContent-Length: 9\r\n"];
+    let halves = [
+        "",
+        "GET / HTTP/1.1\r\nHost: x\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM",
+        "POST / HTTP/1.1\r\nContent-Length: 9\r\n",
+        "GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+        "PRI x",
+    ];
     let after = |first: &str| halves.map(|half| format!("{first}{half}"));
     for sent in [after(""), after(answered), after(listed)].concat() {
         let mut connection = TcpStream::connect(server.address).await.unwrap();
@@ -45,6 +51,27 @@ async fn a_connection_that_sends_nothing_or_half_a_head_is_closed() {
         let mut rest = Vec::new();
         let closed = tokio::time::timeout(Duration::from_secs(20), connection.read_to_end(&mut rest)).await;
         assert!(closed.is_ok(), "{sent:?} still open");
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_trickles_in_is_not_waited_for() {
+    let server = start(Duration::from_millis(500)).await;
+    for sent in
+        ["GET / HTTP/1.1\r\nX: ", "GET /healthz HTTP/1.1\r\nContent-Length: 0\r\n\r\nGET / HTTP/1.1\r\nX: ", "PRI x"]
+    {
+        let connection = TcpStream::connect(server.address).await.unwrap();
+        let (mut reader, mut writer) = connection.into_split();
+        writer.write_all(sent.as_bytes()).await.unwrap();
+        let trickle = tokio::spawn(async move {
+            while writer.write_all(b"a").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        let mut rest = Vec::new();
+        let closed = tokio::time::timeout(Duration::from_secs(20), reader.read_to_end(&mut rest)).await;
+        assert!(closed.is_ok(), "{sent:?} still open");
+        trickle.abort();
     }
 }
 

@@ -12,6 +12,10 @@ use crate::connections::{Running, start_with};
 use crate::support::writer::N5;
 
 async fn serve(n5: &N5, change: impl FnOnce(&mut Config)) -> Running {
+    serve_within(n5, Duration::from_secs(20), change).await
+}
+
+async fn serve_within(n5: &N5, header_timeout: Duration, change: impl FnOnce(&mut Config)) -> Running {
     let mut config = Config::default();
     config.containers = vec![ContainerConfig {
         name: String::new(),
@@ -20,7 +24,7 @@ async fn serve(n5: &N5, change: impl FnOnce(&mut Config)) -> Running {
         symlinks: Symlinks::Inside,
     }];
     change(&mut config);
-    start_with(Duration::from_secs(20), config).await
+    start_with(header_timeout, config).await
 }
 
 fn container() -> N5 {
@@ -289,4 +293,83 @@ async fn what_changes_is_seen_by_the_next_request() {
         std::fs::remove_file(n5.root().join("v/0/0")).unwrap();
         assert!(client.ask("GET", "/v/0/0", &[]).await.status.contains(" 404 "));
     }
+}
+
+/// Bytes of a block that fills the buffers of any socket several times.
+const LARGE: usize = 15_000_000;
+
+/// A connection that has asked for a large block that is cached, and takes nothing of it; before, it has sent an
+/// unusual request if so wanted.
+async fn unread(server: &Running, unusual: bool) -> BufReader<TcpStream> {
+    let mut warm = Client::connect(server).await;
+    assert_eq!(warm.ask("GET", "/v/1/1", &[]).await.body.len(), LARGE);
+    let mut client = Client::connect(server).await;
+    if unusual {
+        client.ask("GET", "/v/0/0", &[UNUSUAL]).await;
+    }
+    client.write(&request("GET", "/v/1/1", &[])).await;
+    client.0
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_left() {
+    let n5 = container();
+    n5.file("v/1/1", vec![1; LARGE]);
+    let server = serve(&n5, |config| config.server.send_timeout = Duration::from_millis(500)).await;
+    for unusual in [false, true] {
+        let mut client = unread(&server, unusual).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let mut received = Vec::new();
+        let _ = client.read_to_end(&mut received).await;
+        assert!(received.len() < LARGE, "unusual: {unusual}");
+    }
+}
+
+#[tokio::test]
+async fn the_server_ends_after_the_answers_that_have_begun() {
+    let n5 = container();
+    n5.file("v/1/1", vec![1; LARGE]);
+    for unusual in [false, true] {
+        let server = serve(&n5, |_| {}).await;
+        let mut client = unread(&server, unusual).await;
+        client.fill_buf().await.unwrap();
+        server.stop.send(()).unwrap();
+        // Longer than the server goes on accepting.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        assert!(received.len() > LARGE, "unusual: {unusual}, {} bytes", received.len());
+        tokio::time::timeout(Duration::from_secs(20), server.ended).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_client_slower_than_the_limit_for_heads_can_ask_again() {
+    let n5 = container();
+    n5.file("v/1/1", vec![1; LARGE]);
+    for unusual in [false, true] {
+        let server = serve_within(&n5, Duration::from_secs(1), |_| {}).await;
+        let mut client = Client(unread(&server, unusual).await);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(client.answer("GET").await.unwrap().body.len(), LARGE);
+        assert!(client.ask("GET", "/v/0/0", &[]).await.status.contains(" 200 "), "unusual: {unusual}");
+    }
+}
+
+#[tokio::test]
+async fn a_hole_that_is_believed_is_one_for_every_method() {
+    let n5 = container();
+    let server = serve(&n5, |config| config.cache.recheck_cached_data = n5_server::config::Recheck::Never).await;
+    let mut client = Client::connect(&server).await;
+    for headers in [&[][..], &[UNUSUAL]] {
+        assert!(client.ask("GET", "/v/0/1", headers).await.status.contains(" 404 "));
+    }
+    n5.file("v/0/1", "written since");
+    let mut statuses = BTreeSet::new();
+    for method in ["GET", "HEAD"] {
+        for headers in [&[][..], &[UNUSUAL]] {
+            statuses.insert(client.ask(method, "/v/0/1", headers).await.status);
+        }
+    }
+    assert_eq!(statuses.len(), 1, "{statuses:?}");
 }
