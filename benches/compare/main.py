@@ -137,6 +137,8 @@ def main():
     # Said now and not after all has been measured.
     if options.markdown and pathlib.Path(options.markdown).exists() and not has_markers(options.markdown):
         parser.error(f'{options.markdown} lacks the lines {BEGIN} and {END}')
+    if not any(re.search(options.only, name) for name in ORDER):
+        parser.error(f'--only: no module of rows matches; there are {", ".join(ORDER)}')
     if options.rounds < 1:
         parser.error('--rounds: at least 1')
     # Connections are held by the thousand; children inherit this.
