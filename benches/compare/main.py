@@ -101,6 +101,11 @@ def markdown(results, context):
     return '\n'.join(text)
 
 
+def has_markers(path):
+    """Whether a file says where its tables go."""
+    return END in pathlib.Path(path).read_text().partition(BEGIN)[2]
+
+
 def write_markdown(path, text):
     """Between the two marker comments of the file, or a file with nothing else."""
     path = pathlib.Path(path)
@@ -129,6 +134,13 @@ def main():
     target = pathlib.Path(os.environ.get('CARGO_TARGET_DIR') or HOME / 'target')
     parser.add_argument('--server', type=pathlib.Path, default=target / 'release/n5-server', help='the binary')
     options = parser.parse_args()
+    # Said now and not after all has been measured.
+    if options.markdown and pathlib.Path(options.markdown).exists() and not has_markers(options.markdown):
+        parser.error(f'{options.markdown} lacks the lines {BEGIN} and {END}')
+    if not any(re.search(options.only, name) for name in ORDER):
+        parser.error(f'--only: no module of rows matches; there are {", ".join(ORDER)}')
+    if options.rounds < 1:
+        parser.error('--rounds: at least 1')
     # Connections are held by the thousand; children inherit this.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -16,13 +16,14 @@ use tokio::sync::oneshot;
 use crate::support::Client;
 use crate::support::writer::N5;
 
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 8] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/ARCHITECTURE.md",
     "docs/DEPENDENCIES.md",
     "docs/DEPLOYMENT.md",
+    "docs/PERFORMANCE.md",
     "docs/PROBLEMS.md",
 ];
 
