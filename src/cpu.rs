@@ -1,6 +1,7 @@
 //! The CPU lane: as many jobs at once as there are cores, off the threads that serve connections.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Semaphore;
 
@@ -9,6 +10,7 @@ use tokio::sync::Semaphore;
 pub struct Cpu {
     permits: Arc<Semaphore>,
     cores: usize,
+    waiting: Arc<AtomicUsize>,
 }
 
 /// A job that panicked, or that the runtime dropped while shutting down.
@@ -20,12 +22,17 @@ impl Cpu {
     /// A lane for `cores` jobs at once, at least one.
     pub fn new(cores: usize) -> Self {
         let cores = cores.max(1);
-        Self { permits: Arc::new(Semaphore::new(cores)), cores }
+        Self { permits: Arc::new(Semaphore::new(cores)), cores, waiting: Arc::default() }
     }
 
     /// Jobs that run at once.
     pub fn cores(&self) -> usize {
         self.cores
+    }
+
+    /// Whether somebody waits for a core.
+    pub fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// Runs `job` when a core is free. Dropping the future before then cancels it; a job that has
@@ -34,7 +41,9 @@ impl Cpu {
     /// # Errors
     /// [`JobDied`] when the job panics.
     pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, JobDied> {
+        let waiting = Waiting::new(&self.waiting);
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|closed| JobDied(closed.to_string()))?;
+        drop(waiting);
         #[expect(clippy::disallowed_methods, reason = "CPU work belongs here")]
         let running = tokio::task::spawn_blocking(move || {
             let _permit = permit;
@@ -44,11 +53,49 @@ impl Cpu {
     }
 }
 
+/// One that waits for a core, or gives up.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_core_is_wanted_while_somebody_waits_for_it() {
+        let cpu = Cpu::new(1);
+        let (started, has_started) = std::sync::mpsc::channel();
+        let (end, is_to_end) = std::sync::mpsc::channel::<()>();
+        let lane = cpu.clone();
+        let first = tokio::spawn(async move {
+            let job = move || {
+                started.send(()).unwrap();
+                is_to_end.recv().unwrap();
+            };
+            lane.run(job).await
+        });
+        has_started.recv().unwrap();
+        assert!(!cpu.is_wanted());
+        let mut second = Box::pin(cpu.run(|| ()));
+        assert!(futures_util::poll!(&mut second).is_pending());
+        assert!(cpu.is_wanted());
+        drop(second);
+        assert!(!cpu.is_wanted());
+        end.send(()).unwrap();
+        first.await.unwrap().unwrap();
+    }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_more_jobs_run_than_there_are_cores() {

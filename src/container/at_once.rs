@@ -8,7 +8,7 @@
 //! 256^3 uint16 in 64 blocks, nothing cached, transport included, against one hop each for reading, decoding and
 //! pasting: raw 44 ms to 33, zstd 73 to 54, gzip 97 to 70.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -25,7 +25,8 @@ use crate::metrics::{self, StoreOperation};
 use crate::n5::{Block, GridPosition, Unpacked};
 use crate::store::{Meta, Store};
 
-/// How long a job keeps its core before others that wait for one are let in.
+/// How long a job keeps its core before others that wait for one are let in. Where nobody does it goes on: a
+/// slice of 64 blocks of bzip2 took 739 ms when every turn ended the job, 661 so, one of gzip 70 and 59.
 const TURN: Duration = Duration::from_millis(5);
 
 /// Another job is worth its start for so many bytes of blocks.
@@ -85,12 +86,14 @@ impl Work {
         let jobs = usize::try_from(bytes / JOB_BYTES).unwrap_or(usize::MAX).clamp(1, items.len().max(1));
         let jobs = jobs.min(self.blocks.cpu.cores());
         let queue = Arc::new(Mutex::new(items.into_iter()));
+        // Gone when nobody waits for the slice any more.
+        let asked = Arc::new(());
         let job = || async {
             let mut bench = Bench::default();
             loop {
-                let (work, queue) = (Arc::clone(self), Arc::clone(&queue));
+                let (work, queue, asked) = (Arc::clone(self), Arc::clone(&queue), Arc::downgrade(&asked));
                 let turn = move || {
-                    let more = work.turn(&queue, &mut bench);
+                    let more = work.turn(&queue, &asked, &mut bench);
                     // Before anybody hears of the end, so that the last one has the canvas to itself.
                     drop(work);
                     (bench, more)
@@ -112,8 +115,8 @@ impl Work {
     }
 
     /// Takes blocks from `queue` until there is none or the turn is over; whether there may be more.
-    fn turn(&self, queue: &Mutex<std::vec::IntoIter<Item>>, bench: &mut Bench) -> bool {
-        let started = Instant::now();
+    fn turn(&self, queue: &Mutex<std::vec::IntoIter<Item>>, asked: &Weak<()>, bench: &mut Bench) -> bool {
+        let mut started = Instant::now();
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some(item) = next else { return false };
@@ -127,7 +130,12 @@ impl Work {
                 }
             }
             if started.elapsed() > TURN {
-                return true;
+                if self.blocks.cpu.is_wanted() || asked.strong_count() == 0 {
+                    return true;
+                }
+                // What the cache has to evict makes room for what comes next.
+                self.blocks.cache.run_pending_tasks().now_or_never();
+                started = Instant::now();
             }
         }
     }

@@ -31,6 +31,9 @@ const HEADERS: usize = 48;
 /// Longest path that is answered here; beyond a few bytes more the library refuses it.
 const PATH_BYTES: usize = 60_000;
 
+/// A path that stands for any other in a template.
+const PLACEHOLDER: &str = "/path/of/the/request";
+
 /// What every answer of a mount says, as `name: value` lines.
 pub(super) struct Templates {
     mounts: Vec<Template>,
@@ -43,6 +46,8 @@ struct Template {
     block: Vec<u8>,
     not_modified: Vec<u8>,
     missing: Vec<u8>,
+    /// The problem document of a missing key, before and after its path.
+    missing_body: (String, String),
 }
 
 impl Templates {
@@ -56,13 +61,16 @@ impl Templates {
                 headers.remove(ETAG);
                 lines(headers, status, &cors)
             };
-            let (status, mut missing, _) = Problem::missing().cached(mount.cache_missing.clone()).into_parts("", "");
+            let problem = Problem::missing().cached(mount.cache_missing.clone());
+            let (status, mut missing, body) = problem.into_parts(PLACEHOLDER, "");
             missing.remove(CONTENT_LENGTH);
+            let (before, after) = body.split_once(PLACEHOLDER).unwrap_or_default();
             Template {
                 attributes: found(StatusCode::OK, true),
                 block: found(StatusCode::OK, false),
                 not_modified: found(StatusCode::NOT_MODIFIED, false),
                 missing: lines(missing, status, &cors),
+                missing_body: (before.to_owned(), after.to_owned()),
             }
         };
         let by_origin = !options.origins.iter().any(|origin| origin == "*");
@@ -226,17 +234,18 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     let (status, body) = match found {
         AtOnce::Unknown => return None,
         AtOnce::Missing => {
-            let (status, _, body) = Problem::missing().into_parts(asked.path, id);
+            // Nothing in a plain path is escaped in JSON.
+            let (before, after) = &template.missing_body;
+            let body = [before, &*observe::shown(asked.path), after].concat();
             head.extend_from_slice(b"HTTP/1.1 404 Not Found\r\n");
             head.extend_from_slice(&template.missing);
             let _ = write!(head, "content-length: {}\r\n", body.len());
-            (status, Bytes::from(body))
+            (StatusCode::NOT_FOUND, Bytes::from(body))
         }
         AtOnce::Object(meta, bytes) => {
             let status = match asked.if_none_match {
-                None => StatusCode::OK,
                 Some(known) if known == meta.etag.as_bytes() => StatusCode::NOT_MODIFIED,
-                Some(_) => StatusCode::OK,
+                Some(_) | None => StatusCode::OK,
             };
             let not_modified = status == StatusCode::NOT_MODIFIED;
             let line: &[u8] = if not_modified { b"HTTP/1.1 304 Not Modified\r\n" } else { b"HTTP/1.1 200 OK\r\n" };

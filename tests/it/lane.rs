@@ -122,7 +122,9 @@ async fn a_quick_answer_is_the_one_that_the_library_sends() {
             &[("Origin", "http://viewer.example"), ("X-Request-Id", "mine")],
             &[("Origin", "http://else.example"), ("X-Request-Id", "not sound")],
         ];
+        let long = format!("/v/{}", "a'b/".repeat(60) + "0");
         let paths = [
+            long.as_str(),
             "/v/0/0",
             "/v/1/0",
             "/n5/v/0/0",
