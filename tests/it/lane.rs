@@ -297,6 +297,24 @@ async fn what_changes_is_seen_by_the_next_request() {
     }
 }
 
+#[tokio::test]
+async fn a_directory_that_becomes_a_link_out_of_the_container_is_gone_however_often_it_is_asked_for() {
+    let (n5, outside) = (container(), tempfile::TempDir::new().unwrap());
+    let server = serve(&n5, |_| {}).await;
+    let mut client = Client::connect(&server).await;
+    for _ in 0..3 {
+        assert!(client.ask("GET", "/v/0/0", &[]).await.status.contains(" 200 "));
+    }
+    std::fs::rename(n5.root().join("v"), outside.path().join("v")).unwrap();
+    std::os::unix::fs::symlink(outside.path().join("v"), n5.root().join("v")).unwrap();
+    let gone = async {
+        while !client.ask("GET", "/v/0/0", &[]).await.status.contains(" 404 ") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), gone).await.expect("it shows within a second");
+}
+
 /// Bytes of a block that fills the buffers of any socket several times.
 const LARGE: usize = 15_000_000;
 
