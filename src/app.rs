@@ -2,19 +2,22 @@
 
 mod connections;
 mod lane;
+mod workers;
 
 use std::future::Future;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
 use axum::http::HeaderValue;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use connections::Connections;
+use workers::Workers;
 
 use crate::config::{CachePolicy, Config, ContainerConfig, EvictionPolicy, Listen, Recheck, Symlinks};
 use crate::container::{self, Container, Resources, Settings};
@@ -35,6 +38,7 @@ const TRIM: Duration = Duration::from_millis(250);
 pub struct Server {
     app: Arc<App>,
     listener: Listener,
+    workers: Workers,
     config: Config,
 }
 
@@ -91,7 +95,8 @@ impl Server {
                 Listener::Unix(listener, path.clone())
             }
         };
-        Ok(Self { app, listener, config })
+        let workers = Workers::start(threads(&config)).context("the threads cannot be started")?;
+        Ok(Self { app, listener, workers, config })
     }
 
     /// The address in use, with the port that was picked.
@@ -142,8 +147,8 @@ impl Server {
 
     /// Serves until `stop` is ready, then finishes the answers that have begun.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { app, listener, config } = self;
-        let connections = Connections::new(&config, Arc::clone(&app));
+        let Self { app, listener, workers, config } = self;
+        let connections = Connections::new(&config, Arc::clone(&app), workers);
         let accepting = async {
             match &listener {
                 Listener::Tcp(listener) => loop {
@@ -152,7 +157,12 @@ impl Server {
                         Ok((stream, peer)) => {
                             // Small answers must not wait for an acknowledgement of the one before.
                             let _ = stream.set_nodelay(true);
-                            connections.serve(stream, Some(peer.ip()), slot);
+                            match stream.into_std() {
+                                Ok(stream) => {
+                                    connections.serve(|| TcpStream::from_std(stream), Some(peer.ip()), slot);
+                                }
+                                Err(error) => refused(&error).await,
+                            }
                         }
                         Err(error) => refused(&error).await,
                     }
@@ -160,7 +170,10 @@ impl Server {
                 Listener::Unix(listener, _) => loop {
                     let slot = connections.slot().await;
                     match listener.accept().await {
-                        Ok((stream, _)) => connections.serve(stream, None, slot),
+                        Ok((stream, _)) => match stream.into_std() {
+                            Ok(stream) => connections.serve(|| UnixStream::from_std(stream), None, slot),
+                            Err(error) => refused(&error).await,
+                        },
                         Err(error) => refused(&error).await,
                     }
                 },
@@ -182,7 +195,8 @@ impl Server {
         drop(listener);
         let deadline = config.server.shutdown_timeout;
         // Connections on which part of a request has come would be waited for; nobody has an answer there.
-        let answered = async { while !quiet(&app).await {} };
+        let unsent = connections.unsent();
+        let answered = async { while !quiet(&app, &unsent).await {} };
         tokio::select! {
             () = connections.finished() => tracing::info!("all answers finished"),
             () = answered => tracing::info!("all answers finished"),
@@ -205,11 +219,11 @@ async fn trim(resources: Weak<Resources>) {
     }
 }
 
-/// Whether no answer begins within a moment.
-async fn quiet(app: &App) -> bool {
+/// Whether no answer begins within a moment, and none is being sent.
+async fn quiet(app: &App, unsent: &AtomicUsize) -> bool {
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        if app.running() > 0 {
+        if app.running() > 0 || unsent.load(Ordering::Acquire) > 0 {
             return false;
         }
     }
@@ -288,10 +302,6 @@ fn settings(config: &Config) -> Settings {
         Recheck::Never => container::Recheck::Never,
         Recheck::After(age) => container::Recheck::After(age),
     };
-    let cores = match config.server.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
-    };
     Settings {
         decoded_cache: config.cache.decoded,
         stored_cache: config.cache.stored,
@@ -305,7 +315,15 @@ fn settings(config: &Config) -> Settings {
         decode_factor: config.limits.decode_factor,
         attributes: config.limits.attributes,
         budget_wait: config.limits.budget_wait,
-        cores,
+        cores: threads(config),
+    }
+}
+
+/// Threads that serve connections, and jobs on the CPU lane at once.
+fn threads(config: &Config) -> usize {
+    match config.server.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
     }
 }
 

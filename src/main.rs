@@ -12,9 +12,6 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 use n5_server::config::{Cli, Config, DEFAULTS, File};
 use n5_server::{allocator, app, healthcheck, n5, telemetry};
 
-/// Most threads that wait for the disk or decode; work beyond queues up. Decoding is bounded to the cores on its own.
-const MAX_BLOCKING_THREADS: usize = 256;
-
 /// Exit status for a wrong command line or configuration, as clap has it.
 const USAGE: u8 = 2;
 
@@ -75,17 +72,9 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
 
 fn run(config: Config) -> anyhow::Result<()> {
     telemetry::install_log(&config.log)?;
-    let threads = match config.server.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
-    };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(threads)
-        .max_blocking_threads(MAX_BLOCKING_THREADS)
-        .thread_name("n5-server")
-        .enable_all()
-        .build()
-        .context("the threads cannot be started")?;
+    // Accepts connections and looks after the whole; those who serve them have threads of their own.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime cannot be started")?;
     let served = runtime.block_on(app::serve(config));
     // A read that hangs in the storage must not keep the process.
     runtime.shutdown_background();

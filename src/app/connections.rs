@@ -1,8 +1,10 @@
 //! Serving one connection: HTTP/1.1 or HTTP/2, with bounds on what it may cost.
 
+use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -21,7 +23,8 @@ use tokio::sync::{Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
-use super::lane::{Lane, Signals};
+use super::lane::{Lane, Signals, Unsent};
+use super::workers::Workers;
 use crate::config::Config;
 use crate::http::{self, App};
 
@@ -39,22 +42,31 @@ pub(super) struct Connections {
     send_timeout: Duration,
     closing: watch::Sender<bool>,
     slots: Arc<Semaphore>,
+    unsent: Arc<AtomicUsize>,
+    workers: Workers,
     app: Arc<App>,
     router: Router,
 }
 
 impl Connections {
-    /// Serves `app` as `config` says.
-    pub(super) fn new(config: &Config, app: Arc<App>) -> Self {
+    /// Serves `app` as `config` says, by `workers`.
+    pub(super) fn new(config: &Config, app: Arc<App>, workers: Workers) -> Self {
         Self {
+            workers,
             router: http::router(Arc::clone(&app)),
             app,
             http: builder(config),
             header_timeout: config.server.header_timeout,
             send_timeout: config.server.send_timeout,
             closing: watch::Sender::new(false),
+            unsent: Arc::default(),
             slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
         }
+    }
+
+    /// How many connections have an answer of the library that has not been sent to the end.
+    pub(super) fn unsent(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.unsent)
     }
 
     /// Begins no further request, and is ready when those that have begun are answered.
@@ -68,26 +80,35 @@ impl Connections {
         Arc::clone(&self.slots).acquire_owned().await.ok()
     }
 
-    pub(super) fn serve<S>(&self, stream: S, peer: Option<IpAddr>, slot: Option<tokio::sync::OwnedSemaphorePermit>)
-    where
+    /// Serves one connection, which `open` makes in the thread that will serve it.
+    pub(super) fn serve<S>(
+        &self,
+        open: impl FnOnce() -> io::Result<S> + Send + 'static,
+        peer: Option<IpAddr>,
+        slot: Option<tokio::sync::OwnedSemaphorePermit>,
+    ) where
         S: AsyncRead + AsyncWrite + Send + Sync + 'static,
     {
-        let mut stream = TimeoutStream::new(stream);
-        stream.set_write_timeout(Some(self.send_timeout));
-        let signals = Signals::default();
-        let lane = Lane::new(Box::pin(stream), Arc::clone(&self.app), peer, signals.clone(), self.header_timeout);
-        let router = self.router.clone();
-        let told = signals.clone();
-        let service = service_fn(move |request: Request<Incoming>| {
-            let answered = Answered::begin(&signals);
-            let mut request = request.map(Body::new);
-            request.extensions_mut().insert(ConnectInfo(peer));
-            let answer = router.clone().oneshot(request);
-            async move { answer.await.map(|response| response.map(|body| Sent { body, _answered: answered })) }
-        });
-        let (http, mut closing) = (self.http.clone(), self.closing.subscribe());
-        tokio::spawn(async move {
+        let (header_timeout, send_timeout) = (self.header_timeout, self.send_timeout);
+        let (http, app, router) = (self.http.clone(), Arc::clone(&self.app), self.router.clone());
+        let (mut closing, unsent) = (self.closing.subscribe(), Unsent::new(&self.unsent));
+        self.workers.spawn(async move {
             let _slot = slot;
+            let mut stream = match open() {
+                Ok(stream) => TimeoutStream::new(stream),
+                Err(error) => return tracing::warn!(%error, "connection not served"),
+            };
+            stream.set_write_timeout(Some(send_timeout));
+            let signals = Signals::default();
+            let lane = Lane::new(Box::pin(stream), app, peer, signals.clone(), unsent, header_timeout);
+            let told = signals.clone();
+            let service = service_fn(move |request: Request<Incoming>| {
+                let answered = Answered::begin(&signals);
+                let mut request = request.map(Body::new);
+                request.extensions_mut().insert(ConnectInfo(peer));
+                let answer = router.clone().oneshot(request);
+                async move { answer.await.map(|response| response.map(|body| Sent { body, _answered: answered })) }
+            });
             let mut connection = pin!(http.serve_connection(TokioIo::new(lane), service));
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,

@@ -12,7 +12,7 @@ use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -71,6 +71,37 @@ impl Signals {
     }
 }
 
+/// Whether the library has written since it last flushed, counted over all connections: it lets go of an answer when
+/// it has all of it, long before a slow client has.
+pub(super) struct Unsent {
+    count: Arc<AtomicUsize>,
+    is_counted: bool,
+}
+
+impl Unsent {
+    pub(super) fn new(count: &Arc<AtomicUsize>) -> Self {
+        Self { count: Arc::clone(count), is_counted: false }
+    }
+
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.is_counted, true) {
+            self.count.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    fn end(&mut self) {
+        if std::mem::take(&mut self.is_counted) {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 /// Whose the next byte is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -95,8 +126,7 @@ pub(super) struct Lane<S> {
     /// How many of the bytes received are the library's already.
     handing: usize,
     sending: Option<Sending>,
-    /// Whether the library has written since it last flushed.
-    wrote: bool,
+    unsent: Unsent,
     idle: Idle,
 }
 
@@ -115,6 +145,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
         app: Arc<App>,
         peer: Option<IpAddr>,
         signals: Signals,
+        unsent: Unsent,
         header_timeout: Duration,
     ) -> Self {
         Self {
@@ -127,7 +158,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
             looked_at: 0,
             handing: 0,
             sending: None,
-            wrote: false,
+            unsent,
             idle: Idle::new(header_timeout),
         }
     }
@@ -278,7 +309,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Lane<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.wrote = true;
+        self.unsent.begin();
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -287,7 +318,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
         context: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.wrote = true;
+        self.unsent.begin();
         Pin::new(&mut self.stream).poll_write_vectored(context, parts)
     }
 
@@ -310,13 +341,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
                 self.idle.begin(Instant::now());
                 context.waker().wake_by_ref();
             }
-            State::HandedOver { is_http2: false } if self.wrote => {
+            State::HandedOver { is_http2: false } if self.unsent.is_counted => {
                 self.idle.begin(Instant::now());
                 context.waker().wake_by_ref();
             }
             State::Between | State::Answering | State::HandedOver { .. } => {}
         }
-        self.wrote = false;
+        self.unsent.end();
         Poll::Ready(Ok(()))
     }
 

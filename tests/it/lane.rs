@@ -320,14 +320,14 @@ const LARGE: usize = 15_000_000;
 
 /// A connection that has asked for a large block that is cached, and takes nothing of it; before, it has sent an
 /// unusual request if so wanted.
-async fn unread(server: &Running, unusual: bool) -> BufReader<TcpStream> {
+async fn unread(server: &Running, unusual: bool, headers: &[(&str, &str)]) -> BufReader<TcpStream> {
     let mut warm = Client::connect(server).await;
     assert_eq!(warm.ask("GET", "/v/1/1", &[]).await.body.len(), LARGE);
     let mut client = Client::connect(server).await;
     if unusual {
         client.ask("GET", "/v/0/0", &[UNUSUAL]).await;
     }
-    client.write(&request("GET", "/v/1/1", &[])).await;
+    client.write(&request("GET", "/v/1/1", headers)).await;
     client.0
 }
 
@@ -337,7 +337,7 @@ async fn a_client_that_takes_nothing_is_left() {
     n5.file("v/1/1", vec![1; LARGE]);
     let server = serve(&n5, |config| config.server.send_timeout = Duration::from_millis(500)).await;
     for unusual in [false, true] {
-        let mut client = unread(&server, unusual).await;
+        let mut client = unread(&server, unusual, &[]).await;
         tokio::time::sleep(Duration::from_secs(3)).await;
         let mut received = Vec::new();
         let _ = client.read_to_end(&mut received).await;
@@ -349,16 +349,16 @@ async fn a_client_that_takes_nothing_is_left() {
 async fn the_server_ends_after_the_answers_that_have_begun() {
     let n5 = container();
     n5.file("v/1/1", vec![1; LARGE]);
-    for unusual in [false, true] {
+    for (unusual, headers) in [(false, &[][..]), (true, &[]), (false, &[UNUSUAL])] {
         let server = serve(&n5, |_| {}).await;
-        let mut client = unread(&server, unusual).await;
+        let mut client = unread(&server, unusual, headers).await;
         client.fill_buf().await.unwrap();
         server.stop.send(()).unwrap();
         // Longer than the server goes on accepting.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let mut received = Vec::new();
         client.read_to_end(&mut received).await.unwrap();
-        assert!(received.len() > LARGE, "unusual: {unusual}, {} bytes", received.len());
+        assert!(received.len() > LARGE, "unusual: {unusual}, {headers:?}, {} bytes", received.len());
         tokio::time::timeout(Duration::from_secs(20), server.ended).await.unwrap().unwrap();
     }
 }
@@ -369,7 +369,7 @@ async fn a_client_slower_than_the_limit_for_heads_can_ask_again() {
     n5.file("v/1/1", vec![1; LARGE]);
     for unusual in [false, true] {
         let server = serve_within(&n5, Duration::from_secs(1), |_| {}).await;
-        let mut client = Client(unread(&server, unusual).await);
+        let mut client = Client(unread(&server, unusual, &[]).await);
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert_eq!(client.answer("GET").await.unwrap().body.len(), LARGE);
         assert!(client.ask("GET", "/v/0/0", &[]).await.status.contains(" 200 "), "unusual: {unusual}");
