@@ -2,6 +2,7 @@
 //! holes remembered.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -135,6 +136,8 @@ pub(super) struct Objects {
     pub(super) cache: Cache<EntryKey, Arc<Entry>>,
     pub(super) budget: Budget,
     pub(super) lookups: metrics::Lookups,
+    /// Objects that were read because they were not cached; what decides which are cached.
+    pub(super) misses: Arc<AtomicUsize>,
     /// [`INLINE_BYTES`], or less where fewer are left beside a full cache.
     inline_bytes: u64,
 }
@@ -147,7 +150,13 @@ impl Objects {
             u32::try_from(bytes + name + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
         let budget = Budget::new(metrics::Budget::Transfer, settings.held_bytes().saturating_add(transfer_bytes), wait);
-        Self { cache, budget, lookups: metrics::Lookups::new(CACHE), inline_bytes: INLINE_BYTES.min(transfer_bytes) }
+        Self {
+            cache,
+            budget,
+            lookups: metrics::Lookups::new(CACHE),
+            misses: Arc::default(),
+            inline_bytes: INLINE_BYTES.min(transfer_bytes),
+        }
     }
 
     /// The object at `key`, no staler than `since`; `None` where there is none.

@@ -12,6 +12,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use super::file_meta::meta_of;
+use super::glance::path_below;
 use super::{Key, Meta, SymlinkPolicy};
 
 /// The file at `key` below `root`, its bytes in place of what `room` held; `Some(None)` where there is none.
@@ -27,20 +28,9 @@ pub(super) fn read(
     most_bytes: u64,
     room: &mut Vec<u8>,
 ) -> Option<Option<Meta>> {
-    let root: OwnedFd =
-        openat2(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::CACHED)
-            .ok()?;
-    let resolve = ResolveFlags::CACHED
-        | match symlinks {
-            SymlinkPolicy::Follow => ResolveFlags::empty(),
-            SymlinkPolicy::Inside => ResolveFlags::BENEATH,
-            SymlinkPolicy::Deny => ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
-        };
-    // NONBLOCK: opening a FIFO that nobody writes must not wait.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file: File = match openat2(&root, key.as_str(), flags, Mode::empty(), resolve) {
+    let file: File = match open(root, symlinks, key) {
         Ok(file) => file.into(),
-        Err(Errno::NOENT) => return Some(None),
+        Err(Errno::NOENT | Errno::NOTDIR) => return Some(None),
         Err(_) => return None,
     };
     let metadata = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
@@ -60,4 +50,21 @@ pub(super) fn read(
         }
     }
     (meta_of(&file.metadata().ok()?) == meta).then_some(Some(meta))
+}
+
+/// Opens the file at `key`, by one look-up where no link is on the way: `root` has none in its own path, and a key cannot
+/// lead above it.
+fn open(root: &Path, symlinks: SymlinkPolicy, key: &Key) -> Result<OwnedFd, Errno> {
+    // NONBLOCK: opening a FIFO that nobody writes must not wait.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let links = if symlinks == SymlinkPolicy::Follow { ResolveFlags::empty() } else { ResolveFlags::NO_SYMLINKS };
+    let path = path_below(root, key);
+    match openat2(CWD, path.as_slice(), flags, Mode::empty(), ResolveFlags::CACHED | links) {
+        Err(Errno::LOOP) if symlinks == SymlinkPolicy::Inside => {
+            let root_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let root = openat2(CWD, root, root_flags, Mode::empty(), ResolveFlags::CACHED)?;
+            openat2(root, key.as_str(), flags, Mode::empty(), ResolveFlags::CACHED | ResolveFlags::BENEATH)
+        }
+        opened => opened,
+    }
 }

@@ -48,7 +48,7 @@ impl Glances {
     /// thread that may wait takes 10 to 90.
     pub(super) fn look(&self, root: &Path, key: &Key) -> Glance {
         let Some(device) = self.device else { return Glance::Unknown };
-        let path = path(root, key);
+        let path = path_below(root, key);
         let links = if self.follow_links { ResolveFlags::empty() } else { ResolveFlags::NO_SYMLINKS };
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let file = match openat2(CWD, path.as_slice(), flags, Mode::empty(), ResolveFlags::CACHED | links) {
@@ -75,13 +75,14 @@ impl Glances {
     pub(super) fn is_unchanged(&self, root: &Path, key: &Key, version: u64) -> bool {
         let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
         self.device.is_some_and(|device| {
-            statx(CWD, path(root, key).as_slice(), flags, StatxFlags::BASIC_STATS)
+            statx(CWD, path_below(root, key).as_slice(), flags, StatxFlags::BASIC_STATS)
                 .is_ok_and(|stat| device_of(&stat) == device && is_version(&stat, version))
         })
     }
 }
 
-fn path(root: &Path, key: &Key) -> SmallVec<[u8; PATH_BYTES]> {
+/// The path of `key`, for a system call.
+pub(super) fn path_below(root: &Path, key: &Key) -> SmallVec<[u8; PATH_BYTES]> {
     let mut path = SmallVec::from_slice(root.as_os_str().as_encoded_bytes());
     path.push(b'/');
     path.extend_from_slice(key.as_str().as_bytes());
