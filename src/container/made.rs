@@ -122,7 +122,7 @@ impl Container {
             self.read_slice(access, slice, recipe.extra_bytes).await.map_err(Uncached::Failed)?;
         let checked = Checked::at(stats.checked.unwrap_or(0));
         if stats.fingerprint.blocks == 0 {
-            return Ok(Arc::new(Entry { object: None, checked }));
+            return Ok(Arc::new(Entry { object: None, is_nothing: false, checked }));
         }
         let make = Arc::clone(&recipe.make);
         // The job holds what it uses: it runs on when whoever waits for it has gone.
@@ -145,7 +145,7 @@ impl Container {
         let bytes = permit.own(bytes);
         let meta =
             Meta { len, modified: None, etag: format!("{tags:032x}").into(), version: stats.fingerprint.versions };
-        Ok(Arc::new(Entry { object: Some((meta, bytes)), checked }))
+        Ok(Arc::new(Entry { object: Some((meta, bytes)), is_nothing: false, checked }))
     }
 }
 

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use moka::future::Cache;
 use moka::notification::RemovalCause;
 use moka::ops::compute::Op;
@@ -35,7 +36,7 @@ pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use made::{Made, Make, Recipe};
 pub use objects::{LargeObject, Stored};
-pub use ready::AtOnce;
+pub use ready::{AtOnce, Found};
 pub use sample::{Sample, Survey};
 pub use slice::Finish;
 pub use stats::{Fingerprint, ReadStats};
@@ -203,6 +204,12 @@ impl Container {
     /// a disk, memory or another request.
     pub fn object_at_once(&self, access: Access, key: &Key, with_bytes: bool) -> AtOnce {
         self.resources.objects.at_once(self.id, &*self.store, key, access, with_bytes)
+    }
+
+    /// The bytes of an object that [`Self::object_at_once`] found, if it is still cached and good; else that is to be
+    /// asked again.
+    pub fn object_again(&self, access: Access, found: &Found) -> Option<Bytes> {
+        self.resources.objects.again(&*self.store, found, access)
     }
 
     /// A share of the slice budget for an answer that is no slice: `bytes`, or the whole budget where

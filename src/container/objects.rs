@@ -86,6 +86,8 @@ impl LargeObject {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) object: Option<(Meta, Bytes)>,
+    /// Neither an object nor a directory has its name.
+    pub(super) is_nothing: bool,
     pub(super) checked: Checked,
 }
 
@@ -220,6 +222,10 @@ impl Objects {
 
     /// Whether `entry` still equals what the store holds.
     async fn recheck(&self, entry: &Entry, store: &dyn Store, key: &Key) -> Result<bool, ReadError> {
+        if entry.is_nothing {
+            // A directory is no object either, and would pass.
+            return Ok(false);
+        }
         let moment = fresh::now();
         if let Some(unchanged) = entry.checked.compare(store, key, entry.version(), moment) {
             return Ok(unchanged);
@@ -245,10 +251,12 @@ impl Objects {
             let fetch = || async {
                 match this.fetch(&*store, &key).await {
                     Ok(Some(Stored::Large(large))) => Err(Uncached::Large(large)),
-                    Ok(Some(Stored::Whole(meta, bytes))) => {
-                        Ok(Arc::new(Entry { object: Some((meta, bytes)), checked: Checked::at(checked) }))
-                    }
-                    Ok(None) => Ok(Arc::new(Entry { object: None, checked: Checked::at(checked) })),
+                    Ok(Some(Stored::Whole(meta, bytes))) => Ok(Arc::new(Entry {
+                        object: Some((meta, bytes)),
+                        is_nothing: false,
+                        checked: Checked::at(checked),
+                    })),
+                    Ok(None) => Ok(Arc::new(Entry { object: None, is_nothing: false, checked: Checked::at(checked) })),
                     Err(error) => Err(Uncached::Failed(error)),
                 }
             };

@@ -1,8 +1,8 @@
 //! Stored objects that are ready: what can be said of them without waiting for a disk, for memory or for another
 //! request, where nothing may wait.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -25,6 +25,9 @@ const KEPT_BYTES: u64 = 64 << 10;
 /// cached soon.
 const TURNS: usize = 8;
 
+/// How long an object may be found again without the cache's knowledge: a moment, for a cache that evicts by last use.
+const UNSEEN_NANOSECONDS: u64 = 100_000_000;
+
 /// What can be said of an object without waiting.
 #[derive(Debug)]
 pub enum AtOnce {
@@ -32,8 +35,17 @@ pub enum AtOnce {
     Unknown,
     /// There is none of that name, and no directory.
     Missing,
-    /// Facts about it and, where they were wanted, its bytes.
-    Object(Meta, Bytes),
+    /// Facts about it and its bytes, or none of them where they were not wanted and are not cached; and how to find it
+    /// again if it is cached.
+    Object(Meta, Bytes, Option<Found>),
+}
+
+/// A cached object that was found, to be found again without looking for it. It does not keep it.
+#[derive(Debug, Clone)]
+pub struct Found {
+    entry: Weak<Entry>,
+    key: Key,
+    looked_up: u64,
 }
 
 impl Objects {
@@ -49,31 +61,83 @@ impl Objects {
     ) -> AtOnce {
         let (since, moment) = (access.since(key), access.begun);
         let cached = self.cache.get(&EntryKey::Stored(container, key.clone())).now_or_never().flatten();
-        let is_cached = cached.is_some();
-        if let Some(entry) = cached.filter(|entry| {
-            entry.checked.is_fresh(since) || entry.checked.compare(store, key, entry.version(), moment) == Some(true)
-        }) {
-            let Some((meta, bytes)) = entry.object.clone() else {
-                // Or a directory, which is not cached as one.
-                return if store.glance(key) == Glance::Missing { self.missing() } else { AtOnce::Unknown };
-            };
-            self.lookups.count(Lookup::Hit, 1);
-            return AtOnce::Object(meta, bytes);
+        if let Some(hole) = cached.as_ref().filter(|entry| entry.object.is_none()) {
+            return self.hole_at_once(container, hole, store, key, (since, moment));
         }
-        match store.glance(key) {
-            Glance::Missing => self.missing(),
-            Glance::Object(facts) if !with_bytes => AtOnce::Object(facts.into(), Bytes::new()),
+        let is_cached = cached.is_some();
+        let good = cached.filter(|entry| {
+            entry.checked.is_fresh(since) || entry.checked.compare(store, key, entry.version(), moment) == Some(true)
+        });
+        if let Some(entry) = good
+            && let Some((meta, bytes)) = entry.object.clone()
+        {
+            self.lookups.count(Lookup::Hit, 1);
+            let found = Found { entry: Arc::downgrade(&entry), key: key.clone(), looked_up: moment };
+            return AtOnce::Object(meta, bytes, Some(found));
+        }
+        let is_turn = || self.misses.fetch_add(1, Ordering::Relaxed).is_multiple_of(TURNS);
+        let object = match store.glance(key) {
+            Glance::Missing => {
+                // Remembered only where that is of use to anybody.
+                if !is_cached && since < moment {
+                    let entry = Arc::new(Entry { object: None, is_nothing: true, checked: Checked::at(moment) });
+                    let _ = self.cache.insert(EntryKey::Stored(container, key.clone()), entry).now_or_never();
+                    let _ = self.cache.run_pending_tasks().now_or_never();
+                }
+                return self.missing();
+            }
+            Glance::Object(facts) if !is_cached && facts.len <= KEPT_BYTES => self
+                .load_at_once(EntryKey::Stored(container, key.clone()), store, key, facts.len, moment)
+                .or_else(|| (!with_bytes).then(|| (facts.into(), Bytes::new()))),
+            Glance::Object(facts) if !with_bytes => Some((facts.into(), Bytes::new())),
             Glance::Object(facts) if !is_cached && facts.len <= AT_ONCE_BYTES => {
-                self.lookups.count(Lookup::Miss, 1);
-                let object = if facts.len <= KEPT_BYTES || self.misses.fetch_add(1, Ordering::Relaxed) % TURNS == 0 {
+                if is_turn() {
                     self.load_at_once(EntryKey::Stored(container, key.clone()), store, key, facts.len, moment)
                 } else {
+                    self.lookups.count(Lookup::Miss, 1);
                     self.read_at_once(store, key, facts.len).ok()
-                };
-                object.map_or(AtOnce::Unknown, |(meta, bytes)| AtOnce::Object(meta, bytes))
+                }
             }
-            Glance::Object(_) | Glance::NoObject | Glance::Unknown => AtOnce::Unknown,
+            Glance::Object(_) | Glance::NoObject | Glance::Unknown => None,
+        };
+        object.map_or(AtOnce::Unknown, |(meta, bytes)| AtOnce::Object(meta, bytes, None))
+    }
+
+    /// The bytes of an object found before, if it is still cached and no staler than `access` accepts. Now and then
+    /// `None` all the same: the cache, too, has to learn that the object is asked for.
+    pub(super) fn again(&self, store: &dyn Store, found: &Found, access: Access) -> Option<Bytes> {
+        let (since, moment) = (access.since(&found.key), access.begun);
+        if found.looked_up.saturating_add(UNSEEN_NANOSECONDS) < moment {
+            return None;
         }
+        let entry = found.entry.upgrade()?;
+        let is_good = entry.checked.is_fresh(since)
+            || entry.checked.compare(store, &found.key, entry.version(), moment) == Some(true);
+        let (_, bytes) = entry.object.as_ref().filter(|_| is_good)?;
+        self.lookups.count(Lookup::Hit, 1);
+        Some(bytes.clone())
+    }
+
+    /// What is cached as missing: there is no such object, but there may be a directory.
+    fn hole_at_once(
+        &self,
+        container: u32,
+        hole: &Entry,
+        store: &dyn Store,
+        key: &Key,
+        (since, moment): (u64, u64),
+    ) -> AtOnce {
+        if hole.is_nothing && hole.checked.is_fresh(since) {
+            return self.missing();
+        }
+        if store.glance(key) == Glance::Missing {
+            hole.checked.touch(moment);
+            return self.missing();
+        }
+        if hole.is_nothing {
+            let _ = self.cache.invalidate(&EntryKey::Stored(container, key.clone())).now_or_never();
+        }
+        AtOnce::Unknown
     }
 
     fn missing(&self) -> AtOnce {
@@ -90,9 +154,10 @@ impl Objects {
         len: u64,
         moment: u64,
     ) -> Option<(Meta, Bytes)> {
+        self.lookups.count(Lookup::Miss, 1);
         let read = async {
             let object = Some(self.read_at_once(store, key, len)?);
-            Ok(Arc::new(Entry { object, checked: Checked::at(moment) }))
+            Ok(Arc::new(Entry { object, is_nothing: false, checked: Checked::at(moment) }))
         };
         // Not ready: another loads it.
         let loaded = self.cache.try_get_with::<_, Uncached>(entry_key, read).now_or_never()?;

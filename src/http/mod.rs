@@ -13,6 +13,7 @@ mod parameters;
 pub mod problem;
 mod query;
 pub mod quick;
+mod recent;
 mod select;
 mod slice;
 mod slice_query;

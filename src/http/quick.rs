@@ -20,6 +20,7 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use super::observe::{self, Line};
 use super::problem::Problem;
+use super::recent::{self, Seen};
 use super::target::Target;
 use super::{App, Mount, Options, forwarded, is_request_id, stored};
 use crate::container::{ATTRIBUTES, AtOnce};
@@ -216,6 +217,16 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     {
         return None;
     }
+    let access = app.resources.begin();
+    let begun = Begun { app, peer, started };
+    let again = recent::with(app, asked.path, |seen| {
+        let (mount, template) = (app.mounts.get(seen.mount)?, templates.mounts.get(seen.mount)?);
+        let bytes = mount.container.object_again(access, &seen.found)?;
+        Some(begun.object(asked, template, &seen.said, bytes))
+    });
+    if again.is_some() {
+        return again;
+    }
     let path = Target::plain(asked.path, &app.options.base_path)?;
     let (at, path) = match app.mounts.as_slice() {
         [only] if only.name.is_empty() => (0, path),
@@ -226,55 +237,96 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     };
     let key = Key::parse(path).ok().filter(stored::is_n5_key)?;
     let (mount, template) = (app.mounts.get(at)?, templates.mounts.get(at)?);
-    let found = mount.container.object_at_once(app.resources.begin(), &key, !asked.is_head);
-    let made = hexadecimal(app.new_request_id());
-    let made = std::str::from_utf8(&made).unwrap_or_default();
-    let id = asked.request_id.filter(|id| is_request_id(id)).unwrap_or(made);
-    let mut head = Vec::with_capacity(HEAD_BYTES);
-    let (status, body) = match found {
-        AtOnce::Unknown => return None,
+    match mount.container.object_at_once(access, &key, !asked.is_head) {
+        AtOnce::Unknown => None,
         AtOnce::Missing => {
             // Nothing in a plain path is escaped in JSON.
             let (before, after) = &template.missing_body;
             let body = [before, &*observe::shown(asked.path), after].concat();
-            head.extend_from_slice(b"HTTP/1.1 404 Not Found\r\n");
+            let mut head = head(b"HTTP/1.1 404 Not Found\r\n");
             head.extend_from_slice(&template.missing);
             let _ = write!(head, "content-length: {}\r\n", body.len());
-            (StatusCode::NOT_FOUND, Bytes::from(body))
+            Some(begun.reply(asked, StatusCode::NOT_FOUND, head, Bytes::from(body)))
         }
-        AtOnce::Object(meta, bytes) => {
-            let status = match asked.if_none_match {
-                Some(known) if known == meta.etag.as_bytes() => StatusCode::NOT_MODIFIED,
-                Some(_) | None => StatusCode::OK,
-            };
-            let not_modified = status == StatusCode::NOT_MODIFIED;
-            let line: &[u8] = if not_modified { b"HTTP/1.1 304 Not Modified\r\n" } else { b"HTTP/1.1 200 OK\r\n" };
-            head.extend_from_slice(line);
-            if !not_modified {
-                let _ = write!(head, "content-length: {}\r\n", meta.len);
+        AtOnce::Object(meta, bytes, found) => {
+            let said = Said::new(meta, key.name() == Some(ATTRIBUTES));
+            let reply = begun.object(asked, template, &said, bytes);
+            if let Some(found) = found {
+                recent::keep(app, asked.path, Seen { mount: at, said, found });
             }
-            header(&mut head, "etag", meta.etag.as_bytes());
-            if let Some(date) = meta.modified.and_then(super::conditional::last_modified) {
-                header(&mut head, "last-modified", date.as_bytes());
-            }
-            head.extend_from_slice(match (not_modified, key.name() == Some(ATTRIBUTES)) {
-                (true, _) => &template.not_modified,
-                (false, true) => &template.attributes,
-                (false, false) => &template.block,
-            });
-            let bytes = if not_modified { Bytes::new() } else { bytes };
-            (status, bytes)
+            Some(reply)
         }
-    };
-    header(&mut head, "x-request-id", id.as_bytes());
-    write_date(&mut head);
-    head.extend_from_slice(b"\r\n");
-    let method = if asked.is_head { Method::HEAD } else { Method::GET };
-    let mut line = Line::start(app, started, method, asked.path, None, peer, id);
-    line.route = observe::STORED;
-    line.status = status;
-    let body = if asked.is_head { Bytes::new() } else { body };
-    Some(Reply { head, body, line })
+    }
+}
+
+/// What is said of one object.
+pub(super) struct Said {
+    etag: Arc<str>,
+    is_attributes: bool,
+    /// The headers of this object alone, as lines; the length first.
+    lines: Vec<u8>,
+    length_bytes: usize,
+}
+
+impl Said {
+    fn new(meta: Meta, is_attributes: bool) -> Self {
+        let mut lines = Vec::with_capacity(LINES_BYTES);
+        let _ = write!(lines, "content-length: {}\r\n", meta.len);
+        let length_bytes = lines.len();
+        header(&mut lines, "etag", meta.etag.as_bytes());
+        if let Some(date) = meta.modified.and_then(super::conditional::last_modified) {
+            header(&mut lines, "last-modified", date.as_bytes());
+        }
+        Self { etag: meta.etag, is_attributes, lines, length_bytes }
+    }
+}
+
+/// A request whose answer is being written.
+struct Begun<'a> {
+    app: &'a Arc<App>,
+    peer: Option<IpAddr>,
+    started: Instant,
+}
+
+impl Begun<'_> {
+    fn object(&self, asked: &Asked<'_>, template: &Template, said: &Said, bytes: Bytes) -> Reply {
+        let status = match asked.if_none_match {
+            Some(known) if known == said.etag.as_bytes() => StatusCode::NOT_MODIFIED,
+            Some(_) | None => StatusCode::OK,
+        };
+        if status == StatusCode::NOT_MODIFIED {
+            let mut head = head(b"HTTP/1.1 304 Not Modified\r\n");
+            head.extend_from_slice(said.lines.get(said.length_bytes..).unwrap_or_default());
+            head.extend_from_slice(&template.not_modified);
+            return self.reply(asked, status, head, Bytes::new());
+        }
+        let mut head = head(b"HTTP/1.1 200 OK\r\n");
+        head.extend_from_slice(&said.lines);
+        head.extend_from_slice(if said.is_attributes { &template.attributes } else { &template.block });
+        self.reply(asked, status, head, bytes)
+    }
+
+    /// What all answers end with.
+    fn reply(&self, asked: &Asked<'_>, status: StatusCode, mut head: Vec<u8>, body: Bytes) -> Reply {
+        let made = hexadecimal(self.app.new_request_id());
+        let made = std::str::from_utf8(&made).unwrap_or_default();
+        let id = asked.request_id.filter(|id| is_request_id(id)).unwrap_or(made);
+        header(&mut head, "x-request-id", id.as_bytes());
+        write_date(&mut head);
+        head.extend_from_slice(b"\r\n");
+        let method = if asked.is_head { Method::HEAD } else { Method::GET };
+        let mut line = Line::start(self.app, self.started, method, asked.path, None, self.peer, id);
+        line.route = observe::STORED;
+        line.status = status;
+        let body = if asked.is_head { Bytes::new() } else { body };
+        Reply { head, body, line }
+    }
+}
+
+fn head(status_line: &[u8]) -> Vec<u8> {
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    head.extend_from_slice(status_line);
+    head
 }
 
 fn header(head: &mut Vec<u8>, name: &str, value: &[u8]) {
@@ -296,6 +348,9 @@ fn hexadecimal(number: u64) -> [u8; 16] {
 
 /// Room for a head.
 const HEAD_BYTES: usize = 1024;
+
+/// Room for what is said of one object.
+const LINES_BYTES: usize = 128;
 
 /// Whether this is one strong entity tag.
 fn is_strong_tag(value: &[u8]) -> bool {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
-use n5_server::config::{Config, ContainerConfig, Symlinks};
+use n5_server::config::{Config, ContainerConfig, Recheck, Symlinks};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -315,6 +315,45 @@ async fn a_directory_that_becomes_a_link_out_of_the_container_is_gone_however_of
     tokio::time::timeout(Duration::from_secs(10), gone).await.expect("it shows within a second");
 }
 
+#[tokio::test]
+async fn what_is_missing_may_be_a_directory_later() {
+    let n5 = container();
+    let server = serve(&n5, |config| {
+        config.cache.recheck_cached_data = Recheck::After(Duration::from_millis(300));
+    })
+    .await;
+    let mut client = Client::connect(&server).await;
+    for headers in [&[][..], &[UNUSUAL], &[]] {
+        assert!(client.ask("GET", "/v/7", headers).await.status.contains(" 404 "));
+    }
+    std::fs::create_dir(n5.root().join("v/7")).unwrap();
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    for headers in [&[][..], &[UNUSUAL], &[], &[]] {
+        let answer = client.ask("GET", "/v/7", headers).await;
+        assert!(answer.status.contains(" 301 "), "{headers:?}: {}", answer.status);
+    }
+}
+
+#[tokio::test]
+async fn what_no_longer_fits_the_cache_is_read_again() {
+    let n5 = container();
+    for block in 0..64 {
+        n5.file(&format!("v/9/{block}"), vec![block; 40_000]);
+    }
+    let server = serve(&n5, |config| config.cache.stored = 1 << 20).await;
+    let mut client = Client::connect(&server).await;
+    for _ in 0..3 {
+        for block in 0..64 {
+            let path = format!("/v/9/{block}");
+            for method in ["HEAD", "GET", "GET"] {
+                let answer = client.ask(method, &path, &[]).await;
+                assert!(answer.status.contains(" 200 "), "{method} {path}: {}", answer.status);
+                assert!(method == "HEAD" || answer.body == vec![block; 40_000], "{path}");
+            }
+        }
+    }
+}
+
 /// Bytes of a block that fills the buffers of any socket several times.
 const LARGE: usize = 15_000_000;
 
@@ -379,7 +418,7 @@ async fn a_client_slower_than_the_limit_for_heads_can_ask_again() {
 #[tokio::test]
 async fn a_hole_that_is_believed_is_one_for_every_method() {
     let n5 = container();
-    let server = serve(&n5, |config| config.cache.recheck_cached_data = n5_server::config::Recheck::Never).await;
+    let server = serve(&n5, |config| config.cache.recheck_cached_data = Recheck::Never).await;
     let mut client = Client::connect(&server).await;
     for headers in [&[][..], &[UNUSUAL]] {
         assert!(client.ask("GET", "/v/0/1", headers).await.status.contains(" 404 "));

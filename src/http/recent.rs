@@ -1,0 +1,70 @@
+//! What each thread has answered lately: an object that is asked for again is found by the text of the path alone.
+//!
+//! Parsing the path, looking in the cache and writing the object's headers anew took a quarter of the time that this
+//! process itself spends on a small answer (docs/PERFORMANCE.md).
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::App;
+use super::quick::Said;
+use crate::container::Found;
+
+/// Objects that a thread remembers, at some 400 bytes each.
+const SLOTS: usize = 1024;
+
+/// Longer paths are not remembered.
+const PATH_BYTES: usize = 256;
+
+/// An object that was sent.
+pub(super) struct Seen {
+    /// Which mount it is of.
+    pub(super) mount: usize,
+    pub(super) said: Said,
+    pub(super) found: Found,
+}
+
+struct Slot {
+    /// Address of the app. Another one at the same address has other entries in its cache, and those of the first are
+    /// gone.
+    app: usize,
+    path: Box<str>,
+    seen: Seen,
+}
+
+thread_local! {
+    static SLOTS_OF_THREAD: RefCell<Vec<Option<Slot>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What `job` makes of what was last sent for a path; `None` where nothing is remembered.
+pub(super) fn with<T>(app: &Arc<App>, path: &str, job: impl FnOnce(&Seen) -> Option<T>) -> Option<T> {
+    SLOTS_OF_THREAD.with_borrow(|slots| {
+        let slot = slots.get(slot_of(path))?.as_ref()?;
+        (slot.app == address(app) && *slot.path == *path).then(|| job(&slot.seen))?
+    })
+}
+
+/// Remembers what was sent for a path, in place of what had the slot.
+pub(super) fn keep(app: &Arc<App>, path: &str, seen: Seen) {
+    if path.len() > PATH_BYTES {
+        return;
+    }
+    SLOTS_OF_THREAD.with_borrow_mut(|slots| {
+        if slots.is_empty() {
+            slots.resize_with(SLOTS, || None);
+        }
+        if let Some(slot) = slots.get_mut(slot_of(path)) {
+            *slot = Some(Slot { app: address(app), path: path.into(), seen });
+        }
+    });
+}
+
+fn address(app: &Arc<App>) -> usize {
+    Arc::as_ptr(app).addr()
+}
+
+fn slot_of(path: &str) -> usize {
+    usize::try_from(xxh3_64(path.as_bytes()) % SLOTS as u64).unwrap_or(0)
+}
