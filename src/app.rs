@@ -2,6 +2,9 @@
 
 mod connections;
 mod lane;
+mod sending;
+mod signals;
+mod socket;
 mod workers;
 
 use std::future::Future;

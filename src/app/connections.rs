@@ -18,12 +18,13 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
-use super::lane::{Lane, Signals, Unsent};
+use super::lane::Lane;
+use super::signals::{Signals, Unsent};
+use super::socket::Watched;
 use super::workers::Workers;
 use crate::config::Config;
 use crate::http::{self, App};
@@ -87,7 +88,7 @@ impl Connections {
         peer: Option<IpAddr>,
         slot: Option<tokio::sync::OwnedSemaphorePermit>,
     ) where
-        S: AsyncRead + AsyncWrite + Send + Sync + 'static,
+        S: Watched,
     {
         let (header_timeout, send_timeout) = (self.header_timeout, self.send_timeout);
         let (http, app, router) = (self.http.clone(), Arc::clone(&self.app), self.router.clone());

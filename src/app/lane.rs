@@ -12,7 +12,6 @@ use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -22,8 +21,11 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::io::poll_read_buf;
 
 use super::connections::HEADER_BYTES;
+use super::sending::Sending;
+use super::signals::{Signals, Unsent};
+use super::socket::Socket;
 use crate::http::App;
-use crate::http::quick::{self, Received, Reply};
+use crate::http::quick::{self, Received};
 
 /// Least room for what is received: a browser's head, or dozens of curl's. A connection keeps it.
 const READ_BYTES: usize = 2 << 10;
@@ -33,74 +35,6 @@ const TURN: usize = 16;
 
 /// What HTTP/2 begins with (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-/// What the lane and the rest of its connection tell each other. Cheap to clone; clones share it.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Signals(Arc<Flags>);
-
-#[derive(Debug, Default)]
-struct Flags {
-    /// The library has a request that it has not answered to the end.
-    busy: AtomicBool,
-    /// The library has been given something.
-    handed: AtomicBool,
-    /// No further request is to be answered.
-    closing: AtomicBool,
-}
-
-impl Signals {
-    /// The library has begun an answer.
-    pub(super) fn begin(&self) {
-        self.0.busy.store(true, Ordering::Release);
-    }
-
-    /// The library has an answer whole, or will never have it.
-    pub(super) fn end(&self) {
-        self.0.busy.store(false, Ordering::Release);
-    }
-
-    /// Asks the lane to end the connection after the answer that it sends. `false` where the library has been given
-    /// something, and has to be asked.
-    pub(super) fn close(&self) -> bool {
-        self.0.closing.store(true, Ordering::Release);
-        !self.0.handed.load(Ordering::Acquire)
-    }
-
-    fn is_busy(&self) -> bool {
-        self.0.busy.load(Ordering::Acquire)
-    }
-}
-
-/// Whether the library has written since it last flushed, counted over all connections: it lets go of an answer when
-/// it has all of it, long before a slow client has.
-pub(super) struct Unsent {
-    count: Arc<AtomicUsize>,
-    is_counted: bool,
-}
-
-impl Unsent {
-    pub(super) fn new(count: &Arc<AtomicUsize>) -> Self {
-        Self { count: Arc::clone(count), is_counted: false }
-    }
-
-    fn begin(&mut self) {
-        if !std::mem::replace(&mut self.is_counted, true) {
-            self.count.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-
-    fn end(&mut self) {
-        if std::mem::take(&mut self.is_counted) {
-            self.count.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-}
-
-impl Drop for Unsent {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
 
 /// Whose the next byte is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,15 +64,7 @@ pub(super) struct Lane<S> {
     idle: Idle,
 }
 
-struct Sending {
-    reply: Reply,
-    head_sent: usize,
-    body_sent: usize,
-    /// Whether the client was slower than this.
-    waited: bool,
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
+impl<S: Socket> Lane<S> {
     /// `signals` are ended by whoever sees the last of the library's answer.
     pub(super) fn new(
         stream: S,
@@ -193,12 +119,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
                     self.received = BytesMut::new();
                 }
                 self.idle.begin(Instant::from_std(reply.started()));
-                self.sending = Some(Sending { reply, head_sent: 0, body_sent: 0, waited: false });
+                self.sending = Some(Sending::new(reply));
             }
             Received::Request(length, None) => {
                 self.handing = length;
                 self.state = State::Answering;
-                self.signals.0.handed.store(true, Ordering::Release);
+                self.signals.hand();
                 self.signals.begin();
             }
         }
@@ -208,34 +134,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
     fn hand_over(&mut self, is_http2: bool) {
         self.handing = self.received.len();
         self.state = State::HandedOver { is_http2 };
-        self.signals.0.handed.store(true, Ordering::Release);
+        self.signals.hand();
     }
 
     /// Ready when nothing of the lane's own answer is left to be sent.
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(sending) = &mut self.sending {
-            let head = sending.reply.head.get(sending.head_sent..).unwrap_or_default();
-            let body = sending.reply.body.get(sending.body_sent..).unwrap_or_default();
-            if head.is_empty() && body.is_empty() {
-                if sending.waited {
+            if sending.is_done() {
+                if sending.has_waited() {
                     self.idle.begin(Instant::now());
                 }
                 self.sending = None;
                 break;
             }
-            let rest = [IoSlice::new(head), IoSlice::new(body)];
-            let of_head = head.len();
-            let Poll::Ready(written) = Pin::new(&mut self.stream).poll_write_vectored(context, &rest) else {
-                sending.waited = true;
-                return Poll::Pending;
-            };
-            let written = written?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-            }
-            sending.head_sent += written.min(of_head);
-            sending.body_sent += written.saturating_sub(of_head);
-            sending.reply.sent(sending.body_sent);
+            ready!(sending.poll(&mut self.stream, context))?;
         }
         Poll::Ready(Ok(()))
     }
@@ -249,7 +161,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
     fn poll_between(&mut self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         for _ in 0..TURN {
             ready!(self.poll_send(context))?;
-            if self.signals.0.closing.load(Ordering::Relaxed) {
+            if self.signals.is_closing() {
                 return Poll::Ready(Ok(()));
             }
             if self.received.is_empty() || !self.advance() {
@@ -301,13 +213,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Lane<S> {
+impl<S: Socket> AsyncRead for Lane<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.poll_read_as_handed(context, out)
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
+impl<S: Socket> AsyncWrite for Lane<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.unsent.begin();
         Pin::new(&mut self.stream).poll_write(context, bytes)
@@ -341,7 +253,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lane<S> {
                 self.idle.begin(Instant::now());
                 context.waker().wake_by_ref();
             }
-            State::HandedOver { is_http2: false } if self.unsent.is_counted => {
+            State::HandedOver { is_http2: false } if self.unsent.has_begun() => {
                 self.idle.begin(Instant::now());
                 context.waker().wake_by_ref();
             }

@@ -138,8 +138,8 @@ pub(super) struct Objects {
     pub(super) cache: Cache<EntryKey, Arc<Entry>>,
     pub(super) budget: Budget,
     pub(super) lookups: metrics::Lookups,
-    /// Objects that were read because they were not cached; what decides which are cached.
-    pub(super) misses: Arc<AtomicUsize>,
+    /// Larger objects that were sent from the kernel's memory; it decides which are cached.
+    pub(super) sent: Arc<AtomicUsize>,
     /// [`INLINE_BYTES`], or less where fewer are left beside a full cache.
     inline_bytes: u64,
 }
@@ -156,7 +156,7 @@ impl Objects {
             cache,
             budget,
             lookups: metrics::Lookups::new(CACHE),
-            misses: Arc::default(),
+            sent: Arc::default(),
             inline_bytes: INLINE_BYTES.min(transfer_bytes),
         }
     }

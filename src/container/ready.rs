@@ -9,21 +9,21 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 
 use super::fresh::{Access, Checked};
-use super::objects::{Entry, EntryKey, Objects, Uncached};
+use super::objects::{Entry, EntryKey, Objects, Uncached, WHOLE_BYTES};
 use crate::metrics::{self, Lookup, StoreOperation};
-use crate::store::{Glance, Key, Meta, Store};
+use crate::store::{Glance, Key, Meta, Sendable, Store};
 
-/// Objects up to this size are read where they are asked for, if the kernel has them in memory: a tenth of a millisecond.
-const AT_ONCE_BYTES: u64 = 512 << 10;
-
-/// Objects up to this size are always cached: opening them costs more than reading them.
+/// Objects up to this size are read into the cache if the kernel has them in memory: opening them costs more than reading
+/// them.
 const KEPT_BYTES: u64 = 64 << 10;
 
-/// Of larger ones that the kernel has in memory every so manieth is cached. The others are read again next time, into
-/// a buffer that is still in the core's cache: that costs little more than sending from a cache that is not, takes no
-/// fresh memory, and whoever walks through more than the cache holds does not empty it. What is asked for often is
-/// cached soon.
-const TURNS: usize = 8;
+/// Objects up to this size are read where they are asked for, if at all: a tenth of a millisecond.
+const AT_ONCE_BYTES: u64 = 512 << 10;
+
+/// Larger ones are sent from the kernel's memory; every so manieth is read into the cache instead. Sending costs less than
+/// reading into fresh memory, and whoever walks through more than the cache holds does not empty it; but what is asked
+/// for often is sent from the cache at less cost, and comes there soon.
+const TURNS: usize = 32;
 
 /// How long an object may be found again without the cache's knowledge: a moment, for a cache that evicts by last use.
 const UNSEEN_NANOSECONDS: u64 = 100_000_000;
@@ -38,6 +38,8 @@ pub enum AtOnce {
     /// Facts about it and its bytes, or none of them where they were not wanted and are not cached; and how to find it
     /// again if it is cached.
     Object(Meta, Bytes, Option<Found>),
+    /// It is open, to be sent from the kernel's memory.
+    Open(Sendable),
 }
 
 /// A cached object that was found, to be found again without looking for it. It does not keep it.
@@ -75,7 +77,6 @@ impl Objects {
             let found = Found { entry: Arc::downgrade(&entry), key: key.clone(), looked_up: moment };
             return AtOnce::Object(meta, bytes, Some(found));
         }
-        let is_turn = || self.misses.fetch_add(1, Ordering::Relaxed).is_multiple_of(TURNS);
         let object = match store.glance(key) {
             Glance::Missing => {
                 // Remembered only where that is of use to anybody.
@@ -90,12 +91,12 @@ impl Objects {
                 .load_at_once(EntryKey::Stored(container, key.clone()), store, key, facts.len, moment)
                 .or_else(|| (!with_bytes).then(|| (facts.into(), Bytes::new()))),
             Glance::Object(facts) if !with_bytes => Some((facts.into(), Bytes::new())),
-            Glance::Object(facts) if !is_cached && facts.len <= AT_ONCE_BYTES => {
-                if is_turn() {
+            Glance::Object(facts) if !is_cached && facts.len <= WHOLE_BYTES => {
+                if facts.len <= AT_ONCE_BYTES && self.sent.fetch_add(1, Ordering::Relaxed) % TURNS == TURNS - 1 {
                     self.load_at_once(EntryKey::Stored(container, key.clone()), store, key, facts.len, moment)
                 } else {
                     self.lookups.count(Lookup::Miss, 1);
-                    self.read_at_once(store, key, facts.len).ok()
+                    return store.open_at_once(key, WHOLE_BYTES).map_or(AtOnce::Unknown, AtOnce::Open);
                 }
             }
             Glance::Object(_) | Glance::NoObject | Glance::Unknown => None,

@@ -24,7 +24,7 @@ use super::recent::{self, Seen};
 use super::target::Target;
 use super::{App, Mount, Options, forwarded, is_request_id, stored};
 use crate::container::{ATTRIBUTES, AtOnce};
-use crate::store::{Key, Meta};
+use crate::store::{Key, Meta, Sendable};
 
 /// Most headers of a request that is answered here.
 const HEADERS: usize = 48;
@@ -121,13 +121,28 @@ pub struct Reply {
     /// Status line and headers, with the empty line.
     pub head: Vec<u8>,
     /// Empty for HEAD.
-    pub body: Bytes,
+    pub body: Content,
     line: Line,
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub enum Content {
+    /// Bytes.
+    Bytes(Bytes),
+    /// A file, to be sent by the kernel.
+    File(Sendable),
+}
+
+impl Content {
+    fn none() -> Self {
+        Self::Bytes(Bytes::new())
+    }
 }
 
 impl std::fmt::Debug for Reply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reply").field("body", &self.body.len()).finish_non_exhaustive()
+        f.debug_struct("Reply").field("body", &self.body).finish_non_exhaustive()
     }
 }
 
@@ -138,8 +153,8 @@ impl Reply {
     }
 
     /// So many bytes of the body have been sent.
-    pub fn sent(&mut self, bytes: usize) {
-        self.line.sent = bytes as u64;
+    pub fn sent(&mut self, bytes: u64) {
+        self.line.sent = bytes;
     }
 }
 
@@ -222,7 +237,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     let again = recent::with(app, asked.path, |seen| {
         let (mount, template) = (app.mounts.get(seen.mount)?, templates.mounts.get(seen.mount)?);
         let bytes = mount.container.object_again(access, &seen.found)?;
-        Some(begun.object(asked, template, &seen.said, bytes))
+        Some(begun.object(asked, template, &seen.said, Content::Bytes(bytes)))
     });
     if again.is_some() {
         return again;
@@ -246,11 +261,15 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
             let mut head = head(b"HTTP/1.1 404 Not Found\r\n");
             head.extend_from_slice(&template.missing);
             let _ = write!(head, "content-length: {}\r\n", body.len());
-            Some(begun.reply(asked, StatusCode::NOT_FOUND, head, Bytes::from(body)))
+            Some(begun.reply(asked, StatusCode::NOT_FOUND, head, Content::Bytes(body.into())))
+        }
+        AtOnce::Open(file) => {
+            let said = Said::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
+            Some(begun.object(asked, template, &said, Content::File(file)))
         }
         AtOnce::Object(meta, bytes, found) => {
             let said = Said::new(meta, key.name() == Some(ATTRIBUTES));
-            let reply = begun.object(asked, template, &said, bytes);
+            let reply = begun.object(asked, template, &said, Content::Bytes(bytes));
             if let Some(found) = found {
                 recent::keep(app, asked.path, Seen { mount: at, said, found });
             }
@@ -289,7 +308,7 @@ struct Begun<'a> {
 }
 
 impl Begun<'_> {
-    fn object(&self, asked: &Asked<'_>, template: &Template, said: &Said, bytes: Bytes) -> Reply {
+    fn object(&self, asked: &Asked<'_>, template: &Template, said: &Said, body: Content) -> Reply {
         let status = match asked.if_none_match {
             Some(known) if known == said.etag.as_bytes() => StatusCode::NOT_MODIFIED,
             Some(_) | None => StatusCode::OK,
@@ -298,16 +317,16 @@ impl Begun<'_> {
             let mut head = head(b"HTTP/1.1 304 Not Modified\r\n");
             head.extend_from_slice(said.lines.get(said.length_bytes..).unwrap_or_default());
             head.extend_from_slice(&template.not_modified);
-            return self.reply(asked, status, head, Bytes::new());
+            return self.reply(asked, status, head, Content::none());
         }
         let mut head = head(b"HTTP/1.1 200 OK\r\n");
         head.extend_from_slice(&said.lines);
         head.extend_from_slice(if said.is_attributes { &template.attributes } else { &template.block });
-        self.reply(asked, status, head, bytes)
+        self.reply(asked, status, head, body)
     }
 
     /// What all answers end with.
-    fn reply(&self, asked: &Asked<'_>, status: StatusCode, mut head: Vec<u8>, body: Bytes) -> Reply {
+    fn reply(&self, asked: &Asked<'_>, status: StatusCode, mut head: Vec<u8>, body: Content) -> Reply {
         let made = hexadecimal(self.app.new_request_id());
         let made = std::str::from_utf8(&made).unwrap_or_default();
         let id = asked.request_id.filter(|id| is_request_id(id)).unwrap_or(made);
@@ -318,7 +337,7 @@ impl Begun<'_> {
         let mut line = Line::start(self.app, self.started, method, asked.path, None, self.peer, id);
         line.route = observe::STORED;
         line.status = status;
-        let body = if asked.is_head { Bytes::new() } else { body };
+        let body = if asked.is_head { Content::none() } else { body };
         Reply { head, body, line }
     }
 }

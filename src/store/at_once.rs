@@ -54,7 +54,7 @@ pub(super) fn read(
 
 /// Opens the file at `key`, by one look-up where no link is on the way: `root` has none in its own path, and a key cannot
 /// lead above it.
-fn open(root: &Path, symlinks: SymlinkPolicy, key: &Key) -> Result<OwnedFd, Errno> {
+pub(super) fn open(root: &Path, symlinks: SymlinkPolicy, key: &Key) -> Result<OwnedFd, Errno> {
     // NONBLOCK: opening a FIFO that nobody writes must not wait.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let links = if symlinks == SymlinkPolicy::Follow { ResolveFlags::empty() } else { ResolveFlags::NO_SYMLINKS };

@@ -25,6 +25,11 @@ pub(super) fn meta_of(metadata: &std::fs::Metadata) -> Meta {
     .into()
 }
 
+/// Whether a file was last written so long ago that it cannot be written again without a trace in what [`meta_of`] says.
+pub(super) fn is_settled(metadata: &std::fs::Metadata) -> bool {
+    unsettled(nanoseconds(metadata.mtime(), metadata.mtime_nsec())) == 0
+}
+
 /// The same of what `statx` says.
 pub(super) fn facts_of(file: &Statx) -> Facts {
     stamp_of(file).facts()

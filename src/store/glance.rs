@@ -42,6 +42,11 @@ impl Glances {
         Self { device, follow_links }
     }
 
+    /// Whether the root is of a local file system.
+    pub(super) fn are_local(&self) -> bool {
+        self.device.is_some()
+    }
+
     /// What is at `key` below `root`, if the kernel knows without reading a disk.
     ///
     /// One path look-up in the kernel's cache (`RESOLVE_CACHED`, Linux 5.12) and one `statx`: 0.8 us, where a hop to a

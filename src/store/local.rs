@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use super::file_meta::meta_of;
 use super::glance::Glances;
+use super::sendable::Sendable;
 use super::{Data, Entry, Filter, Glance, Keep, Key, Listing, Meta, Object, ReadAt, Store, StoreError};
 
 /// Which symbolic links below the root are followed.
@@ -296,6 +297,11 @@ impl Store for LocalStore {
 
     fn get_at_once(&self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<Meta>> {
         super::at_once::read(&self.root, self.symlinks, key, most_bytes, room)
+    }
+
+    fn open_at_once(&self, key: &Key, most_bytes: u64) -> Option<Sendable> {
+        // Elsewhere the kernel's copy may be older than the file.
+        self.glances.are_local().then(|| Sendable::open(&self.root, self.symlinks, key, most_bytes))?
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {

@@ -6,6 +6,7 @@ mod glance;
 mod key;
 mod local;
 mod memory;
+mod sendable;
 
 use std::fmt;
 use std::ops::Range;
@@ -18,6 +19,7 @@ use bytes::Bytes;
 pub use key::{Key, KeyError};
 pub use local::{LocalStore, SymlinkPolicy};
 pub use memory::MemoryStore;
+pub use sendable::Sendable;
 
 /// Read access to a tree of objects.
 ///
@@ -69,6 +71,13 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// [`Self::get`] tells. A store that cannot know always waits.
     fn get_at_once(&self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<Meta>> {
         let _ = (key, most_bytes, room);
+        None
+    }
+
+    /// An object of at most `most_bytes` to be sent by the kernel itself, from memory that it has already; `None` where
+    /// that is not possible, or there is no object.
+    fn open_at_once(&self, key: &Key, most_bytes: u64) -> Option<Sendable> {
+        let _ = (key, most_bytes);
         None
     }
 

@@ -357,7 +357,7 @@ async fn what_no_longer_fits_the_cache_is_read_again() {
 /// Bytes of a block that fills the buffers of any socket several times.
 const LARGE: usize = 15_000_000;
 
-/// A connection that has asked for a large block that is cached, and takes nothing of it; before, it has sent an
+/// A connection that has asked for a large block, and takes nothing of it; before, it has sent an
 /// unusual request if so wanted.
 async fn unread(server: &Running, unusual: bool, headers: &[(&str, &str)]) -> BufReader<TcpStream> {
     let mut warm = Client::connect(server).await;
@@ -381,6 +381,32 @@ async fn a_client_that_takes_nothing_is_left() {
         let mut received = Vec::new();
         let _ = client.read_to_end(&mut received).await;
         assert!(received.len() < LARGE, "unusual: {unusual}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_written_while_it_is_sent_is_not_sent_to_its_end() {
+    let n5 = container();
+    let server = serve(&n5, |config| config.cache.stored = 0).await;
+    let path = n5.root().join("v/1/1");
+    for change in ["shorter", "other bytes", "longer"] {
+        n5.file("v/1/1", vec![1; LARGE]);
+        // A file so fresh is read by the library.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let mut client = unread(&server, false, &[]).await;
+        client.fill_buf().await.unwrap();
+        match change {
+            "shorter" => std::fs::File::options().write(true).open(&path).unwrap().set_len(5_000_000).unwrap(),
+            "other bytes" => std::fs::write(&path, vec![2; LARGE]).unwrap(),
+            _ => std::fs::write(&path, vec![2; LARGE + 1]).unwrap(),
+        }
+        let mut received = Vec::new();
+        let _ = client.read_to_end(&mut received).await;
+        assert!(received.len() < LARGE, "{change}: {} bytes", received.len());
+        // Another connection gets what is there now.
+        let mut client = Client::connect(&server).await;
+        let length = std::fs::metadata(&path).unwrap().len();
+        assert_eq!(client.ask("GET", "/v/1/1", &[]).await.body.len() as u64, length, "{change}");
     }
 }
 
