@@ -73,6 +73,8 @@ struct Bench {
     permit: Option<Permit>,
     left: Vec<GridPosition>,
     stats: ReadStats,
+    /// Takes blocks from the queue's end: two jobs then paste into different slabs, instead of waiting for each other.
+    from_end: bool,
 }
 
 impl Work {
@@ -88,10 +90,11 @@ impl Work {
         let queue = Arc::new(Mutex::new(items.into_iter()));
         // Gone when nobody waits for the slice any more.
         let asked = Arc::new(());
-        let job = || async {
-            let mut bench = Bench::default();
+        let (queue, asked) = (&queue, &asked);
+        let job = |number: usize| async move {
+            let mut bench = Bench { from_end: number % 2 == 1, ..Bench::default() };
             loop {
-                let (work, queue, asked) = (Arc::clone(self), Arc::clone(&queue), Arc::downgrade(&asked));
+                let (work, queue, asked) = (Arc::clone(self), Arc::clone(queue), Arc::downgrade(asked));
                 let turn = move || {
                     let more = work.turn(&queue, &asked, &mut bench);
                     // Before anybody hears of the end, so that the last one has the canvas to itself.
@@ -107,7 +110,7 @@ impl Work {
             }
         };
         let mut left = Vec::new();
-        for bench in try_join_all((0..jobs).map(|_| job())).await? {
+        for bench in try_join_all((0..jobs).map(job)).await? {
             stats.add(&bench.stats);
             left.extend(bench.left);
         }
@@ -118,7 +121,9 @@ impl Work {
     fn turn(&self, queue: &Mutex<std::vec::IntoIter<Item>>, asked: &Weak<()>, bench: &mut Bench) -> bool {
         let mut started = Instant::now();
         loop {
-            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let mut items = queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let next = if bench.from_end { items.next_back() } else { items.next() };
+            drop(items);
             let Some(item) = next else { return false };
             match item {
                 Item::Hit(position, loaded) => self.paste_loaded(&position, &loaded, bench),

@@ -91,12 +91,12 @@ impl Budget {
         Ok(permit)
     }
 
-    /// [`Self::take`] for memory that [`Self::zeros`] gives, and nothing else: what is kept for that stays.
+    /// [`Self::take`] for memory that [`Self::used_or_zeros`] gives, and nothing else: what is kept for that stays.
     pub(super) async fn take_for_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.acquire(bytes, self.wait).await
     }
 
-    /// To be called by whoever has taken a share for other memory than [`Self::zeros`] gives: what nobody uses must
+    /// To be called by whoever has taken a share for other memory than [`Self::used_or_zeros`] gives: what nobody uses must
     /// fit beside it.
     pub(super) fn make_room(&self) {
         self.pool.shrink(self.free_bytes());
@@ -131,12 +131,24 @@ impl Budget {
         (self.units.available_permits() as u64).saturating_mul(UNIT_BYTES)
     }
 
+    /// `len` bytes: what an older answer left, or else zeros; `true` for zeros. The caller holds a share for them.
+    pub(super) fn used_or_zeros(&self, len: usize) -> (Vec<u8>, bool) {
+        self.pool.used(len).map_or_else(
+            || {
+                self.make_room();
+                (vec![0; len], true)
+            },
+            |left| (left, false),
+        )
+    }
+
     /// `len` zeros in a buffer that may have been used before. The caller holds a share for them.
     pub(super) fn zeros(&self, len: usize) -> Vec<u8> {
-        self.pool.zeros(len).unwrap_or_else(|| {
-            self.make_room();
-            vec![0; len]
-        })
+        let (mut data, is_zero) = self.used_or_zeros(len);
+        if !is_zero {
+            data.fill(0);
+        }
+        data
     }
 
     /// A buffer for `len` bytes that may have been used before, with any content. The caller holds a share for it.

@@ -17,7 +17,7 @@ mod encode;
 mod grid;
 mod statistics;
 
-pub use array::{Array, paste, paste_stored};
+pub use array::{Array, clear, paste, paste_stored};
 pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
 pub use block::{Block, BlockError, BlockHeader, Mode, Unpacked};
 pub use compression::{CODECS, Codec, CodecError, Compression, Encoding};
