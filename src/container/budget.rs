@@ -161,6 +161,16 @@ impl Budget {
         Bytes::from_owner(Lent { data, permit: Some(permit), budget: self.clone() })
     }
 
+    /// Keeps buffers for others to use, and gives back their share.
+    pub(super) fn keep<const N: usize>(&self, buffers: [Vec<u8>; N], permit: Permit) {
+        // The buffers first: who waits for the share may want them.
+        let most_bytes = self.free_bytes().saturating_add(permit.bytes());
+        for buffer in buffers {
+            self.pool.put(buffer, most_bytes);
+        }
+        drop(permit);
+    }
+
     /// To be called now and then: gives back to the system what nobody uses.
     pub(super) fn tidy(&self) {
         self.pool.tidy();
@@ -182,9 +192,10 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // The share first: what is kept must fit into what is free.
-        drop(self.permit.take());
-        self.budget.pool.put(std::mem::take(&mut self.data), self.budget.free_bytes());
+        let data = std::mem::take(&mut self.data);
+        if let Some(permit) = self.permit.take() {
+            self.budget.keep([data], permit);
+        }
     }
 }
 

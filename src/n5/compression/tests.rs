@@ -8,14 +8,14 @@ use serde_json::Map;
 use xxhash_rust::xxh32::xxh32;
 use xz2::stream::{Check, Filters, LzmaOptions, Stream};
 
-use super::{CODECS, Codec, CodecError, blosc_sys};
+use super::{CODECS, Codec, CodecError, Scratch, blosc_sys};
 
 fn codec(name: &str) -> std::sync::Arc<dyn Codec> {
     CODECS.iter().find(|row| row.0 == name).unwrap().1(&Map::new())
 }
 
 fn decode(name: &str, payload: &[u8], len: usize) -> Result<Vec<u8>, CodecError> {
-    let decoded = codec(name).decode(Bytes::copy_from_slice(payload), len)?;
+    let decoded = codec(name).decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default())?;
     assert_eq!(decoded.len(), len, "{name} returns another length without an error");
     Ok(decoded.to_vec())
 }
