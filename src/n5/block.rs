@@ -295,7 +295,9 @@ impl<'a> Unpacked<'a> {
         }
         let plan = Plan::new(stored, attributes, position)?;
         let payload = stored.get(plan.header.len..).unwrap_or_default();
-        let data = if plan.codec.is_plain() || (plan.decoded_bytes == 0 && payload.is_empty()) {
+        let data = if let Some(plain) = plan.codec.plain(payload, plan.decoded_bytes) {
+            plain
+        } else if plan.decoded_bytes == 0 && payload.is_empty() {
             payload
         } else {
             plan.codec.decode_into(payload, plan.decoded_bytes, &mut room.decoded, &mut room.scratch)?;

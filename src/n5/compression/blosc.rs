@@ -39,19 +39,11 @@ impl Codec for Blosc {
         output: &mut Vec<u8>,
         scratch: &mut Scratch,
     ) -> Result<(), CodecError> {
-        let header = Header::parse(payload)?;
-        if header.decoded != len {
-            return Err(wrong_length(len, header.decoded));
-        }
-        let (buffer, rest) = payload
-            .split_at_checked(header.stored)
-            .ok_or_else(|| damaged(NAME, format_args!("it has {} of {} bytes", payload.len(), header.stored)))?;
-        only_padding(NAME, rest)?;
+        let (header, buffer) = sound(payload, len)?;
         if len == 0 {
             output.clear();
             return Ok(());
         }
-        header.check(buffer)?;
         if header.flags & MEMCPYED == 0
             && let Some(inner) = blosc_parts::Inner::of(&header)
         {
@@ -64,6 +56,11 @@ impl Codec for Blosc {
         }
     }
 
+    fn plain<'a>(&self, payload: &'a [u8], len: usize) -> Option<&'a [u8]> {
+        let (header, buffer) = sound(payload, len).ok()?;
+        (len > 0 && header.flags & MEMCPYED != 0).then(|| buffer.get(HEADER_BYTES..)).flatten()
+    }
+
     /// The most that the best of the inner compressions reaches, zstd.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         stream::at_most(payload_len, 32_768)
@@ -74,6 +71,22 @@ impl Codec for Blosc {
         let block = Header::parse(payload).map_or(len, |header| header.block_size.min(len));
         block.saturating_mul(2).saturating_add(256 << 10)
     }
+}
+
+/// The header of a payload that decodes to `len` bytes, and the buffer, of which everything has been checked.
+fn sound(payload: &[u8], len: usize) -> Result<(Header, &[u8]), CodecError> {
+    let header = Header::parse(payload)?;
+    if header.decoded != len {
+        return Err(wrong_length(len, header.decoded));
+    }
+    let (buffer, rest) = payload
+        .split_at_checked(header.stored)
+        .ok_or_else(|| damaged(NAME, format_args!("it has {} of {} bytes", payload.len(), header.stored)))?;
+    only_padding(NAME, rest)?;
+    if len > 0 {
+        header.check(buffer)?;
+    }
+    Ok((header, buffer))
 }
 
 /// The first 16 bytes: format version, inner version, flags, item size, then little-endian the decoded

@@ -57,6 +57,11 @@ pub trait Codec: fmt::Debug + Send + Sync {
         false
     }
 
+    /// The part of `payload` that is its `len` elements as they are, where decoding would do no more than copy it.
+    fn plain<'a>(&self, _payload: &'a [u8], _len: usize) -> Option<&'a [u8]> {
+        None
+    }
+
     /// The most bytes that `payload_len` encoded bytes can decode to, generously estimated: a header
     /// that claims more lies, which is found before anything is allocated.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64;

@@ -34,6 +34,10 @@ impl Codec for Raw {
         true
     }
 
+    fn plain<'a>(&self, payload: &'a [u8], _: usize) -> Option<&'a [u8]> {
+        Some(payload)
+    }
+
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         payload_len as u64
     }
