@@ -171,6 +171,45 @@ fn every_inner_codec_of_c_blosc_and_shuffle_decodes() {
 }
 
 #[test]
+fn what_was_decoded_before_changes_nothing() {
+    for (name, encoding, encode) in ENCODINGS {
+        let codec = codec(name);
+        let (mut room, mut scratch) = (Vec::new(), Scratch::default());
+        let (small, large) = (sample(3000), sample(40_000));
+        let (one, other) = (encode(&small), encode(&large));
+        let mut payloads: Vec<(Vec<u8>, usize)> = vec![
+            ([&one[..], &one].concat(), 6000),
+            ([&one[..], &one].concat(), 3000),
+            ([&one[..], b"more"].concat(), 3000),
+            (one.clone(), 2999),
+            (one.clone(), 3001),
+            (encode(&[]), 0),
+            (Vec::new(), 1),
+            (xz_by(Stream::new_easy_encoder(9, Check::Sha256).unwrap(), &small), 3000),
+        ];
+        payloads.extend((1..6).map(|zeros| ([&one[..], &vec![0; zeros]].concat(), 3000)));
+        payloads.extend((0..one.len()).step_by(1 + one.len() / 60).map(|end| (one[..end].to_vec(), 3000)));
+        payloads.extend((0..one.len()).step_by(1 + one.len() / 60).map(|at| {
+            let mut damaged = one.clone();
+            damaged[at] ^= 0x55;
+            (damaged, 3000)
+        }));
+        for (payload, len) in payloads {
+            for (payload, len) in [(&payload, len), (&other, large.len()), (&one, small.len())] {
+                let mut fresh = Vec::new();
+                let expected = codec.decode_into(payload, len, &mut fresh, &mut Scratch::default());
+                let found = codec.decode_into(payload, len, &mut room, &mut scratch);
+                assert_eq!(found.is_ok(), expected.is_ok(), "{encoding}: {found:?} {expected:?}");
+                if found.is_ok() {
+                    assert_eq!(room, fresh, "{encoding}");
+                }
+            }
+            assert_eq!(room, small, "{encoding}");
+        }
+    }
+}
+
+#[test]
 fn one_byte_more_or_less_than_promised_is_the_wrong_length() {
     for (name, encoding, encode) in ENCODINGS {
         let payload = encode(&sample(1000));
