@@ -3,7 +3,7 @@
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use n5_server::n5::{BlockGrid, Coords, GridPosition, Region, paste};
+use n5_server::n5::{BlockGrid, Coords, GridPosition, Region, paste, paste_stored};
 
 /// Elements of a block along every axis.
 const BLOCK: u64 = 64;
@@ -19,6 +19,13 @@ fn main() {
 
 /// Pastes every block that holds samples of the box from `start` on, of `shape`, each from a buffer of its own.
 fn assemble(bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3]) {
+    assemble_by(paste, bencher, width, start, shape);
+}
+
+fn assemble_by<P>(paste: P, bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3])
+where
+    P: Fn(&mut [u8], &Region, &[u8], &[u64], &[u64], &[u64], usize) -> bool,
+{
     let grid = BlockGrid::new(Coords::from([SIDE; 3].as_slice()), Coords::from([BLOCK; 3].as_slice())).unwrap();
     let region = Region::new(start.into_iter().collect(), shape.into_iter().collect(), [1, 1, 1].into_iter().collect());
     let region = region.unwrap();
@@ -40,6 +47,11 @@ fn assemble(bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3]) {
 #[divan::bench(args = WIDTHS)]
 fn on_grid(bencher: Bencher, width: usize) {
     assemble(bencher, width, [64; 3], [128; 3]);
+}
+
+#[divan::bench(args = WIDTHS)]
+fn on_grid_turned_round(bencher: Bencher, width: usize) {
+    assemble_by(paste_stored, bencher, width, [64; 3], [128; 3]);
 }
 
 #[divan::bench(args = WIDTHS)]

@@ -22,7 +22,7 @@ use super::fresh;
 use super::stats::ReadStats;
 use super::{Dataset, ReadError};
 use crate::metrics::{self, StoreOperation};
-use crate::n5::{Block, GridPosition, Unpacked};
+use crate::n5::{Block, GridPosition, Room, Unpacked};
 use crate::store::{Meta, Store};
 
 /// How long a job keeps its core before others that wait for one are let in. Where nobody does it goes on: a
@@ -68,11 +68,13 @@ pub(super) struct Work {
 #[derive(Default)]
 struct Bench {
     file: Vec<u8>,
-    decoded: Vec<u8>,
+    room: Room,
     /// The share of the decode budget that both are held by.
     permit: Option<Permit>,
     left: Vec<GridPosition>,
     stats: ReadStats,
+    /// Takes blocks from the queue's end: two jobs then paste into different slabs, instead of waiting for each other.
+    from_end: bool,
 }
 
 impl Work {
@@ -88,10 +90,11 @@ impl Work {
         let queue = Arc::new(Mutex::new(items.into_iter()));
         // Gone when nobody waits for the slice any more.
         let asked = Arc::new(());
-        let job = || async {
-            let mut bench = Bench::default();
+        let (queue, asked) = (&queue, &asked);
+        let job = |number: usize| async move {
+            let mut bench = Bench { from_end: number % 2 == 1, ..Bench::default() };
             loop {
-                let (work, queue, asked) = (Arc::clone(self), Arc::clone(&queue), Arc::downgrade(&asked));
+                let (work, queue, asked) = (Arc::clone(self), Arc::clone(queue), Arc::downgrade(asked));
                 let turn = move || {
                     let more = work.turn(&queue, &asked, &mut bench);
                     // Before anybody hears of the end, so that the last one has the canvas to itself.
@@ -107,9 +110,10 @@ impl Work {
             }
         };
         let mut left = Vec::new();
-        for bench in try_join_all((0..jobs).map(|_| job())).await? {
+        for mut bench in try_join_all((0..jobs).map(job)).await? {
             stats.add(&bench.stats);
-            left.extend(bench.left);
+            left.append(&mut bench.left);
+            bench.clear_up(&self.blocks);
         }
         Ok(left)
     }
@@ -118,7 +122,9 @@ impl Work {
     fn turn(&self, queue: &Mutex<std::vec::IntoIter<Item>>, asked: &Weak<()>, bench: &mut Bench) -> bool {
         let mut started = Instant::now();
         loop {
-            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let mut items = queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let next = if bench.from_end { items.next_back() } else { items.next() };
+            drop(items);
             let Some(item) = next else { return false };
             match item {
                 Item::Hit(position, loaded) => self.paste_loaded(&position, &loaded, bench),
@@ -168,13 +174,20 @@ impl Work {
         let Some(meta) = self.read(&place.position, bench, times)? else { return Some(Loaded::hole(checked)) };
         let attributes = &self.dataset.attributes;
         let needed_bytes = self.needed(&place.position, bench)?;
+        // What decoding takes besides the block stays with this job.
+        let scratch_bytes = needed_bytes.saturating_sub(self.block_bytes);
+        bench.reserve(&self.blocks, self.file_bytes().saturating_add(scratch_bytes))?;
         let mut decoding = self.blocks.budget.take_at_once(needed_bytes)?;
         let started = Instant::now();
-        let stored = Bytes::from(std::mem::take(&mut bench.file));
         // A raw block keeps the file's buffer; from any other the next file gets it back.
         let is_plain = attributes.compression().codec().is_none_or(crate::n5::Codec::is_plain);
+        if is_plain {
+            bench.file.shrink_to_fit();
+        }
+        let stored = Bytes::from(std::mem::take(&mut bench.file));
         let file = (!is_plain).then(|| stored.clone());
-        let block = Block::decode(stored, attributes, &place.position, self.blocks.block_bytes);
+        let (limit_bytes, scratch) = (self.blocks.block_bytes, &mut bench.room.scratch);
+        let block = Block::decode_with(stored, attributes, &place.position, limit_bytes, scratch);
         bench.file = file.map(Vec::from).unwrap_or_default();
         let block = block.ok()?;
         decoding.shrink(block.data.len() as u64);
@@ -188,13 +201,14 @@ impl Work {
     fn pass(&self, position: &GridPosition, bench: &mut Bench) -> Option<()> {
         let checked = fresh::now();
         let mut times = LoadTimes::default();
+        bench.lay_out(&self.blocks, self.file_bytes(), self.block_bytes)?;
         let meta = self.read(position, bench, &mut times)?;
         if meta.is_some() {
             let needed_bytes = self.needed(position, bench)?;
             bench.reserve(&self.blocks, self.file_bytes().saturating_add(needed_bytes))?;
             let started = Instant::now();
             let attributes = &self.dataset.attributes;
-            let (file, room) = (&bench.file, &mut bench.decoded);
+            let (file, room) = (&bench.file, &mut bench.room);
             let block = Unpacked::new(file, attributes, position, self.blocks.block_bytes, room).ok()?;
             times.decode += started.elapsed();
             metrics::block_decoded(attributes.compression().label(), started.elapsed());
@@ -242,6 +256,23 @@ impl Work {
 }
 
 impl Bench {
+    /// Takes buffers that other jobs have used, for a job that begins.
+    fn lay_out(&mut self, blocks: &Blocks, file_bytes: u64, block_bytes: u64) -> Option<()> {
+        if self.permit.is_none() {
+            self.reserve(blocks, file_bytes.saturating_add(block_bytes))?;
+            self.file = blocks.budget.buffer(usize::try_from(file_bytes).ok()?);
+            self.room.decoded = blocks.budget.buffer(usize::try_from(block_bytes).ok()?);
+        }
+        Some(())
+    }
+
+    /// Leaves its buffers to other jobs.
+    fn clear_up(self, blocks: &Blocks) {
+        if let Some(permit) = self.permit {
+            blocks.budget.keep([self.room.decoded, self.file], permit);
+        }
+    }
+
     /// Sees to it that this holds a share of `bytes`; `None` where that takes waiting.
     fn reserve(&mut self, blocks: &Blocks, bytes: u64) -> Option<()> {
         match &mut self.permit {

@@ -91,12 +91,12 @@ impl Budget {
         Ok(permit)
     }
 
-    /// [`Self::take`] for memory that [`Self::zeros`] gives, and nothing else: what is kept for that stays.
+    /// [`Self::take`] for memory that [`Self::used_or_zeros`] gives, and nothing else: what is kept for that stays.
     pub(super) async fn take_for_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.acquire(bytes, self.wait).await
     }
 
-    /// To be called by whoever has taken a share for other memory than [`Self::zeros`] gives: what nobody uses must
+    /// To be called by whoever has taken a share for other memory than [`Self::used_or_zeros`] gives: what nobody uses must
     /// fit beside it.
     pub(super) fn make_room(&self) {
         self.pool.shrink(self.free_bytes());
@@ -131,12 +131,24 @@ impl Budget {
         (self.units.available_permits() as u64).saturating_mul(UNIT_BYTES)
     }
 
+    /// `len` bytes: what an older answer left, or else zeros; `true` for zeros. The caller holds a share for them.
+    pub(super) fn used_or_zeros(&self, len: usize) -> (Vec<u8>, bool) {
+        self.pool.used(len).map_or_else(
+            || {
+                self.make_room();
+                (vec![0; len], true)
+            },
+            |left| (left, false),
+        )
+    }
+
     /// `len` zeros in a buffer that may have been used before. The caller holds a share for them.
     pub(super) fn zeros(&self, len: usize) -> Vec<u8> {
-        self.pool.zeros(len).unwrap_or_else(|| {
-            self.make_room();
-            vec![0; len]
-        })
+        let (mut data, is_zero) = self.used_or_zeros(len);
+        if !is_zero {
+            data.fill(0);
+        }
+        data
     }
 
     /// A buffer for `len` bytes that may have been used before, with any content. The caller holds a share for it.
@@ -147,6 +159,16 @@ impl Budget {
     /// `data` that gives back its share, and its buffer for others to use, when the last clone of it is dropped.
     pub(super) fn own(&self, data: Vec<u8>, permit: Permit) -> Bytes {
         Bytes::from_owner(Lent { data, permit: Some(permit), budget: self.clone() })
+    }
+
+    /// Keeps buffers for others to use, and gives back their share.
+    pub(super) fn keep<const N: usize>(&self, buffers: [Vec<u8>; N], permit: Permit) {
+        // The buffers first: who waits for the share may want them.
+        let most_bytes = self.free_bytes().saturating_add(permit.bytes());
+        for buffer in buffers {
+            self.pool.put(buffer, most_bytes);
+        }
+        drop(permit);
     }
 
     /// To be called now and then: gives back to the system what nobody uses.
@@ -170,9 +192,10 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // The share first: what is kept must fit into what is free.
-        drop(self.permit.take());
-        self.budget.pool.put(std::mem::take(&mut self.data), self.budget.free_bytes());
+        let data = std::mem::take(&mut self.data);
+        if let Some(permit) = self.permit.take() {
+            self.budget.keep([data], permit);
+        }
     }
 }
 

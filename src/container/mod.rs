@@ -147,6 +147,7 @@ impl Resources {
     pub fn tidy(&self) {
         self.slice_budget.tidy();
         self.objects.budget.tidy();
+        self.blocks.budget.tidy();
     }
 
     /// What a request that starts now accepts from the caches.

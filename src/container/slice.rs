@@ -11,7 +11,7 @@ use super::admit::Slice;
 use super::at_once::{Item, Work};
 use super::blocks::Place;
 use super::budget::{Memory, Permit};
-use super::canvas::{Canvas, Slab};
+use super::canvas::{Canvas, Filled, Slab};
 use super::stats::{Fingerprint, ReadStats};
 use super::{Access, Container, Dataset, ReadError};
 use crate::n5::{ConvertError, GridPosition, Region};
@@ -62,7 +62,7 @@ impl Container {
         let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
         stats = ReadStats::default();
         let mut slabs = self.gather(access, slice, &slice.region, vec![slab], 0, &mut stats).await?;
-        let data = slabs.pop().map(Slab::into_bytes).unwrap_or_default();
+        let data = slabs.pop().map(Filled::into_bytes).unwrap_or_default();
         Ok((data, Memory::of(extra), stats))
     }
 
@@ -89,7 +89,7 @@ impl Container {
             _ => self.slabs(slice, region, axis, permit, None)?,
         };
         let slabs = self.gather(access, slice, region, slabs, axis, &mut stats).await?;
-        Ok((slabs.into_iter().map(Slab::into_bytes).collect(), Memory::of(None), stats))
+        Ok((slabs.into_iter().map(Filled::into_bytes).collect(), Memory::of(None), stats))
     }
 
     /// Cuts `region` along `axis`, the slowest that has more than one sample, into slabs that share `permit`; the
@@ -150,10 +150,10 @@ impl Container {
         let mut stats = ReadStats::default();
         let slabs = self.gather(access, slice, &band, slabs, axis, &mut stats).await?;
         if finish.is_none() && !slice.is_converted() {
-            return Ok(Some((slabs.into_iter().map(Slab::into_bytes).collect(), stats)));
+            return Ok(Some((slabs.into_iter().map(Filled::into_bytes).collect(), stats)));
         }
         let slice = slice.clone();
-        let finished = move |slab: Slab| -> Result<Bytes, ConvertError> {
+        let finished = move |slab: Filled| -> Result<Bytes, ConvertError> {
             let (data, permit) = slab.into_parts();
             let stored = data.len() as u64;
             let mut bytes = slice.convert(data.into())?;
@@ -247,7 +247,7 @@ impl Container {
         slabs: Vec<Slab>,
         axis: usize,
         stats: &mut ReadStats,
-    ) -> Result<Vec<Slab>, ReadError> {
+    ) -> Result<Vec<Filled>, ReadError> {
         let (dataset, blocks) = (&slice.dataset, &self.resources.blocks);
         let block_bytes = (0..region.rank())
             .map(|axis| dataset.attributes.block_size()[axis].min(dataset.attributes.dimensions()[axis]))
@@ -258,7 +258,7 @@ impl Container {
             container: self.id,
             store: Arc::clone(&self.store),
             dataset: Arc::clone(dataset),
-            canvas: Canvas::new(dataset, slice.width, axis, slabs),
+            canvas: Canvas::new(dataset.attributes.grid().clone(), slice.width, region.clone(), axis, slabs),
             since: access.data_since,
             block_bytes,
         });
@@ -289,7 +289,8 @@ impl Container {
             self.load_and_paste(&work, left, stats).await?;
         }
         let work = Arc::into_inner(work).ok_or_else(|| ReadError::Died("a job has outlived its slice".to_owned()))?;
-        Ok(work.canvas.into_slabs())
+        let canvas = work.canvas;
+        if canvas.is_complete() { canvas.finish() } else { self.resources.cpu.run(|| canvas.finish()).await? }
     }
 
     /// Loads the blocks at `positions`, several at once, and pastes each as soon as it is there.

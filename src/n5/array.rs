@@ -32,7 +32,8 @@ struct Loop {
 /// - `dimensions`: the dataset's; elements of the block beyond them are padding and never copied.
 /// - `width`: bytes of one element.
 ///
-/// All lists have the region's rank. Where `to` or `from` is shorter than its shape says, nothing is copied.
+/// All lists have the region's rank. Where `to` or `from` is shorter than its shape says, nothing is copied. Returns
+/// whether all of what the two have in common was copied, at least one element.
 pub fn paste(
     to: &mut [u8],
     region: &Region,
@@ -41,10 +42,9 @@ pub fn paste(
     size: &[u64],
     dimensions: &[u64],
     width: usize,
-) {
-    if let Some(plan) = Plan::within(to, region, from, origin, size, dimensions, width) {
-        plan.run(to, from, width, false);
-    }
+) -> bool {
+    let plan = Plan::within(to, region, from, origin, size, dimensions, width);
+    plan.is_some_and(|plan| plan.run(to, from, width, false))
 }
 
 /// As [`paste`], from elements as they are stored, big-endian: they are turned round on the way.
@@ -56,10 +56,15 @@ pub fn paste_stored(
     size: &[u64],
     dimensions: &[u64],
     width: usize,
-) {
-    if let Some(plan) = Plan::within(to, region, from, origin, size, dimensions, width) {
-        plan.run(to, from, width, true);
-    }
+) -> bool {
+    let plan = Plan::within(to, region, from, origin, size, dimensions, width);
+    plan.is_some_and(|plan| plan.run(to, from, width, true))
+}
+
+/// As [`paste`], of a block of zeros.
+pub fn clear(to: &mut [u8], region: &Region, origin: &[u64], size: &[u64], dimensions: &[u64], width: usize) -> bool {
+    let plan = Plan::new(region, origin, size, dimensions, width).filter(|plan| plan.to_end <= to.len());
+    plan.is_some_and(|plan| plan.fill(to, width))
 }
 
 /// Offsets and loops of one paste, innermost loop first.
@@ -128,7 +133,7 @@ impl Plan {
         Some(Self { from_offset, to_offset, from_end, to_end, loops })
     }
 
-    fn run(&self, to: &mut [u8], from: &[u8], width: usize, turn: bool) {
+    fn run(&self, to: &mut [u8], from: &[u8], width: usize, turn: bool) -> bool {
         let one = Loop { count: 1, from_stride: width, to_stride: width };
         let inner = self.loops.first().copied().unwrap_or(one);
         let rows = self.loops.get(1).copied().unwrap_or(one);
@@ -154,10 +159,24 @@ impl Plan {
             (false, true, _) => copy_strided::<8, true>,
         };
         let inner = if contiguous { Loop { count: inner.count * width, ..inner } } else { inner };
+        self.walk(outer, |to_at, from_at| copy(&mut to[to_at..], &from[from_at..], inner, rows));
+        true
+    }
+
+    fn fill(&self, to: &mut [u8], width: usize) -> bool {
+        let inner = self.loops.first().filter(|inner| inner.to_stride == width);
+        let outer = if inner.is_some() { self.loops.get(1..) } else { self.loops.get(..) };
+        let bytes = inner.map_or(1, |inner| inner.count) * width;
+        self.walk(outer.unwrap_or_default(), |to_at, _| to[to_at..to_at + bytes].fill(0));
+        true
+    }
+
+    /// Calls `visit` with the offsets in both for every turn of the loops `outer`.
+    fn walk(&self, outer: &[Loop], mut visit: impl FnMut(usize, usize)) {
         let mut cursor: SmallVec<[usize; 6]> = outer.iter().map(|_| 0).collect();
         let (mut from_at, mut to_at) = (self.from_offset, self.to_offset);
         loop {
-            copy(&mut to[to_at..], &from[from_at..], inner, rows);
+            visit(to_at, from_at);
             let mut axis = 0;
             loop {
                 let Some(level) = outer.get(axis) else { return };

@@ -4,7 +4,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::grid::product;
-use super::{CodecError, Coords, DatasetAttributes, GridPosition};
+use super::{CodecError, Coords, DatasetAttributes, GridPosition, Scratch};
 
 /// First word of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,6 +223,20 @@ impl Block {
         position: &GridPosition,
         limit_bytes: u64,
     ) -> Result<Self, BlockError> {
+        Self::decode_with(stored, attributes, position, limit_bytes, &mut Scratch::default())
+    }
+
+    /// [`Self::decode`] with what decoding other blocks has allocated.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn decode_with(
+        stored: Bytes,
+        attributes: &DatasetAttributes,
+        position: &GridPosition,
+        limit_bytes: u64,
+        scratch: &mut Scratch,
+    ) -> Result<Self, BlockError> {
         let needed_bytes = Self::decoding_bytes(&stored, attributes, position)?;
         if needed_bytes > limit_bytes {
             return Err(BlockError::OverLimit { needed_bytes, limit_bytes });
@@ -234,7 +248,7 @@ impl Block {
         let data = if plan.decoded_bytes == 0 && payload.is_empty() {
             Bytes::new()
         } else {
-            plan.codec.decode(payload, plan.decoded_bytes)?
+            plan.codec.decode(payload, plan.decoded_bytes, scratch)?
         };
         if data.len() != plan.decoded_bytes {
             let found = format!("{} bytes", data.len());
@@ -254,6 +268,15 @@ pub struct Unpacked<'a> {
     pub data: &'a [u8],
 }
 
+/// Memory for one block after the other.
+#[derive(Debug, Default)]
+pub struct Room {
+    /// Elements, as they are stored.
+    pub decoded: Vec<u8>,
+    /// What codecs need besides.
+    pub scratch: Scratch,
+}
+
 impl<'a> Unpacked<'a> {
     /// [`Block::decode`] for a block that is pasted at once and not kept: `room` is used for one after the other.
     ///
@@ -264,7 +287,7 @@ impl<'a> Unpacked<'a> {
         attributes: &DatasetAttributes,
         position: &GridPosition,
         limit_bytes: u64,
-        room: &'a mut Vec<u8>,
+        room: &'a mut Room,
     ) -> Result<Self, BlockError> {
         let needed_bytes = Block::decoding_bytes(stored, attributes, position)?;
         if needed_bytes > limit_bytes {
@@ -272,11 +295,13 @@ impl<'a> Unpacked<'a> {
         }
         let plan = Plan::new(stored, attributes, position)?;
         let payload = stored.get(plan.header.len..).unwrap_or_default();
-        let data = if plan.codec.is_plain() || (plan.decoded_bytes == 0 && payload.is_empty()) {
+        let data = if let Some(plain) = plan.codec.plain(payload, plan.decoded_bytes) {
+            plain
+        } else if plan.decoded_bytes == 0 && payload.is_empty() {
             payload
         } else {
-            plan.codec.decode_into(payload, plan.decoded_bytes, room)?;
-            room.as_slice()
+            plan.codec.decode_into(payload, plan.decoded_bytes, &mut room.decoded, &mut room.scratch)?;
+            room.decoded.as_slice()
         };
         if data.len() != plan.decoded_bytes {
             let found = format!("{} bytes", data.len());

@@ -2,7 +2,8 @@
 //! like in the attributes do not always agree with it and are not looked at.
 //!
 //! c-blosc checks little of what it reads, so the whole structure of a buffer is checked here first. Where
-//! the inner compression is snappy, which c-blosc would need a C++ compiler for, `blosc_snappy` decodes it.
+//! the inner compression is snappy, which c-blosc would need a C++ compiler for, or LZ4, which is faster without
+//! c-blosc's new memory for every buffer, `blosc_parts` decodes it.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use bytes::Buf;
 use serde_json::{Map, Value};
 
 use super::stream::{self, damaged, only_padding, wrong_length};
-use super::{Codec, CodecError, blosc_snappy, blosc_sys};
+use super::{Codec, CodecError, Scratch, blosc_parts, blosc_sys};
 
 pub(super) const NAME: &str = "blosc";
 const HEADER_BYTES: usize = 16;
@@ -19,7 +20,6 @@ const MEMCPYED: u8 = 0x02;
 const RESERVED: u8 = 0x08;
 const NOT_SPLIT: u8 = 0x10;
 const BLOSCLZ: u8 = 0;
-const SNAPPY: u8 = 2;
 const ZSTD: u8 = 4;
 /// More bytes 255 in a row overflow the 32-bit length that blosclz adds them to.
 const LONGEST_RUN_OF_255: usize = 8_421_500;
@@ -32,27 +32,33 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Blosc {
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
-        let header = Header::parse(payload)?;
-        if header.decoded != len {
-            return Err(wrong_length(len, header.decoded));
-        }
-        let (buffer, rest) = payload
-            .split_at_checked(header.stored)
-            .ok_or_else(|| damaged(NAME, format_args!("it has {} of {} bytes", payload.len(), header.stored)))?;
-        only_padding(NAME, rest)?;
-        stream::emptied(output, len);
+    fn decode_into(
+        &self,
+        payload: &[u8],
+        len: usize,
+        output: &mut Vec<u8>,
+        scratch: &mut Scratch,
+    ) -> Result<(), CodecError> {
+        let (header, buffer) = sound(payload, len)?;
         if len == 0 {
+            output.clear();
             return Ok(());
         }
-        header.check(buffer)?;
-        if header.is_snappy() && header.flags & MEMCPYED == 0 {
-            return blosc_snappy::decode(&header, buffer, output);
+        if header.flags & MEMCPYED == 0
+            && let Some(inner) = blosc_parts::Inner::of(&header)
+        {
+            return blosc_parts::decode(&header, inner, buffer, output, &mut scratch.bytes);
         }
+        stream::emptied(output, len);
         match blosc_sys::decompress(buffer, output, len) {
             Ok(()) => stream::exactly(len, output),
             Err(code) => Err(damaged(NAME, format_args!("c-blosc returns {code}"))),
         }
+    }
+
+    fn plain<'a>(&self, payload: &'a [u8], len: usize) -> Option<&'a [u8]> {
+        let (header, buffer) = sound(payload, len).ok()?;
+        (len > 0 && header.flags & MEMCPYED != 0).then(|| buffer.get(HEADER_BYTES..)).flatten()
     }
 
     /// The most that the best of the inner compressions reaches, zstd.
@@ -65,6 +71,22 @@ impl Codec for Blosc {
         let block = Header::parse(payload).map_or(len, |header| header.block_size.min(len));
         block.saturating_mul(2).saturating_add(256 << 10)
     }
+}
+
+/// The header of a payload that decodes to `len` bytes, and the buffer, of which everything has been checked.
+fn sound(payload: &[u8], len: usize) -> Result<(Header, &[u8]), CodecError> {
+    let header = Header::parse(payload)?;
+    if header.decoded != len {
+        return Err(wrong_length(len, header.decoded));
+    }
+    let (buffer, rest) = payload
+        .split_at_checked(header.stored)
+        .ok_or_else(|| damaged(NAME, format_args!("it has {} of {} bytes", payload.len(), header.stored)))?;
+    only_padding(NAME, rest)?;
+    if len > 0 {
+        header.check(buffer)?;
+    }
+    Ok((header, buffer))
 }
 
 /// The first 16 bytes: format version, inner version, flags, item size, then little-endian the decoded
@@ -96,11 +118,6 @@ pub(super) struct Block<'a> {
 }
 
 impl Header {
-    /// Whether the inner compression is snappy.
-    pub(super) fn is_snappy(&self) -> bool {
-        self.inner() == SNAPPY
-    }
-
     pub(super) fn parse(buffer: &[u8]) -> Result<Self, CodecError> {
         let mut bytes = buffer.get(..HEADER_BYTES).ok_or_else(|| damaged(NAME, "its header ends early"))?;
         let version = bytes.get_u8();
@@ -154,8 +171,13 @@ impl Header {
         Ok(())
     }
 
+    /// Whether the inner compression is snappy.
+    pub(super) fn is_snappy(&self) -> bool {
+        self.inner() == blosc_parts::SNAPPY
+    }
+
     /// The code of the inner compression.
-    fn inner(&self) -> u8 {
+    pub(super) fn inner(&self) -> u8 {
         self.flags >> 5
     }
 

@@ -1,4 +1,4 @@
-//! The binding to c-blosc 1, the crate's only foreign calls.
+//! The binding to c-blosc 1 and to the LZ4 that is linked with it, the format's only foreign calls.
 #![expect(unsafe_code, reason = "no maintained safe crate decodes c-blosc buffers")]
 
 use std::ffi::{CStr, c_int};
@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_int};
 use blosc_src::{
     BLOSC_MAX_BLOCKSIZE, BLOSC_MAX_BUFFERSIZE, BLOSC_MAX_OVERHEAD, blosc_compress_ctx, blosc_decompress_ctx,
 };
+use lz4_sys::LZ4_decompress_safe;
 
 /// Most bytes that a buffer can decode to.
 pub(super) const MAX_DECODED_BYTES: u32 = BLOSC_MAX_BUFFERSIZE;
@@ -38,6 +39,18 @@ pub(super) fn decompress(buffer: &[u8], output: &mut Vec<u8>, len: usize) -> Res
     // it is `len`, so that all of them have been written. The capacity was checked above.
     unsafe { output.set_len(output.len() + len) };
     Ok(())
+}
+
+/// Decodes a block of LZ4 to all of `target`.
+///
+/// # Errors
+/// What LZ4 returns when that is not the length of `target`.
+pub(super) fn lz4(block: &[u8], target: &mut [u8]) -> Result<(), c_int> {
+    let (stored, len) = (c_int::try_from(block.len()).or(Err(-1))?, c_int::try_from(target.len()).or(Err(-1))?);
+    // SAFETY: `block` is readable and `target` writable for the lengths given, which LZ4 never exceeds whatever the
+    // block says, and they do not overlap. Nothing is kept after the call.
+    let written = unsafe { LZ4_decompress_safe(block.as_ptr().cast(), target.as_mut_ptr().cast(), stored, len) };
+    if written == len { Ok(()) } else { Err(written) }
 }
 
 /// Bytes that encoding adds at most.

@@ -6,7 +6,7 @@ use ::bzip2::{Decompress, Status};
 use serde_json::{Map, Value};
 
 use super::stream::{self, Decoder, Step, damaged};
-use super::{Codec, CodecError};
+use super::{Codec, CodecError, Scratch};
 
 const NAME: &str = "bzip2";
 
@@ -18,7 +18,7 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Bzip2 {
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>, _: &mut Scratch) -> Result<(), CodecError> {
         let begins = |rest: &[u8]| rest.starts_with(b"BZh");
         stream::decode_all(NAME, payload, len, begins, output, |input, output| {
             stream::run(NAME, &mut Decompress::new(false), input, output, len)

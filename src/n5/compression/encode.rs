@@ -146,7 +146,7 @@ impl Encoding {
 mod tests {
     use serde_json::Value;
 
-    use super::super::Compression;
+    use super::super::{Compression, Scratch};
     use super::*;
 
     fn noise(len: usize) -> Vec<u8> {
@@ -169,7 +169,10 @@ mod tests {
                     let encoded = encoding.encoded(plain.clone().into(), item_size).unwrap();
                     assert!(encoded.len() as u64 <= encoding.most_bytes(len as u64), "{encoding:?} {len}");
                     assert!(encoding.is_one_stream(&encoded, len), "{encoding:?} {len}");
-                    assert_eq!(compression.codec().unwrap().decode(encoded, len).unwrap(), plain);
+                    assert_eq!(
+                        compression.codec().unwrap().decode(encoded, len, &mut Scratch::default()).unwrap(),
+                        plain
+                    );
                 }
             }
         }

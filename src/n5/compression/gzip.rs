@@ -12,7 +12,7 @@ use memchr::memmem;
 use serde_json::{Map, Value};
 
 use super::stream::{self, Decoder, Step, damaged};
-use super::{Codec, CodecError};
+use super::{Codec, CodecError, Scratch};
 
 const NAME: &str = "gzip";
 
@@ -24,7 +24,7 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Gzip {
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>, _: &mut Scratch) -> Result<(), CodecError> {
         let wrapper = Wrapper::of(payload)
             .ok_or_else(|| damaged(NAME, "it begins neither as a gzip member nor as a zlib stream"))?;
         if single(payload, wrapper, len, output) {

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use xxhash_rust::xxh32::xxh32;
 
 use super::stream::{self, after_padding, damaged, more, only_padding, wrong_length};
-use super::{Codec, CodecError};
+use super::{Codec, CodecError, Scratch};
 
 const NAME: &str = "lz4";
 const JAVA_MAGIC: &[u8] = b"LZ4Block";
@@ -31,7 +31,7 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Lz4 {
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>, _: &mut Scratch) -> Result<(), CodecError> {
         if payload.starts_with(JAVA_MAGIC) {
             return java(payload, len, output);
         }

@@ -2,7 +2,7 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod blosc;
-mod blosc_snappy;
+mod blosc_parts;
 mod blosc_sys;
 mod bzip2;
 mod encode;
@@ -34,9 +34,9 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// [`CodecError`] when the payload is damaged, ends early, decodes to another length than `len`,
     /// is followed by anything else, or asks for more memory than decoding may use. Never allocates
     /// more than `len` plus [`Codec::scratch_bytes`] plus a few KiB.
-    fn decode(&self, payload: Bytes, len: usize) -> Result<Bytes, CodecError> {
+    fn decode(&self, payload: Bytes, len: usize, scratch: &mut Scratch) -> Result<Bytes, CodecError> {
         let mut output = Vec::new();
-        self.decode_into(&payload, len, &mut output)?;
+        self.decode_into(&payload, len, &mut output, scratch)?;
         Ok(output.into())
     }
 
@@ -44,11 +44,22 @@ pub trait Codec: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`Codec::decode`]; `output` then holds anything.
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError>;
+    fn decode_into(
+        &self,
+        payload: &[u8],
+        len: usize,
+        output: &mut Vec<u8>,
+        scratch: &mut Scratch,
+    ) -> Result<(), CodecError>;
 
     /// Whether what is stored is the elements as they are.
     fn is_plain(&self) -> bool {
         false
+    }
+
+    /// The part of `payload` that is its `len` elements as they are, where decoding would do no more than copy it.
+    fn plain<'a>(&self, _payload: &'a [u8], _len: usize) -> Option<&'a [u8]> {
+        None
     }
 
     /// The most bytes that `payload_len` encoded bytes can decode to, generously estimated: a header
@@ -58,6 +69,20 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Memory that decoding `payload` to `len` bytes needs besides the result, in bytes; the most that any payload
     /// needs, for an empty one.
     fn scratch_bytes(&self, payload: &[u8], len: usize) -> usize;
+}
+
+/// What decoding a block needs besides its result: allocated for the first of many blocks, used again for the others.
+/// Never more than the [`Codec::scratch_bytes`] of the largest of them.
+#[derive(Default)]
+pub struct Scratch {
+    bytes: Vec<u8>,
+    xz: Option<xz2::stream::Stream>,
+}
+
+impl fmt::Debug for Scratch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scratch").field("bytes", &self.bytes.len()).field("xz", &self.xz.is_some()).finish()
+    }
 }
 
 /// Why a payload cannot be decoded.

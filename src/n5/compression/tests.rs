@@ -8,14 +8,14 @@ use serde_json::Map;
 use xxhash_rust::xxh32::xxh32;
 use xz2::stream::{Check, Filters, LzmaOptions, Stream};
 
-use super::{CODECS, Codec, CodecError, blosc_sys};
+use super::{CODECS, Codec, CodecError, Scratch, blosc_sys};
 
 fn codec(name: &str) -> std::sync::Arc<dyn Codec> {
     CODECS.iter().find(|row| row.0 == name).unwrap().1(&Map::new())
 }
 
 fn decode(name: &str, payload: &[u8], len: usize) -> Result<Vec<u8>, CodecError> {
-    let decoded = codec(name).decode(Bytes::copy_from_slice(payload), len)?;
+    let decoded = codec(name).decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default())?;
     assert_eq!(decoded.len(), len, "{name} returns another length without an error");
     Ok(decoded.to_vec())
 }
@@ -166,6 +166,45 @@ fn every_inner_codec_of_c_blosc_and_shuffle_decodes() {
                 let decoded = decode("blosc", &payload, data.len());
                 assert_eq!(decoded.as_deref(), Ok(&data[..]), "{name:?}, shuffle {shuffle}, {item_size}");
             }
+        }
+    }
+}
+
+#[test]
+fn what_was_decoded_before_changes_nothing() {
+    for (name, encoding, encode) in ENCODINGS {
+        let codec = codec(name);
+        let (mut room, mut scratch) = (Vec::new(), Scratch::default());
+        let (small, large) = (sample(3000), sample(40_000));
+        let (one, other) = (encode(&small), encode(&large));
+        let mut payloads: Vec<(Vec<u8>, usize)> = vec![
+            ([&one[..], &one].concat(), 6000),
+            ([&one[..], &one].concat(), 3000),
+            ([&one[..], b"more"].concat(), 3000),
+            (one.clone(), 2999),
+            (one.clone(), 3001),
+            (encode(&[]), 0),
+            (Vec::new(), 1),
+            (xz_by(Stream::new_easy_encoder(9, Check::Sha256).unwrap(), &small), 3000),
+        ];
+        payloads.extend((1..6).map(|zeros| ([&one[..], &vec![0; zeros]].concat(), 3000)));
+        payloads.extend((0..one.len()).step_by(1 + one.len() / 60).map(|end| (one[..end].to_vec(), 3000)));
+        payloads.extend((0..one.len()).step_by(1 + one.len() / 60).map(|at| {
+            let mut damaged = one.clone();
+            damaged[at] ^= 0x55;
+            (damaged, 3000)
+        }));
+        for (payload, len) in payloads {
+            for (payload, len) in [(&payload, len), (&other, large.len()), (&one, small.len())] {
+                let mut fresh = Vec::new();
+                let expected = codec.decode_into(payload, len, &mut fresh, &mut Scratch::default());
+                let found = codec.decode_into(payload, len, &mut room, &mut scratch);
+                assert_eq!(found.is_ok(), expected.is_ok(), "{encoding}: {found:?} {expected:?}");
+                if found.is_ok() {
+                    assert_eq!(room, fresh, "{encoding}");
+                }
+            }
+            assert_eq!(room, small, "{encoding}");
         }
     }
 }

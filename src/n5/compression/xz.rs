@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use xz2::stream::{Action, Error, Status, Stream};
+use xz2::stream::{Action, CONCATENATED, Error, Status, Stream, TELL_ANY_CHECK};
 
 use super::stream::{self, Decoder, Step, damaged};
-use super::{Codec, CodecError};
+use super::{Codec, CodecError, Scratch};
 
 const NAME: &str = "xz";
 const MAGIC: &[u8] = b"\xfd7zXZ\0";
@@ -24,8 +24,18 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Xz {
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+    fn decode_into(
+        &self,
+        payload: &[u8],
+        len: usize,
+        output: &mut Vec<u8>,
+        scratch: &mut Scratch,
+    ) -> Result<(), CodecError> {
         let limit_bytes = memory_limit(len);
+        scratch.xz = single(payload, len, output, scratch.xz.take());
+        if scratch.xz.is_some() {
+            return Ok(());
+        }
         let begins = |rest: &[u8]| rest.starts_with(MAGIC);
         stream::decode_all(NAME, payload, len, begins, output, |input, output| {
             let stream = if begins(input) {
@@ -47,6 +57,50 @@ impl Codec for Xz {
     /// where the block is small, but touches only as much of it as it decodes.
     fn scratch_bytes(&self, _: &[u8], len: usize) -> usize {
         len.saturating_add(STATE_BYTES)
+    }
+}
+
+/// A stream of no bytes, and the length of its header.
+const EMPTY: &[u8] = b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4\x46\0\0\0\0\x1c\xdf\x44\x21\x1f\xb6\xf3\x7d\x01\0\0\0\0\x04YZ";
+const HEADER_BYTES: usize = 12;
+
+/// Decodes a payload that is one sound stream of `len` bytes and nothing else, the common case, with what an
+/// earlier one has allocated; returns that for the next. `None` for everything else.
+///
+/// A decoder for one stream cannot be used again, one for many can, but does not say when a stream has ended. So it
+/// is given an empty one after each: it says that it has read a header exactly where one was expected.
+fn single(payload: &[u8], len: usize, output: &mut Vec<u8>, used: Option<Stream>) -> Option<Stream> {
+    let limit_bytes = memory_limit(len);
+    let again = used.and_then(|mut used| used.set_memlimit(limit_bytes).ok().map(|()| used));
+    let new = || Stream::new_stream_decoder(limit_bytes, CONCATENATED | TELL_ANY_CHECK).ok();
+    let mut stream = again.or_else(new)?;
+    stream::emptied(output, len);
+    let (header, rest) = payload.split_at_checked(HEADER_BYTES)?;
+    take_all(&mut stream, header, output, Status::GetCheck)?;
+    take_all(&mut stream, rest, output, Status::Ok)?;
+    if output.len() != len {
+        return None;
+    }
+    let (header, rest) = EMPTY.split_at_checked(HEADER_BYTES)?;
+    let mut nothing = Vec::new();
+    take_all(&mut stream, header, &mut nothing, Status::GetCheck)?;
+    take_all(&mut stream, rest, &mut nothing, Status::Ok)?;
+    Some(stream)
+}
+
+/// Gives all of `input` to the decoder, which must say `status` at its end, and before it nothing but `Ok`.
+fn take_all(stream: &mut Stream, mut input: &[u8], output: &mut Vec<u8>, status: Status) -> Option<()> {
+    loop {
+        let (before, found) = (stream.total_in(), output.len());
+        let said = stream.process_vec(input, output, Action::Run).ok()?;
+        let consumed = stream::advance(before, stream.total_in());
+        input = input.get(consumed..)?;
+        if input.is_empty() {
+            return (said == status).then_some(());
+        }
+        if said != Status::Ok || (consumed == 0 && output.len() == found) {
+            return None;
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use ::zstd::zstd_safe::{self, DCtx, zstd_sys::ZSTD_ErrorCode};
 use serde_json::{Map, Value};
 
 use super::stream::{self, damaged};
-use super::{Codec, CodecError};
+use super::{Codec, CodecError, Scratch};
 
 const NAME: &str = "zstd";
 
@@ -20,7 +20,7 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 impl Codec for Zstd {
     /// All frames at once into the result, which serves as the window: whatever window a frame asks
     /// for, no memory is taken for it.
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>, _: &mut Scratch) -> Result<(), CodecError> {
         let frames = frames(payload, len)?;
         stream::emptied(output, len);
         match with_context(|context| context.decompress(output, frames)) {
