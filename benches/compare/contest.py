@@ -193,6 +193,33 @@ class SendOnly:
         self.listener.close()
 
 
+class Bare:
+    """A server that sends the same bytes whatever it is asked, on two cores, after a look at `file` if one is given.
+
+    `answer` is head and body, which it has in memory `copies` times.
+    """
+    name = 'bare'
+
+    def __init__(self, binary, answer, copies, file=None):
+        self.binary, self.answer, self.copies, self.file = binary, answer, copies, file
+
+    def __enter__(self):
+        self.port = free_port()
+        with tempfile.NamedTemporaryFile() as answer:
+            answer.write(self.answer)
+            answer.flush()
+            words = [self.binary, self.port, 2, answer.name, self.copies, *([self.file] if self.file else [])]
+            self.process = spawn(words, stdout=subprocess.PIPE, text=True)
+            if self.process.stdout.readline() != 'ready\n':
+                end(self.process)
+                raise RuntimeError(f'{self.binary} did not start')
+        return self
+
+    def __exit__(self, *_):
+        end(self.process)
+        self.process.stdout.close()
+
+
 def alternate(rounds, *contestants, warm=True, times=1):
     """Calls each once, uncounted, then in turn, A B A B; returns for each what its calls gave, one a round.
 

@@ -137,6 +137,23 @@ class Slurp:
         return seconds
 
 
+def whole(port, path, method='GET', headers=None):
+    """The bytes of an answer, head and body."""
+    with Slurp(port) as client:
+        client.send(path, method, headers)
+        data = b''
+        while (end := data.find(b'\r\n\r\n')) < 0:
+            data += client.socket.recv(65536)
+        length = re.search(rb'(?i)\r\ncontent-length: *(\d+)', data[:end])
+        left = int(length.group(1)) if length and method != 'HEAD' else 0
+        while len(data) < end + 4 + left:
+            more = client.socket.recv(1 << 20)
+            if not more:
+                raise Failed(f'{path}: closed after {len(data)} bytes')
+            data += more
+    return data
+
+
 def slurp(port, path, size=1 << 20):
     """Seconds of one GET over a connection of its own, connecting not included."""
     with Slurp(port, size) as client:

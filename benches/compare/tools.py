@@ -33,6 +33,18 @@ def h2n5(home):
     return binary
 
 
+def bare(home):
+    """The server of bare.c, built anew when that is newer."""
+    source, binary = home / 'benches/compare/bare.c', home / 'target/compare-tools/bare'
+    if not binary.is_file() or binary.stat().st_mtime < source.stat().st_mtime:
+        compiler = os.environ.get('CC') or next(filter(shutil.which, ('cc', 'gcc', 'clang')), None)
+        if not compiler:
+            raise LeftOut('no C compiler')
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        run([compiler, '-O2', '-pthread', '-o', str(binary), str(source)])
+    return binary
+
+
 def imagecodecs(home):
     """The module: liblzma, libbz2 and libdeflate of today, where Python has those that it was built with."""
     place = home / f'target/compare-tools/imagecodecs-{IMAGECODECS}'
