@@ -56,14 +56,15 @@ impl Container {
         let extra_bytes = held_bytes.saturating_sub(bytes).saturating_add(extra_bytes);
         let mut stats = ReadStats::default();
         let extra = if extra_bytes > 0 { permit.split(extra_bytes) } else { None };
+        let memory = Memory::of(extra, &self.resources.slice_budget);
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
-            return Ok((bytes, Memory::of(extra), stats));
+            return Ok((bytes, memory, stats));
         }
         let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
         stats = ReadStats::default();
         let mut slabs = self.gather(access, slice, &slice.region, vec![slab], 0, &mut stats).await?;
         let data = slabs.pop().map(Slab::into_bytes).unwrap_or_default();
-        Ok((data, Memory::of(extra), stats))
+        Ok((data, memory, stats))
     }
 
     /// Reads a slice that is not streamed and is sent as it is: in pieces to be sent in this order, each giving its
@@ -79,7 +80,7 @@ impl Container {
         let permit = self.resources.slice_budget.take_for_buffers(slice.held_bytes()).await?;
         let mut stats = ReadStats::default();
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
-            return Ok((vec![bytes], Memory::of(None), stats));
+            return Ok((vec![bytes], Memory::of(None, &self.resources.slice_budget), stats));
         }
         stats = ReadStats::default();
         let region = &slice.region;
@@ -89,7 +90,7 @@ impl Container {
             _ => self.slabs(slice, region, axis, permit, None)?,
         };
         let slabs = self.gather(access, slice, region, slabs, axis, &mut stats).await?;
-        Ok((slabs.into_iter().map(Slab::into_bytes).collect(), Memory::of(None), stats))
+        Ok((slabs.into_iter().map(Slab::into_bytes).collect(), Memory::of(None, &self.resources.slice_budget), stats))
     }
 
     /// Cuts `region` along `axis`, the slowest that has more than one sample, into slabs that share `permit`; the
