@@ -17,9 +17,13 @@ fn main() {
     divan::main();
 }
 
-/// Pastes every block that holds samples of the box from `start` on, of `shape`, each from a buffer of its own.
 fn assemble(bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3]) {
-    let grid = BlockGrid::new(Coords::from([SIDE; 3].as_slice()), Coords::from([BLOCK; 3].as_slice())).unwrap();
+    assemble_of(SIDE, bencher, width, start, shape);
+}
+
+/// Pastes every block that holds samples of the box from `start` on, of `shape`, each from a buffer of its own.
+fn assemble_of(side: u64, bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3]) {
+    let grid = BlockGrid::new(Coords::from([side; 3].as_slice()), Coords::from([BLOCK; 3].as_slice())).unwrap();
     let region = Region::new(start.into_iter().collect(), shape.into_iter().collect(), [1, 1, 1].into_iter().collect());
     let region = region.unwrap();
     let block_bytes = usize::try_from(BLOCK.pow(3)).unwrap() * width;
@@ -60,4 +64,10 @@ fn plane_xz(bencher: Bencher, width: usize) {
 #[divan::bench(args = WIDTHS)]
 fn plane_yz(bencher: Bencher, width: usize) {
     assemble(bencher, width, [100, 0, 0], [1, SIDE, SIDE]);
+}
+
+/// 64 blocks, which no core's own cache holds.
+#[divan::bench(args = WIDTHS)]
+fn large_plane_yz(bencher: Bencher, width: usize) {
+    assemble_of(2 * SIDE, bencher, width, [100, 0, 0], [1, 2 * SIDE, 2 * SIDE]);
 }

@@ -26,6 +26,9 @@ const LOOKED_UP: u64 = 256;
 /// Decoded bytes of the blocks that one slice looks up at once, where that is fewer.
 const LOOKED_UP_BYTES: u64 = 32 << 20;
 
+/// Bytes that come into a core's cache with a sample that lies apart from the others.
+const LINE_BYTES: u64 = 64;
+
 /// What is sent as it is is assembled in buffers of about this size, each used again as soon as it is sent.
 const SLAB_BYTES: u64 = 1 << 20;
 
@@ -253,6 +256,8 @@ impl Container {
         let block_bytes = (0..region.rank())
             .map(|axis| dataset.attributes.block_size()[axis].min(dataset.attributes.dimensions()[axis]))
             .fold(slice.width as u64, u64::saturating_mul);
+        let lie_side_by_side = region.shape().first().is_some_and(|n| *n > 1) && region.step().first() == Some(&1);
+        let sample_bytes = if lie_side_by_side { slice.width as u64 } else { LINE_BYTES };
         let looked_up = usize::try_from((LOOKED_UP_BYTES / block_bytes.max(1)).clamp(1, LOOKED_UP)).unwrap_or(1);
         let work = Arc::new(Work {
             blocks: blocks.clone(),
@@ -262,6 +267,7 @@ impl Container {
             canvas: Canvas::new(dataset, slice.width, axis, slabs),
             since: access.data_since,
             block_bytes,
+            sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
         });
         let passes = self.passes_through(slice, block_bytes);
         let mut positions = dataset.attributes.grid().covering(region);
