@@ -17,16 +17,16 @@ fn main() {
     divan::main();
 }
 
-/// Pastes every block that holds samples of the box from `start` on, of `shape`, each from a buffer of its own.
 fn assemble(bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3]) {
-    assemble_by(paste, bencher, width, start, shape);
+    assemble_by(paste, SIDE, bencher, width, start, shape);
 }
 
-fn assemble_by<P>(paste: P, bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3])
+/// Pastes every block that holds samples of the box from `start` on, of `shape`, each from a buffer of its own.
+fn assemble_by<P>(paste: P, side: u64, bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3])
 where
     P: Fn(&mut [u8], &Region, &[u8], &[u64], &[u64], &[u64], usize) -> bool,
 {
-    let grid = BlockGrid::new(Coords::from([SIDE; 3].as_slice()), Coords::from([BLOCK; 3].as_slice())).unwrap();
+    let grid = BlockGrid::new(Coords::from([side; 3].as_slice()), Coords::from([BLOCK; 3].as_slice())).unwrap();
     let region = Region::new(start.into_iter().collect(), shape.into_iter().collect(), [1, 1, 1].into_iter().collect());
     let region = region.unwrap();
     let block_bytes = usize::try_from(BLOCK.pow(3)).unwrap() * width;
@@ -51,7 +51,7 @@ fn on_grid(bencher: Bencher, width: usize) {
 
 #[divan::bench(args = WIDTHS)]
 fn on_grid_turned_round(bencher: Bencher, width: usize) {
-    assemble_by(paste_stored, bencher, width, [64; 3], [128; 3]);
+    assemble_by(paste_stored, SIDE, bencher, width, [64; 3], [128; 3]);
 }
 
 #[divan::bench(args = WIDTHS)]
@@ -72,4 +72,10 @@ fn plane_xz(bencher: Bencher, width: usize) {
 #[divan::bench(args = WIDTHS)]
 fn plane_yz(bencher: Bencher, width: usize) {
     assemble(bencher, width, [100, 0, 0], [1, SIDE, SIDE]);
+}
+
+/// 64 blocks, which no core's own cache holds.
+#[divan::bench(args = WIDTHS)]
+fn large_plane_yz(bencher: Bencher, width: usize) {
+    assemble_by(paste, 2 * SIDE, bencher, width, [100, 0, 0], [1, 2 * SIDE, 2 * SIDE]);
 }

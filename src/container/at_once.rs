@@ -29,7 +29,7 @@ use crate::store::{Meta, Store};
 /// slice of 64 blocks of bzip2 took 739 ms when every turn ended the job, 661 so, one of gzip 70 and 59.
 const TURN: Duration = Duration::from_millis(5);
 
-/// Another job is worth its start for so many bytes of blocks.
+/// Another job is worth its start for so many bytes of blocks that are decoded or, where they are, looked at.
 const JOB_BYTES: u64 = 512 << 10;
 
 /// Larger files are not read at once: a job would keep its core for too long.
@@ -62,6 +62,8 @@ pub(super) struct Work {
     pub(super) since: u64,
     /// Bytes of a whole block, decoded.
     pub(super) block_bytes: u64,
+    /// Bytes that come into a core's cache when all samples are taken out of decoded blocks.
+    pub(super) sample_bytes: u64,
 }
 
 /// What a job has of its own: memory that it uses for one block after the other, and what it did.
@@ -84,7 +86,10 @@ impl Work {
         items: Vec<Item>,
         stats: &mut ReadStats,
     ) -> Result<Vec<GridPosition>, ReadError> {
-        let bytes = self.block_bytes.saturating_mul(items.len() as u64);
+        let misses = items.iter().filter(|item| matches!(item, Item::Miss { .. })).count() as u64;
+        let hits = (items.len() as u64).saturating_sub(misses);
+        let bytes = self.block_bytes.saturating_mul(hits).min(self.sample_bytes);
+        let bytes = bytes.saturating_add(self.block_bytes.saturating_mul(misses));
         let jobs = usize::try_from(bytes / JOB_BYTES).unwrap_or(usize::MAX).clamp(1, items.len().max(1));
         let jobs = jobs.min(self.blocks.cpu.cores());
         let queue = Arc::new(Mutex::new(items.into_iter()));

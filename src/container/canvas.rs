@@ -112,6 +112,38 @@ pub(super) struct Canvas {
     slabs: Vec<Slab>,
 }
 
+/// More bytes of samples are not gathered: no budget knows of them.
+const GATHERED_BYTES: u64 = 32 << 10;
+
+/// The samples of one block that lie apart in it, each in a cache line of its own as in a yz plane. Finding them takes
+/// so much longer than writing them side by side that it is done before the slab is locked: two jobs took turns.
+struct Gathered {
+    part: Region,
+    /// Number of the part's first sample along each axis of the slab.
+    at: Coords,
+    data: Vec<u8>,
+}
+
+impl Gathered {
+    /// Room for the samples of `region` in a block, where it is worth it.
+    fn new(region: &Region, origin: &Coords, size: &Coords, dimensions: &Coords, width: usize) -> Option<Self> {
+        let step = *region.step().first()?;
+        let (mut part, mut at) = (region.clone(), Coords::new());
+        for (axis, ((low, size), dimension)) in origin.iter().zip(size).zip(dimensions).enumerate() {
+            let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size).min(*dimension));
+            part = part.part(axis, from, to.saturating_sub(from));
+            at.push(from);
+        }
+        let elements = part.elements()?;
+        let is_apart = elements > 1 && (step > 1 || part.shape().first() == Some(&1));
+        let bytes = elements.saturating_mul(width as u64);
+        if !is_apart || bytes > GATHERED_BYTES {
+            return None;
+        }
+        Some(Self { part, at, data: vec![0; usize::try_from(bytes).ok()?] })
+    }
+}
+
 /// How the elements of a block lie in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Elements {
@@ -136,6 +168,11 @@ impl Canvas {
         let is_whole = size.iter().zip(&grid.clipped_size(position)).all(|(size, all)| size >= all);
         let copy = if elements == Elements::Decoded { paste } else { paste_stored };
         for slab in self.overlapping(&origin, size) {
+            let gathered =
+                Gathered::new(&slab.region, &origin, size, grid.dimensions(), width).and_then(|mut gathered| {
+                    let Gathered { part, data: to, .. } = &mut gathered;
+                    copy(to, part, data, &origin, size, grid.dimensions(), width).then_some(gathered)
+                });
             let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
             if content.data.is_empty() {
                 *content = slab.begin(grid);
@@ -145,7 +182,14 @@ impl Canvas {
             if to_be_cleared && !clear_cell(to, &slab.region, grid, position, width) {
                 continue;
             }
-            if copy(to, &slab.region, data, &origin, size, grid.dimensions(), width) || to_be_cleared {
+            let is_copied = match gathered {
+                Some(Gathered { part, at, data }) => {
+                    let all = Region::whole(slab.region.shape());
+                    paste(to, &all, &data, &at, part.shape(), all.shape(), width)
+                }
+                None => copy(to, &slab.region, data, &origin, size, grid.dimensions(), width),
+            };
+            if is_copied || to_be_cleared {
                 unwritten.remove(position);
             }
         }

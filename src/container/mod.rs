@@ -220,7 +220,7 @@ impl Container {
     /// [`ReadError::Budget`] when others keep it for too long.
     pub async fn reserve(&self, bytes: u64) -> Result<Memory, ReadError> {
         let budget = &self.resources.slice_budget;
-        Ok(Memory::of(Some(budget.take(bytes.min(budget.capacity_bytes())).await?)))
+        Ok(Memory::of(Some(budget.take(bytes.min(budget.capacity_bytes())).await?), budget))
     }
 
     /// Whether the store can be read.

@@ -26,6 +26,9 @@ const LOOKED_UP: u64 = 256;
 /// Decoded bytes of the blocks that one slice looks up at once, where that is fewer.
 const LOOKED_UP_BYTES: u64 = 32 << 20;
 
+/// Bytes that come into a core's cache with a sample that lies apart from the others.
+const LINE_BYTES: u64 = 64;
+
 /// What is sent as it is is assembled in buffers of about this size, each used again as soon as it is sent.
 const SLAB_BYTES: u64 = 1 << 20;
 
@@ -39,8 +42,8 @@ impl Container {
     /// Reads a slice that is not streamed, with `extra_bytes` of memory for what will be made of it beyond the
     /// converted elements, which have theirs.
     ///
-    /// The elements are those of the dataset, not converted yet: little-endian, first axis fastest; holes and what lies outside the dataset are
-    /// zero. A region that is exactly one stored block shares the cached block's buffer.
+    /// The elements are those of the dataset, not converted yet: little-endian, first axis fastest; holes and what lies
+    /// outside the dataset are zero. A region that is exactly one stored block shares the cached block's buffer.
     ///
     /// # Errors
     /// [`ReadError`] of the first block that cannot be read, or when memory is short.
@@ -56,14 +59,15 @@ impl Container {
         let extra_bytes = held_bytes.saturating_sub(bytes).saturating_add(extra_bytes);
         let mut stats = ReadStats::default();
         let extra = if extra_bytes > 0 { permit.split(extra_bytes) } else { None };
+        let memory = Memory::of(extra, &self.resources.slice_budget);
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
-            return Ok((bytes, Memory::of(extra), stats));
+            return Ok((bytes, memory, stats));
         }
         let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
         stats = ReadStats::default();
         let mut slabs = self.gather(access, slice, &slice.region, vec![slab], 0, &mut stats).await?;
         let data = slabs.pop().map(Filled::into_bytes).unwrap_or_default();
-        Ok((data, Memory::of(extra), stats))
+        Ok((data, memory, stats))
     }
 
     /// Reads a slice that is not streamed and is sent as it is: in pieces to be sent in this order, each giving its
@@ -79,7 +83,7 @@ impl Container {
         let permit = self.resources.slice_budget.take_for_buffers(slice.held_bytes()).await?;
         let mut stats = ReadStats::default();
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
-            return Ok((vec![bytes], Memory::of(None), stats));
+            return Ok((vec![bytes], Memory::of(None, &self.resources.slice_budget), stats));
         }
         stats = ReadStats::default();
         let region = &slice.region;
@@ -89,7 +93,7 @@ impl Container {
             _ => self.slabs(slice, region, axis, permit, None)?,
         };
         let slabs = self.gather(access, slice, region, slabs, axis, &mut stats).await?;
-        Ok((slabs.into_iter().map(Filled::into_bytes).collect(), Memory::of(None), stats))
+        Ok((slabs.into_iter().map(Filled::into_bytes).collect(), Memory::of(None, &self.resources.slice_budget), stats))
     }
 
     /// Cuts `region` along `axis`, the slowest that has more than one sample, into slabs that share `permit`; the
@@ -252,6 +256,8 @@ impl Container {
         let block_bytes = (0..region.rank())
             .map(|axis| dataset.attributes.block_size()[axis].min(dataset.attributes.dimensions()[axis]))
             .fold(slice.width as u64, u64::saturating_mul);
+        let lie_side_by_side = region.shape().first().is_some_and(|n| *n > 1) && region.step().first() == Some(&1);
+        let sample_bytes = if lie_side_by_side { slice.width as u64 } else { LINE_BYTES };
         let looked_up = usize::try_from((LOOKED_UP_BYTES / block_bytes.max(1)).clamp(1, LOOKED_UP)).unwrap_or(1);
         let work = Arc::new(Work {
             blocks: blocks.clone(),
@@ -261,6 +267,7 @@ impl Container {
             canvas: Canvas::new(dataset.attributes.grid().clone(), slice.width, region.clone(), axis, slabs),
             since: access.data_since,
             block_bytes,
+            sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
         });
         let passes = self.passes_through(slice, block_bytes);
         let mut positions = dataset.attributes.grid().covering(region);

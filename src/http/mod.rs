@@ -3,6 +3,7 @@
 
 mod compress;
 mod conditional;
+mod encode;
 mod forwarded;
 mod info;
 mod listing;

@@ -19,7 +19,7 @@ use super::conditional::{self, Verdict};
 use super::parameters::QueryError;
 use super::problem::{self, Problem};
 use super::slice_query::{Selection, SliceQuery};
-use super::{Answer, Ask, Mount, compress, vary};
+use super::{Answer, Ask, Mount, compress, encode, vary};
 use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
 use crate::metadata;
 use crate::metrics;
@@ -203,6 +203,7 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
     let is_made = plan.extra_bytes > 0 || plan.slice.is_converted();
     // Elements that are sent as they are need not lie in one buffer.
     let is_plain = plan.start_bytes.is_some() && !is_made;
+    let is_in_pieces = plan.format.pieces(&plan.selection.shape(), &plan.data_type, &plan.options) > 1;
     let (pieces, memory, stats) = if is_plain {
         mount.container.read_pieces(ask.access, &plan.slice).await?
     } else {
@@ -214,29 +215,30 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
         return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
     }
     let (started, encoding) = (std::time::Instant::now(), plan.encoding);
-    // The job holds its share of memory: it runs on when the client has hung up.
-    let encode = move || -> Result<Vec<Bytes>, Problem> {
-        if is_plain {
-            let start = plan.format.header(&plan.selection.shape(), &plan.data_type, &plan.options);
-            return Ok(start.into_iter().chain(pieces).collect());
-        }
+    let Plan { slice, data_type, format, options, selection, .. } = plan;
+    let shape = selection.shape();
+    let parts = if is_plain {
+        format.header(&shape, &data_type, &options).into_iter().chain(pieces).collect()
+    } else if encoding.is_none() && !slice.is_converted() && is_in_pieces {
         let data = pieces.into_iter().next().unwrap_or_default();
-        let data = plan.slice.convert(data).map_err(ReadError::from)?;
-        let array = Array { shape: plan.selection.shape(), data_type: plan.data_type, data };
-        let fault = |why: String| Problem::own(problem::INTERNAL, "the server has a fault", why);
-        let mut parts = plan.format.encode(&array, &plan.options).map_err(|error| fault(error.to_string()))?;
-        if let Some(encoding) = plan.encoding {
-            parts = vec![encoding.compress(&parts).map_err(|error| fault(error.to_string()))?];
-        }
-        if is_made && let Some(last) = parts.pop() {
-            parts.push(memory.own(last));
-        }
-        Ok(parts)
+        encode::side_by_side(&mount.container, format, Array { shape, data_type, data }, options, memory).await?
+    } else {
+        // The job holds its share of memory: it runs on when the client has hung up.
+        let encode = move || -> Result<Vec<Bytes>, Problem> {
+            let data = slice.convert(pieces.into_iter().next().unwrap_or_default()).map_err(ReadError::from)?;
+            let array = Array { shape, data_type, data };
+            let mut parts = format.encode(&array, &options).map_err(|error| encode::fault(&error))?;
+            if let Some(encoding) = encoding {
+                parts = vec![encoding.compress(&parts).map_err(|error| encode::fault(&error))?];
+            }
+            if is_made && let Some(last) = parts.pop() {
+                parts.push(memory.own(last));
+            }
+            Ok(parts)
+        };
+        // What costs nothing needs no core.
+        if is_made { mount.container.resources().cpu().run(encode).await.map_err(ReadError::from)? } else { encode() }?
     };
-    // What costs nothing needs no core.
-    let parts =
-        if is_made { mount.container.resources().cpu().run(encode).await.map_err(ReadError::from)? } else { encode() };
-    let parts = parts?;
     insert(&mut headers, ETAG, &etag);
     if let Some(encoding) = encoding {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));

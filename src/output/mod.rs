@@ -131,6 +131,43 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`EncodeError`] when the array is one that [`Format::accepts`] refuses or breaks its own shape.
     fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError>;
+
+    /// How many pieces the encoding of such an array consists of, each made by [`Format::encode_piece`]; 1 where it is
+    /// made by [`Format::encode`] alone. The same on every machine.
+    fn pieces(&self, _shape: &[u64], _data_type: &DataType, _options: &Options) -> usize {
+        1
+    }
+
+    /// The piece of that number, from 0 on, in a buffer of `room`: that is asked for a number of bytes, and gives a
+    /// buffer of any content, which need not have room for them. Pieces can be made side by side.
+    ///
+    /// # Errors
+    /// As [`Format::encode`].
+    fn encode_piece(
+        &self,
+        _number: usize,
+        _room: &dyn Fn(usize) -> Vec<u8>,
+        array: &Array,
+        options: &Options,
+    ) -> Result<Piece, EncodeError> {
+        Ok(Piece { bytes: self.encode(array, options)?.concat().into(), ..Piece::default() })
+    }
+
+    /// What comes after all pieces: a few bytes.
+    fn after_pieces(&self, _pieces: &[Piece]) -> Bytes {
+        Bytes::new()
+    }
+}
+
+/// A part of an encoded array.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// What it adds to the encoding.
+    pub bytes: Bytes,
+    /// Checksum of what it holds, as the format has it.
+    pub checksum: u32,
+    /// Number of bytes that the checksum is of.
+    pub checked_bytes: u64,
 }
 
 /// Every output format; the first is the default, and of formats equally welcome the first wins.
@@ -296,7 +333,13 @@ fn check(format: &dyn Format, array: &Array, options: &Options) -> Result<(), En
 /// An empty buffer that never has to grow as long as it stays within `bytes`: growing would copy, and hold
 /// twice the data while it does. Pages that are never written take no memory.
 fn buffer(bytes: u64) -> Result<Vec<u8>, EncodeError> {
-    let mut buffer = Vec::new();
+    buffer_in(&|_| Vec::new(), bytes)
+}
+
+/// As [`buffer`], one of `room` where that has it.
+fn buffer_in(room: &dyn Fn(usize) -> Vec<u8>, bytes: u64) -> Result<Vec<u8>, EncodeError> {
+    let mut buffer = usize::try_from(bytes).map(room).unwrap_or_default();
+    buffer.clear();
     let reserved = usize::try_from(bytes).is_ok_and(|bytes| buffer.try_reserve_exact(bytes).is_ok());
     if reserved { Ok(buffer) } else { Err(EncodeError::Memory(bytes)) }
 }

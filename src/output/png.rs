@@ -1,12 +1,19 @@
 //! `png`: grey images of 8 or 16 bit, without loss.
+//!
+//! The file is written here, part by part: some rows are put into PNG's byte order, filtered and compressed while
+//! they are in the core's cache, so that no second image is held in memory.
 
-use std::io::Write;
+mod deflate;
+mod filter;
+mod huffman;
 
 use bytes::Bytes;
-use png::{BitDepth, ColorType, Compression, Encoder};
+use libdeflater::Adler32;
 
+use self::deflate::{BLOCK_BYTES, BLOCK_EXTRA_BYTES, Deflate};
+use self::filter::Rows;
 use super::image::{plane, window_shows, windowed};
-use super::{EncodeError, Format, Options, accepts_common, buffer, check, elements};
+use super::{EncodeError, Format, Options, Piece, accepts_common, buffer, buffer_in, check};
 use crate::n5::{Array, DataType};
 
 /// A plane or a line as a grey image.
@@ -20,8 +27,15 @@ pub(super) struct Png;
 /// Most pixels of a side. Source: PNG specification §11.2.1 (four-byte integers end at 2^31 - 1).
 const MAX_SIDE: u64 = (1 << 31) - 1;
 
-/// Bytes of compressed data in one chunk of the file.
-const CHUNK_BYTES: u32 = 64 * 1024;
+/// Signature, first chunk, what is before the compressed data and at its end, and room to write words in.
+const FIXED_BYTES: u64 = 128;
+
+/// Bytes of pixels for which a piece of their own is worth its job, and the most pieces.
+const PIECE_BYTES: u64 = 128 << 10;
+const MOST_PIECES: u64 = 4;
+
+/// Bytes of a chunk besides its data.
+const CHUNK_BYTES: usize = 12;
 
 impl Format for Png {
     fn name(&self) -> &'static str {
@@ -42,16 +56,9 @@ impl Format for Png {
         &["window"]
     }
 
-    /// At worst 12 bits for each byte of the image, and the encoder's rows.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &Options) -> u64 {
-        let row_bytes = shape.iter().copied().find(|size| *size > 1).unwrap_or(1).saturating_mul(2);
-        let pixel_bytes = if depth(data_type, options) == Some(BitDepth::Sixteen) { 2 } else { 1 };
-        let rows = elements(shape).checked_div(row_bytes.saturating_div(2)).unwrap_or(0).saturating_add(1);
-        let image = elements(shape).saturating_mul(pixel_bytes).saturating_add(rows);
-        let compressed = image.saturating_add(image.div_ceil(2));
-        let chunks = compressed.div_ceil(u64::from(CHUNK_BYTES)).saturating_mul(12);
-        let fixed = u64::from(CHUNK_BYTES).saturating_add(1024);
-        compressed.saturating_add(chunks).saturating_add(row_bytes.saturating_mul(5)).saturating_add(fixed)
+        let layout = Layout::of(shape, Pixels::of(data_type, options));
+        layout.piece_bytes().saturating_add(layout.scratch_bytes()).saturating_mul(layout.pieces)
     }
 
     fn header(&self, _: &[u64], _: &DataType, _: &Options) -> Option<Bytes> {
@@ -59,63 +66,260 @@ impl Format for Png {
     }
 
     fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError> {
+        let numbers = 0..self.pieces(&array.shape, &array.data_type, options);
+        let pieces: Vec<Piece> =
+            numbers.map(|n| self.encode_piece(n, &|_| Vec::new(), array, options)).collect::<Result<_, _>>()?;
+        let end = self.after_pieces(&pieces);
+        Ok(pieces.into_iter().map(|piece| piece.bytes).chain([end]).collect())
+    }
+
+    fn pieces(&self, shape: &[u64], data_type: &DataType, options: &Options) -> usize {
+        usize::try_from(Layout::of(shape, Pixels::of(data_type, options)).pieces).unwrap_or(1)
+    }
+
+    fn encode_piece(
+        &self,
+        number: usize,
+        room: &dyn Fn(usize) -> Vec<u8>,
+        array: &Array,
+        options: &Options,
+    ) -> Result<Piece, EncodeError> {
         check(self, array, options)?;
         let (width, height) = plane(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
-        let mut out = buffer(self.extra_bytes(&array.shape, &array.data_type, options))?;
-        image(&mut out, array, options, width, height)
-            .map_err(|error| EncodeError::Encoder { format: self.name(), reason: error.to_string() })?;
-        Ok(vec![out.into()])
+        let pixels = Pixels::of(&array.data_type, options);
+        let layout = Layout::of(&array.shape, pixels);
+        let mut out = buffer_in(room, layout.piece_bytes())?;
+        if number == 0 {
+            out.extend_from_slice(b"\x89PNG\r\n\x1a\n");
+            chunk(&mut out, *b"IHDR", |out| {
+                out.extend_from_slice(&width.to_be_bytes());
+                out.extend_from_slice(&height.to_be_bytes());
+                // Bits of a pixel, grey, and the only compression, filters and order that there are for it.
+                let bits = if pixels.bytes() == 2 { 16 } else { 8 };
+                out.extend_from_slice(&[bits, 0, 0, 0, 0]);
+            });
+        }
+        let (checksum, checked_bytes) = rows(&mut out, array, pixels, layout, number as u64)?;
+        Ok(Piece { bytes: out.into(), checksum, checked_bytes })
+    }
+
+    fn after_pieces(&self, pieces: &[Piece]) -> Bytes {
+        let sums = pieces.iter().map(|piece| (piece.checksum, piece.checked_bytes));
+        let (checksum, _) = sums.fold((1, 0), joined);
+        let mut out = Vec::with_capacity(64);
+        if pieces.len() > 1 {
+            chunk(&mut out, *b"IDAT", |out| out.extend_from_slice(&checksum.to_be_bytes()));
+        }
+        chunk(&mut out, *b"IEND", |_| {});
+        out.into()
     }
 }
 
-/// Bits of a pixel; `None` where a window is needed and missing.
-fn depth(data_type: &DataType, options: &Options) -> Option<BitDepth> {
-    match (options.window, data_type) {
-        (Some(_), _) | (None, DataType::UInt8) => Some(BitDepth::Eight),
-        (None, DataType::UInt16) => Some(BitDepth::Sixteen),
-        (None, _) => None,
-    }
+/// How elements become pixels.
+#[derive(Debug, Clone, Copy)]
+enum Pixels {
+    /// As they are.
+    Bytes,
+    /// The high byte first.
+    Turned,
+    /// By a window.
+    Grey((f64, f64)),
 }
 
-/// Row by row, so that no second image is held in memory.
-fn image(
-    out: &mut Vec<u8>,
-    array: &Array,
-    options: &Options,
-    width: u32,
-    height: u32,
-) -> Result<(), png::EncodingError> {
-    let depth = depth(&array.data_type, options).unwrap_or(BitDepth::Eight);
-    let mut encoder = Encoder::new(out, width, height);
-    encoder.set_color(ColorType::Grayscale);
-    encoder.set_depth(depth);
-    encoder.set_compression(Compression::Fast);
-    let mut writer = encoder.write_header()?;
-    let mut pixels = writer.stream_writer_with_size(CHUNK_BYTES as usize)?;
-    let element_bytes = array.data_type.size_bytes().unwrap_or(1);
-    let row_bytes = (width as usize).saturating_mul(element_bytes).max(1);
-    let mut row = Vec::with_capacity((width as usize).saturating_mul(2));
-    for elements in array.data.chunks_exact(row_bytes) {
+impl Pixels {
+    /// Of a type that is shown.
+    fn of(data_type: &DataType, options: &Options) -> Self {
         match options.window {
-            None if depth == BitDepth::Eight => pixels.write_all(elements)?,
-            None => {
-                row.clear();
-                row.extend(elements.as_chunks().0.iter().flat_map(|e| u16::from_le_bytes(*e).to_be_bytes()));
-                pixels.write_all(&row)?;
-            }
-            Some(window) => {
-                row.clear();
-                windowed(&mut row, elements, &array.data_type, window);
-                pixels.write_all(&row)?;
-            }
+            Some(window) => Self::Grey(window),
+            None if *data_type == DataType::UInt16 => Self::Turned,
+            None => Self::Bytes,
         }
     }
-    pixels.finish()?;
-    writer.finish()
+
+    /// Bytes of one.
+    fn bytes(self) -> usize {
+        if matches!(self, Self::Turned) { 2 } else { 1 }
+    }
+
+    /// Appends some elements as pixels.
+    fn append(self, out: &mut Vec<u8>, elements: &[u8], data_type: &DataType) {
+        match self {
+            Self::Bytes => out.extend_from_slice(elements),
+            Self::Turned => {
+                out.extend(elements.as_chunks().0.iter().flat_map(|e| u16::from_le_bytes(*e).to_be_bytes()));
+            }
+            Self::Grey(window) => windowed(out, elements, data_type, window),
+        }
+    }
+}
+
+/// Sizes of an image, of its pieces, and of the parts that these are made of.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    /// Bytes of a row, without the number of its filter.
+    row_bytes: u64,
+    /// Pieces that are made side by side.
+    pieces: u64,
+    /// Rows of a piece; the last one may have fewer.
+    piece: u64,
+    /// Rows that are filtered alike, in one block if they are short enough.
+    part: u64,
+    is_converted: bool,
+}
+
+impl Layout {
+    fn of(shape: &[u64], pixels: Pixels) -> Self {
+        let mut long = shape.iter().copied().filter(|size| *size > 1);
+        let row_bytes = long.next().unwrap_or(1).saturating_mul(pixels.bytes() as u64);
+        let height = long.fold(1u64, u64::saturating_mul);
+        let pieces = row_bytes.saturating_mul(height).checked_div(PIECE_BYTES).unwrap_or(1);
+        let pieces = pieces.clamp(1, MOST_PIECES.min(height.max(1)));
+        let piece = height.div_ceil(pieces.max(1)).max(1);
+        let pieces = height.div_ceil(piece).max(1);
+        let most = (BLOCK_BYTES as u64).checked_div(row_bytes.saturating_add(1)).unwrap_or(1).max(1);
+        let part = piece.div_ceil(piece.div_ceil(most).max(1));
+        Self { row_bytes, pieces, piece, part, is_converted: !matches!(pixels, Pixels::Bytes) }
+    }
+
+    /// Most bytes of a piece: no block grows beyond what it takes as it is.
+    fn piece_bytes(self) -> u64 {
+        let row = self.row_bytes.saturating_add(1);
+        let blocks = row.saturating_mul(self.part).div_ceil(BLOCK_BYTES as u64);
+        let blocks = blocks.saturating_mul(self.piece.div_ceil(self.part.max(1)));
+        let extra = blocks.saturating_mul((CHUNK_BYTES + BLOCK_EXTRA_BYTES) as u64);
+        row.saturating_mul(self.piece).saturating_add(extra).saturating_add(FIXED_BYTES)
+    }
+
+    /// A part filtered, and where its elements are no pixels one of those, with the row above.
+    fn scratch_bytes(self) -> u64 {
+        let pixels = self.row_bytes.saturating_mul(self.part.saturating_add(1));
+        let filtered = self.row_bytes.saturating_add(1).saturating_mul(self.part);
+        filtered.saturating_add(if self.is_converted { pixels } else { 0 })
+    }
+}
+
+/// Appends the chunks of one piece of the image; its checksum, and of how many bytes.
+fn rows(
+    out: &mut Vec<u8>,
+    array: &Array,
+    pixels: Pixels,
+    layout: Layout,
+    number: u64,
+) -> Result<(u32, u64), EncodeError> {
+    let bytes = |count: u64| usize::try_from(count).ok().ok_or(EncodeError::Memory(count));
+    let row_bytes = bytes(layout.row_bytes)?;
+    let pixel_bytes = pixels.bytes();
+    // Bytes of so many rows of elements.
+    let element_bytes = array.data_type.size_bytes().unwrap_or(1);
+    let row_elements = row_bytes.checked_div(pixel_bytes).unwrap_or(0).saturating_mul(element_bytes).max(1);
+    let of_rows = |rows: u64| Ok::<_, EncodeError>(bytes(rows)?.saturating_mul(row_elements));
+    let first = number.saturating_mul(layout.piece);
+    let (before, from_here) = array.data.split_at_checked(of_rows(first)?).unwrap_or((&array.data, &[]));
+    let (elements, after) = from_here.split_at_checked(of_rows(layout.piece)?).unwrap_or((from_here, &[]));
+    let mut filtered = buffer(layout.row_bytes.saturating_add(1).saturating_mul(layout.part))?;
+    // Where elements are no pixels: the last row of the part before, and a part.
+    let mut converted = buffer(if layout.is_converted { layout.scratch_bytes() } else { 0 })?;
+    let last_row = |elements: &'_ [u8]| elements.len().checked_sub(row_elements);
+    let mut above = last_row(before).and_then(|last| before.get(last..));
+    if let (Some(elements), true) = (above, layout.is_converted) {
+        pixels.append(&mut converted, elements, &array.data_type);
+    }
+    let (begins, is_whole) = (number == 0, layout.pieces == 1);
+    let mut stream =
+        Stream { out, begins, is_whole, blocks: Deflate::default(), checksum: Adler32::new(), checked_bytes: 0 };
+    let mut parts = elements.chunks(of_rows(layout.part)?.max(1)).peekable();
+    while let Some(elements) = parts.next() {
+        let mut rows = Rows { bytes: elements, above, row_bytes, pixel_bytes };
+        if layout.is_converted {
+            converted.drain(..converted.len().saturating_sub(row_bytes));
+            let start = converted.len();
+            pixels.append(&mut converted, elements, &array.data_type);
+            let (above, pixels) = converted.split_at_checked(start).unwrap_or_default();
+            rows = Rows { bytes: pixels, above: (!above.is_empty()).then_some(above), ..rows };
+        } else {
+            above = last_row(elements).and_then(|last| elements.get(last..));
+        }
+        filtered.clear();
+        rows.write(&mut filtered, rows.best_filter());
+        stream.append(&filtered, after.is_empty() && parts.peek().is_none());
+    }
+    stream.end(after.is_empty());
+    Ok((stream.checksum.sum(), stream.checked_bytes))
+}
+
+/// Compressed data on its way into chunks. Source: PNG specification §10.1, RFC 1950.
+struct Stream<'a> {
+    out: &'a mut Vec<u8>,
+    /// Whether what comes before the blocks is still missing.
+    begins: bool,
+    /// Whether it has its own checksum after it.
+    is_whole: bool,
+    blocks: Deflate,
+    checksum: Adler32,
+    checked_bytes: u64,
+}
+
+impl Stream<'_> {
+    fn append(&mut self, bytes: &[u8], is_last: bool) {
+        let mut blocks = bytes.chunks(BLOCK_BYTES).peekable();
+        while let Some(block) = blocks.next() {
+            self.checksum.update(block);
+            let is_last = is_last && blocks.peek().is_none();
+            chunk(self.out, *b"IDAT", |out| {
+                if std::mem::take(&mut self.begins) {
+                    // Deflate, a window of 32 KiB, compressed fast.
+                    out.extend_from_slice(&[0x78, 0x01]);
+                }
+                self.blocks.block(out, block, is_last);
+                if is_last && self.is_whole {
+                    out.extend_from_slice(&self.checksum.sum().to_be_bytes());
+                }
+            });
+        }
+        self.checked_bytes = self.checked_bytes.saturating_add(bytes.len() as u64);
+    }
+
+    /// What comes next begins with a whole byte.
+    fn end(&mut self, is_last: bool) {
+        if !is_last {
+            chunk(self.out, *b"IDAT", |out| self.blocks.block(out, &[], false));
+        }
+    }
+}
+
+/// The checksum of one text after another, each given with its length. Source: RFC 1950 §8.2.
+fn joined((first, before): (u32, u64), (second, bytes): (u32, u64)) -> (u32, u64) {
+    const BASE: u64 = 65_521;
+    let low = |sum: u32| u64::from(sum & 0xffff);
+    let high = |sum: u32| u64::from(sum >> 16);
+    let sum = |terms: &[u64]| terms.iter().fold(0u64, |sum, term| sum.wrapping_add(*term) % BASE);
+    // The first text's sum of bytes counts once for each byte of the second; 1, from which both began, does not.
+    let carried = (bytes % BASE).wrapping_mul(low(first).wrapping_add(BASE - 1) % BASE);
+    let (low, high) = (sum(&[low(first), low(second), BASE - 1]), sum(&[high(first), high(second), carried]));
+    (u32::try_from(high << 16 | low).unwrap_or(0), before.saturating_add(bytes))
+}
+
+/// Appends a chunk with the data that `write` appends. Source: PNG specification §5.3.
+fn chunk(out: &mut Vec<u8>, kind: [u8; 4], write: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&kind);
+    write(out);
+    let length = out.len().saturating_sub(start).saturating_sub(8);
+    let length = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
+    let (before, checked) = out.split_at_mut_checked(start.saturating_add(4)).unwrap_or_default();
+    if let Some(place) = before.last_chunk_mut() {
+        *place = length;
+    }
+    let checksum = libdeflater::crc32(checked);
+    out.extend_from_slice(&checksum.to_be_bytes());
 }
 
 #[cfg(test)]
 mod tests {
+    use png::{BitDepth, ColorType};
+    use proptest::prelude::*;
+
     use super::*;
 
     fn options(window: Option<(f64, f64)>) -> Options {
@@ -202,6 +406,151 @@ mod tests {
     fn a_window_without_width_is_refused() {
         for window in [(1.0, 1.0), (0.0, -0.0), (f64::NAN, 1.0), (0.0, f64::INFINITY)] {
             assert!(refusal(&[2, 2], &DataType::UInt8, Some(window)).contains("no width"), "{window:?}");
+        }
+    }
+
+    /// Values of a generator of noise, from 0 to 65535.
+    fn noise(seed: u32) -> impl Iterator<Item = u16> {
+        let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+        std::iter::repeat_with(move || {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            u16::try_from(state >> 16).unwrap()
+        })
+    }
+
+    /// Pictures like those that are asked for, each a function of the place and of noise.
+    type Picture = (&'static str, fn(u32, u32, u16) -> u16);
+
+    const PICTURES: [Picture; 9] = [
+        ("zeros", |_, _, _| 0),
+        ("one value", |_, _, _| 0x4242),
+        ("noise", |_, _, n| n),
+        ("camera", |_, _, n| 0x80 + (0..4).map(|k| n >> (4 * k) & 15).sum::<u16>()),
+        ("gradient", |x, y, _| u16::try_from((x * 3 + y * 5) / 7 % 65_536).unwrap()),
+        ("gradient with noise", |x, y, n| u16::try_from((x.wrapping_mul(x) / 64 + y * 20) % 60_000).unwrap() + (n & 3)),
+        ("labels", |x, y, _| [7, 260, 0, 513][(x / 37 + y / 23 * 3) as usize % 4]),
+        ("stripes", |x, _, _| if x / 9 % 2 == 0 { 0xffff } else { 0 }),
+        ("sparse", |x, _, n| if n < 300 { n } else { u16::try_from(x / 5000).unwrap() }),
+    ];
+
+    fn picture(name: &str, width: u64, height: u64, data_type: &DataType) -> Vec<u8> {
+        let make = PICTURES.iter().find(|(of, _)| *of == name).unwrap().1;
+        let places =
+            (0..u32::try_from(height).unwrap()).flat_map(|y| (0..u32::try_from(width).unwrap()).map(move |x| (x, y)));
+        let bytes = data_type.size_bytes().unwrap();
+        places.zip(noise(7)).flat_map(|((x, y), n)| make(x, y, n).to_le_bytes()[..bytes].to_vec()).collect()
+    }
+
+    fn turned(data: &[u8]) -> Vec<u8> {
+        data.as_chunks::<2>().0.iter().flat_map(|[low, high]| [*high, *low]).collect()
+    }
+
+    /// The same picture by the crate png, fast.
+    fn other_file(width: u64, height: u64, data_type: &DataType, data: &[u8]) -> Vec<u8> {
+        let mut file = Vec::new();
+        let mut encoder = png::Encoder::new(&mut file, width.try_into().unwrap(), height.try_into().unwrap());
+        encoder.set_color(ColorType::Grayscale);
+        encoder.set_compression(png::Compression::Fast);
+        let is_wide = *data_type == DataType::UInt16;
+        encoder.set_depth(if is_wide { BitDepth::Sixteen } else { BitDepth::Eight });
+        let data = if is_wide { turned(data) } else { data.to_vec() };
+        encoder.write_header().unwrap().write_image_data(&data).unwrap();
+        file
+    }
+
+    fn file(shape: &[u64], data_type: &DataType, data: Vec<u8>) -> Vec<u8> {
+        let array = Array { shape: shape.into(), data_type: data_type.clone(), data: data.into() };
+        Png.encode(&array, &options(None)).unwrap().concat()
+    }
+
+    #[test]
+    fn every_picture_reads_as_it_was_and_is_no_larger_than_the_crates() {
+        for (name, _) in PICTURES {
+            for data_type in [DataType::UInt8, DataType::UInt16] {
+                for (width, height) in [(512, 512), (1, 700), (700, 1), (1, 1), (70_000, 3), (37, 2000)] {
+                    let data = picture(name, width, height, &data_type);
+                    let ours = file(&[width, height], &data_type, data.clone()).len();
+                    let others = other_file(width, height, &data_type, &data).len();
+                    let about = format!("{name} {data_type} {width}x{height}: {ours}, the crate's {others}");
+                    let pixels = decoded(&[width, height], data_type.clone(), data.clone(), None).3;
+                    let data = if data_type == DataType::UInt16 { turned(&data) } else { data };
+                    assert!(pixels == data, "{about}");
+                    // What a chunk more takes counts in small ones only.
+                    assert!(ours * 20 <= others * 21 + 20 * 40, "{about}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_take_hardly_more_than_a_thousandth() {
+        let file = file(&[4096, 4096], &DataType::UInt8, vec![0; 4096 * 4096]);
+        assert!(file.len() < 4096 * 4096 / 600, "{}", file.len());
+    }
+
+    #[test]
+    fn the_smallest_file_is_this_one() {
+        let expected = [
+            b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x01\0\0\0\x01\x08\0\0\0\0\x3a\x7e\x9b\x55".as_slice(),
+            // Stored: 0 for the filter and 9 for the pixel.
+            b"\0\0\0\x0dIDAT\x78\x01\x01\x02\0\xfd\xff\0\x09\0\x0b\0\x0a",
+        ];
+        let file = file(&[], &DataType::UInt8, vec![9]);
+        assert_eq!(file[..expected.concat().len()], expected.concat());
+        assert_eq!(file[file.len() - 12..], *b"\0\0\0\0IEND\xae\x42\x60\x82");
+        assert_eq!(file.len(), 70);
+    }
+
+    #[test]
+    fn pieces_are_what_the_whole_consists_of() {
+        let data: Vec<u8> = noise(3).take(700 * 900).map(|n| n.to_le_bytes()[0]).collect();
+        let array = Array { shape: [700, 900].as_slice().into(), data_type: DataType::UInt8, data: data.into() };
+        let count = Png.pieces(&array.shape, &array.data_type, &options(None));
+        assert_eq!(count, 4);
+        let used = |bytes| vec![7; bytes];
+        let pieces: Vec<Piece> =
+            (0..count).map(|n| Png.encode_piece(n, &used, &array, &options(None)).unwrap()).collect();
+        let end = Png.after_pieces(&pieces);
+        let parts: Vec<Bytes> = pieces.into_iter().map(|piece| piece.bytes).chain([end]).collect();
+        assert_eq!(parts.concat(), Png.encode(&array, &options(None)).unwrap().concat());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn what_is_written_reads_as_it_was(
+            (width, height) in prop_oneof![(1u64..20, 1u64..20), (1u64..900, 1u64..600), (1u64..9, 1u64..90_000)],
+            pieces in prop::collection::vec((0usize..4, 1usize..9000, any::<u8>()), 1..60),
+            is_wide in any::<bool>(),
+        ) {
+            let data_type = if is_wide { DataType::UInt16 } else { DataType::UInt8 };
+            let bytes = usize::try_from(width * height).unwrap() * data_type.size_bytes().unwrap();
+            let mut noise = noise(bytes.try_into().unwrap());
+            let mut data = Vec::new();
+            for (kind, length, byte) in pieces.iter().cycle() {
+                match kind {
+                    0 => data.extend(std::iter::repeat_n(*byte, *length)),
+                    1 => data.extend(noise.by_ref().take(*length).map(|n| n.to_le_bytes()[0])),
+                    2 => data.extend((0..*length).map(|n| byte.wrapping_add((n / 5).to_le_bytes()[0]))),
+                    _ => data.extend(noise.by_ref().take(*length).map(|n| if n < 9000 { *byte } else { 1 })),
+                }
+                if data.len() >= bytes {
+                    break;
+                }
+            }
+            data.truncate(bytes);
+            let (w, h, _, pixels) = decoded(&[width, height], data_type.clone(), data.clone(), None);
+            prop_assert_eq!((w, h), if width == 1 { (u32::try_from(height).unwrap(), 1) } else {
+                (u32::try_from(width).unwrap(), u32::try_from(height).unwrap())
+            });
+            let data = if is_wide { turned(&data) } else { data };
+            prop_assert!(pixels == data);
+            let array = Array { shape: [width, height].as_slice().into(), data_type: data_type.clone(), data: Bytes::new() };
+            let bound = Png.extra_bytes(&array.shape, &data_type, &options(None));
+            prop_assert!(file(&[width, height], &data_type, vec![0x5a; bytes]).len() as u64 <= bound);
         }
     }
 }
