@@ -403,9 +403,11 @@ async fn a_file_that_is_written_while_it_is_sent_is_not_sent_to_its_end() {
         }
         let mut received = Vec::new();
         let _ = client.read_to_end(&mut received).await;
+        let head = received.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4;
+        let body = &received[head..];
         // Where the kernel was too busy to say at once what it has in memory, the library has read the file before.
-        let is_whole = received.ends_with(&vec![1; LARGE]);
-        assert!(received.len() < LARGE || is_whole, "{change}: {} bytes", received.len());
+        let is_whole = *body == vec![1; LARGE];
+        assert!(body.len() < LARGE || is_whole, "{change}: {} bytes", body.len());
         cut_off += usize::from(!is_whole);
         // Another connection gets what is there now.
         let mut client = Client::connect(&server).await;
