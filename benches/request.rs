@@ -132,6 +132,7 @@ fn server(recheck: Recheck) -> (Router, Container) {
         origins: vec!["*".to_owned()],
         compress_slices: false,
         viewer: None,
+        documents: None,
     };
     (router(App::new(vec![mount], resources, options, String::new)), container)
 }

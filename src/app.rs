@@ -18,6 +18,7 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::http::HeaderValue;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::runtime::Handle;
 
 use connections::Connections;
 use workers::Workers;
@@ -323,7 +324,7 @@ fn settings(config: &Config) -> Settings {
 }
 
 /// Threads that serve connections, and jobs on the CPU lane at once.
-fn threads(config: &Config) -> usize {
+pub fn threads(config: &Config) -> usize {
     match config.server.threads {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
@@ -339,5 +340,7 @@ fn options(config: &Config, viewer: Option<Viewer>) -> http::Options {
         origins: config.cors.origins.clone(),
         compress_slices: config.compression.slices,
         viewer,
+        // Those who serve connections have runtimes of their own.
+        documents: Handle::try_current().ok(),
     }
 }

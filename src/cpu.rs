@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
 /// Runs CPU-bound jobs. Cheap to clone; clones share the lane.
@@ -11,6 +12,28 @@ pub struct Cpu {
     permits: Arc<Semaphore>,
     cores: usize,
     waiting: Arc<AtomicUsize>,
+    /// `None` where the system had none to give; then the caller's runtime has.
+    threads: Option<Arc<Threads>>,
+}
+
+/// As many threads as cores, for jobs alone: were they shared with those who wait for a disk, one disk that hangs would
+/// hold up all decoding.
+#[derive(Debug)]
+struct Threads(Option<Runtime>);
+
+impl Threads {
+    fn start(count: usize) -> std::io::Result<Self> {
+        Ok(Self(Some(Builder::new_current_thread().max_blocking_threads(count).thread_name("n5-cpu").build()?)))
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // Where this is dropped nothing may wait.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// A job that panicked, or that the runtime dropped while shutting down.
@@ -22,7 +45,8 @@ impl Cpu {
     /// A lane for `cores` jobs at once, at least one.
     pub fn new(cores: usize) -> Self {
         let cores = cores.max(1);
-        Self { permits: Arc::new(Semaphore::new(cores)), cores, waiting: Arc::default() }
+        let threads = Threads::start(cores).map(Arc::new).ok();
+        Self { permits: Arc::new(Semaphore::new(cores)), cores, waiting: Arc::default(), threads }
     }
 
     /// Jobs that run at once.
@@ -44,11 +68,15 @@ impl Cpu {
         let waiting = Waiting::new(&self.waiting);
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|closed| JobDied(closed.to_string()))?;
         drop(waiting);
-        #[expect(clippy::disallowed_methods, reason = "CPU work belongs here")]
-        let running = tokio::task::spawn_blocking(move || {
+        let job = move || {
             let _permit = permit;
             job()
-        });
+        };
+        #[expect(clippy::disallowed_methods, reason = "CPU work belongs here")]
+        let running = match self.threads.as_ref().and_then(|threads| threads.0.as_ref()) {
+            Some(threads) => threads.spawn_blocking(job),
+            None => tokio::task::spawn_blocking(job),
+        };
         running.await.map_err(|join| JobDied(join.to_string()))
     }
 }
@@ -111,6 +139,21 @@ mod tests {
         });
         futures_util::future::try_join_all(jobs).await.unwrap();
         assert!(most.load(Ordering::SeqCst) <= 2);
+    }
+
+    #[test]
+    fn a_disk_that_hangs_holds_up_no_job() {
+        let runtime = Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
+        let (end, is_to_end) = std::sync::mpsc::channel::<()>();
+        runtime.block_on(async {
+            let cpu = Cpu::new(1);
+            #[expect(clippy::disallowed_methods, reason = "as the store has it")]
+            let disk = tokio::task::spawn_blocking(move || is_to_end.recv());
+            let job = tokio::time::timeout(std::time::Duration::from_secs(20), cpu.run(|| 7));
+            assert_eq!(job.await.unwrap().unwrap(), 7);
+            drop(end);
+            assert!(disk.await.unwrap().is_err());
+        });
     }
 
     #[tokio::test]

@@ -72,6 +72,7 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
 
 fn run(config: Config) -> anyhow::Result<()> {
     telemetry::install_log(&config.log)?;
+    allow_descriptors();
     // Accepts connections and looks after the whole; those who serve them have threads of their own.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime cannot be started")?;
@@ -79,6 +80,15 @@ fn run(config: Config) -> anyhow::Result<()> {
     // A read that hangs in the storage must not keep the process.
     runtime.shutdown_background();
     served
+}
+
+/// Raises the number of open files to what this process may have: a connection takes one, and one more while a file is
+/// sent on it.
+fn allow_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // What there is will do where it cannot be raised.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
 /// What `--version` adds to `-V`.

@@ -10,7 +10,7 @@
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -32,6 +32,9 @@ const READ_BYTES: usize = 2 << 10;
 
 /// Answers on one connection before others get their turn.
 const TURN: usize = 16;
+
+/// Bytes sent on one connection before others get their turn: about half a millisecond.
+const TURN_BYTES: u64 = 1 << 20;
 
 /// What HTTP/2 begins with (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -61,6 +64,8 @@ pub(super) struct Lane<S> {
     handing: usize,
     sending: Option<Sending>,
     unsent: Unsent,
+    /// Bytes sent since others last had their turn.
+    turn_bytes: u64,
     idle: Idle,
 }
 
@@ -85,6 +90,7 @@ impl<S: Socket> Lane<S> {
             handing: 0,
             sending: None,
             unsent,
+            turn_bytes: 0,
             idle: Idle::new(header_timeout),
         }
     }
@@ -147,9 +153,21 @@ impl<S: Socket> Lane<S> {
                 self.sending = None;
                 break;
             }
-            ready!(sending.poll(&mut self.stream, context))?;
+            let sent = ready!(sending.poll(&mut self.stream, context))?;
+            ready!(self.poll_turn(sent, context));
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Counts what was sent; pending where it is the turn of others.
+    fn poll_turn(&mut self, sent: u64, context: &mut Context<'_>) -> Poll<()> {
+        self.turn_bytes += sent;
+        if self.turn_bytes < TURN_BYTES {
+            return Poll::Ready(());
+        }
+        self.turn_bytes = 0;
+        give_way(context);
+        Poll::Pending
     }
 
     /// Receives into the lane's own memory; 0 bytes at the end.
@@ -178,7 +196,7 @@ impl<S: Socket> Lane<S> {
                 return self.poll_read_as_handed(context, out);
             }
         }
-        context.waker().wake_by_ref();
+        give_way(context);
         Poll::Pending
     }
 
@@ -222,7 +240,10 @@ impl<S: Socket> AsyncRead for Lane<S> {
 impl<S: Socket> AsyncWrite for Lane<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.unsent.begin();
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        ready!(self.poll_turn(0, context));
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.turn_bytes += written as u64;
+        Poll::Ready(Ok(written))
     }
 
     fn poll_write_vectored(
@@ -231,7 +252,10 @@ impl<S: Socket> AsyncWrite for Lane<S> {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.unsent.begin();
-        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+        ready!(self.poll_turn(0, context));
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, parts))?;
+        self.turn_bytes += written as u64;
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -267,6 +291,12 @@ impl<S: Socket> AsyncWrite for Lane<S> {
         ready!(self.poll_send(context))?;
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
+}
+
+/// Wakes the task again after all others that are ready, and those that become so until then.
+fn give_way(context: &mut Context<'_>) {
+    // Pending at first: from then on the runtime keeps it in mind.
+    let _ = pin!(tokio::task::yield_now()).poll(context);
 }
 
 /// The time that a request's head may take, from the end of the answer before it.

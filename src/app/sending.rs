@@ -1,5 +1,6 @@
 //! Sending an answer of the lane: head and body at once, or the body by the kernel.
 
+use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -13,11 +14,16 @@ pub(super) struct Sending {
     head_sent: usize,
     body_sent: u64,
     waited: bool,
+    /// The kernel reads what comes next of a file.
+    fetching: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
 }
+
+/// Most bytes that are written at once.
+const PIECE_BYTES: usize = 1 << 20;
 
 impl Sending {
     pub(super) fn new(reply: Reply) -> Self {
-        Self { reply, head_sent: 0, body_sent: 0, waited: false }
+        Self { reply, head_sent: 0, body_sent: 0, waited: false, fetching: None }
     }
 
     fn head_left(&self) -> &[u8] {
@@ -37,44 +43,68 @@ impl Sending {
         self.waited
     }
 
-    /// Sends some of what is left.
-    pub(super) fn poll(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let sent = self.poll_some(stream, context);
+    /// Sends some of what is left; how much. A file that cannot be sent to its end is told in log and metrics.
+    pub(super) fn poll(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
+        let sent = match self.reply.body {
+            Content::Bytes(_) => self.poll_bytes(stream, context),
+            Content::File(_) => self.poll_file(stream, context),
+        };
         self.waited |= sent.is_pending();
-        sent
-    }
-
-    fn poll_some(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let head = self.head_left();
-        let of_head = head.len() as u64;
-        let sent = match &self.reply.body {
-            Content::Bytes(bytes) => {
-                let from = usize::try_from(self.body_sent).unwrap_or(usize::MAX);
-                let rest = [IoSlice::new(head), IoSlice::new(bytes.get(from..).unwrap_or_default())];
-                ready!(Pin::new(stream).poll_write_vectored(context, &rest)).map(|written| written as u64)
-            }
-            Content::File(file) => {
-                let sent = if head.is_empty() {
-                    stream.send_file(file, self.body_sent)
-                } else {
-                    stream.send_first(head).map(|sent| sent as u64)
-                };
-                match sent {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        // Of nothing: it waits until the socket takes something, or for too long.
-                        return Pin::new(stream).poll_write(context, &[]).map_ok(drop);
-                    }
-                    sent => sent,
-                }
-            }
-        }?;
-        if sent == 0 {
-            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-        }
-        let of_head = sent.min(of_head);
+        let sent = ready!(sent)?;
+        let of_head = sent.min(self.head_left().len() as u64);
         self.head_sent += usize::try_from(of_head).unwrap_or(usize::MAX);
         self.body_sent += sent - of_head;
         self.reply.sent(self.body_sent);
-        Poll::Ready(Ok(()))
+        Poll::Ready(Ok(sent))
     }
+
+    fn poll_bytes(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
+        let Content::Bytes(bytes) = &self.reply.body else { return Poll::Ready(Ok(0)) };
+        let rest = bytes.get(usize::try_from(self.body_sent).unwrap_or(usize::MAX)..).unwrap_or_default();
+        let rest = rest.get(..PIECE_BYTES).unwrap_or(rest);
+        let parts = [IoSlice::new(self.head_left()), IoSlice::new(rest)];
+        match ready!(Pin::new(stream).poll_write_vectored(context, &parts))? {
+            0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            sent => Poll::Ready(Ok(sent as u64)),
+        }
+    }
+
+    fn poll_file(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
+        let Content::File(file) = &self.reply.body else { return Poll::Ready(Ok(0)) };
+        let head = self.head_left();
+        let sent = if head.is_empty() {
+            if self.fetching.is_none() && !file.is_at_hand(self.body_sent) {
+                self.fetching = Some(Box::pin(file.fetch(self.body_sent)));
+            }
+            let fetched =
+                self.fetching.as_mut().map_or(Poll::Ready(Ok(())), |fetching| fetching.as_mut().poll(context));
+            let fetched = ready!(fetched);
+            self.fetching = None;
+            fetched.and_then(|()| stream.send_file(file, self.body_sent))
+        } else {
+            stream.send_first(head).map(|sent| sent as u64)
+        };
+        match sent {
+            Ok(0) => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            // Of nothing: it waits until the socket takes something, or for too long.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Pin::new(stream).poll_write(context, &[]).map_ok(|_| 0)
+            }
+            Err(error) => {
+                if !is_of_the_client(&error) {
+                    self.reply.broken_off(&error);
+                }
+                Poll::Ready(Err(error))
+            }
+            sent => Poll::Ready(sent),
+        }
+    }
+}
+
+/// Whether it is the client who ended the connection.
+fn is_of_the_client(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted
+    )
 }

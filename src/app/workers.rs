@@ -1,8 +1,8 @@
 //! The threads that serve connections: one for each core, each with its own queue of events.
 //!
 //! A connection stays with its thread. Nothing is stolen, so nobody is woken to look for work: small answers gain
-//! 8 %, and the slowest of a hundred waits a third as long (docs/PERFORMANCE.md). What takes its time runs elsewhere, on the
-//! CPU lane or in threads that may wait. What a thread cannot share is sending: two clients of one thread have one
+//! 8 %, and the slowest of a hundred waits less (docs/PERFORMANCE.md). What takes its time runs elsewhere: on the CPU lane, in
+//! threads that may wait, and documents in the main runtime. What a thread cannot share is sending: two clients of one thread have one
 //! core between them while they take large answers, as with nginx.
 
 use std::future::Future;
@@ -13,12 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// Most threads that wait for the disk or decode, over all; work beyond queues up. Decoding is bounded to the cores on
-/// its own.
-const MAX_BLOCKING_THREADS: usize = 256;
+/// Threads that wait for the disk, shared out evenly; what comes beyond queues up.
+const WAITING_THREADS: usize = 256;
 
-/// As many of them as each thread has at least.
-const LEAST_BLOCKING_THREADS: usize = 16;
+/// As many as each has at least, however many cores there are.
+const LEAST_WAITING_THREADS: usize = 32;
 
 /// The threads; they end when this is dropped, whatever they serve then.
 #[derive(Debug)]
@@ -43,8 +42,8 @@ impl Workers {
     /// When the system has no more threads or descriptors.
     pub(super) fn start(count: usize) -> io::Result<Self> {
         let count = count.max(1);
-        let blocking = (MAX_BLOCKING_THREADS / count).max(LEAST_BLOCKING_THREADS);
-        let workers = (0..count).map(|_| Worker::start(blocking)).collect::<io::Result<_>>()?;
+        let waiting = (WAITING_THREADS / count).max(LEAST_WAITING_THREADS);
+        let workers = (0..count).map(|_| Worker::start(waiting)).collect::<io::Result<_>>()?;
         Ok(Self { workers, turn: AtomicUsize::new(0) })
     }
 
@@ -63,9 +62,9 @@ impl Workers {
 }
 
 impl Worker {
-    fn start(blocking: usize) -> io::Result<Self> {
+    fn start(waiting: usize) -> io::Result<Self> {
         let runtime = Builder::new_current_thread()
-            .max_blocking_threads(blocking)
+            .max_blocking_threads(waiting)
             .thread_name("n5-server")
             .enable_all()
             .build()?;

@@ -82,7 +82,9 @@ impl Objects {
                 // Remembered only where that is of use to anybody.
                 if !is_cached && since < moment {
                     let entry = Arc::new(Entry { object: None, is_nothing: true, checked: Checked::at(moment) });
-                    let _ = self.cache.insert(EntryKey::Stored(container, key.clone()), entry).now_or_never();
+                    // Another may have loaded an object that came just now.
+                    let entry_key = EntryKey::Stored(container, key.clone());
+                    let _ = self.cache.entry(entry_key).or_insert(entry).now_or_never();
                     let _ = self.cache.run_pending_tasks().now_or_never();
                 }
                 return self.missing();
@@ -172,7 +174,8 @@ impl Objects {
     /// system, take several times as long as the copy.
     fn read_at_once(&self, store: &dyn Store, key: &Key, len: u64) -> Result<(Meta, Bytes), Uncached> {
         let permit = self.budget.take_at_once(len).ok_or(Uncached::NotAtOnce)?;
-        let mut room = self.budget.buffer(usize::try_from(len).unwrap_or(usize::MAX));
+        // Of just this size: the cache counts no more.
+        let mut room = Vec::with_capacity(usize::try_from(len).unwrap_or(usize::MAX));
         let started = Instant::now();
         let meta = store.get_at_once(key, len, &mut room).flatten().ok_or(Uncached::NotAtOnce)?;
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());

@@ -21,6 +21,7 @@ mod slice_query;
 mod stats;
 mod stored;
 pub mod target;
+mod templates;
 mod view;
 mod viewer;
 
@@ -38,8 +39,10 @@ use axum::http::header::{CONTENT_LENGTH, HeaderName, VARY};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use futures_util::FutureExt;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
 
-use crate::container::{Access, Container, Resources};
+use crate::container::{ATTRIBUTES, Access, Container, Resources};
 use crate::metrics;
 use crate::store::Key;
 use compress::Compressible;
@@ -68,6 +71,8 @@ pub struct Options {
     pub compress_slices: bool,
     /// What is served at `/viewer/`, where there is one.
     pub viewer: Option<Viewer>,
+    /// Where documents are made, which can take a quarter of a second; where the request came without one.
+    pub documents: Option<Handle>,
 }
 
 /// A container and where it is mounted.
@@ -96,7 +101,7 @@ pub struct App {
     id_count: AtomicU64,
     /// Found at the first request, when a recorder is installed.
     stored_answers: OnceLock<metrics::Answers>,
-    quick: quick::Templates,
+    quick: templates::Templates,
 }
 
 impl fmt::Debug for App {
@@ -116,7 +121,7 @@ impl App {
         use std::hash::{BuildHasher, RandomState};
         Arc::new(Self {
             running: AtomicUsize::new(0),
-            quick: quick::Templates::new(&mounts, &options),
+            quick: templates::Templates::new(&mounts, &options),
             stored_answers: OnceLock::new(),
             mounts,
             resources,
@@ -224,8 +229,42 @@ pub fn router(app: Arc<App>) -> Router {
     Router::new().fallback(answer).layer(cors).layer(observe).with_state(app)
 }
 
-/// Answers one request: routes it, bounds its time, turns problems and panics into answers.
+/// Answers one request, where that keeps nobody else waiting.
 async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
+    let elsewhere = app.options.documents.as_ref().filter(|_| takes_time(&app, request.uri().path()));
+    let Some(documents) = elsewhere else { return answer_here(app, request).await };
+    let path = request.uri().path().to_owned();
+    let answering = documents.spawn(answer_here(Arc::clone(&app), request));
+    let _given_up = GivenUp(answering.abort_handle());
+    answering.await.unwrap_or_else(|join| {
+        let problem = Problem::own(problem::INTERNAL, "the server has a fault", join.to_string());
+        problem.log("", &path);
+        problem.into_response(&path, "")
+    })
+}
+
+/// Whether a path is of a document that is made, rather than of a block, a chunk or a slice.
+fn takes_time(app: &App, path: &str) -> bool {
+    let Ok(Some(target)) = Target::parse(path, &app.options.base_path) else { return false };
+    let is_numbered = target.segments.last().is_some_and(|name| name.starts_with(|first: char| first.is_ascii_digit()));
+    match target.view {
+        View::Stored | View::Other(_) => !is_numbered && target.segments.last().is_none_or(|name| name != ATTRIBUTES),
+        View::Info | View::Stats => true,
+        View::Slice | View::Viewer | View::Operation(_) => false,
+    }
+}
+
+/// Ends what nobody waits for any more.
+struct GivenUp(AbortHandle);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Answers one request: routes it, bounds its time, turns problems and panics into answers.
+async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
     let (parts, _body) = request.into_parts();
     let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
     let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);

@@ -127,6 +127,11 @@ impl Line {
         Self { app, started, method, text, route: "unmatched", status: StatusCode::OK, sent: 0 }
     }
 
+    /// The request's id, where log lines are written.
+    pub(super) fn id(&self) -> &str {
+        self.text.as_ref().map_or("", |text| &text.id)
+    }
+
     /// When the request came.
     pub(super) fn started(&self) -> Instant {
         self.started

@@ -12,18 +12,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use axum::http::header::{CONTENT_LENGTH, ETAG};
-use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
+use axum::http::{Method, StatusCode};
 use bytes::Bytes;
-use futures_util::FutureExt;
-use tower::{Layer, ServiceExt, service_fn};
 
 use super::observe::{self, Line};
-use super::problem::Problem;
 use super::recent::{self, Seen};
 use super::target::Target;
-use super::{App, Mount, Options, forwarded, is_request_id, stored};
+use super::templates::Template;
+use super::{App, is_request_id, stored};
 use crate::container::{ATTRIBUTES, AtOnce};
+use crate::metrics;
 use crate::store::{Key, Meta, Sendable};
 
 /// Most headers of a request that is answered here.
@@ -31,69 +29,6 @@ const HEADERS: usize = 48;
 
 /// Longest path that is answered here; beyond a few bytes more the library refuses it.
 const PATH_BYTES: usize = 60_000;
-
-/// A path that stands for any other in a template.
-const PLACEHOLDER: &str = "/path/of/the/request";
-
-/// What every answer of a mount says, as `name: value` lines.
-pub(super) struct Templates {
-    mounts: Vec<Template>,
-    /// Whether what is said depends on the origin that asks.
-    by_origin: bool,
-}
-
-struct Template {
-    attributes: Vec<u8>,
-    block: Vec<u8>,
-    not_modified: Vec<u8>,
-    missing: Vec<u8>,
-    /// The problem document of a missing key, before and after its path.
-    missing_body: (String, String),
-}
-
-impl Templates {
-    pub(super) fn new(mounts: &[Mount], options: &Options) -> Self {
-        let cors = cors(&options.origins);
-        let template = |mount: &Mount| {
-            let found = |status, is_json| {
-                let mut headers = HeaderMap::new();
-                let meta = Meta { len: 0, modified: None, etag: Arc::from("\"\""), version: 0 };
-                stored::describe(&mut headers, status, &meta, mount, is_json);
-                headers.remove(ETAG);
-                lines(headers, status, &cors)
-            };
-            let problem = Problem::missing().cached(mount.cache_missing.clone());
-            let (status, mut missing, body) = problem.into_parts(PLACEHOLDER, "");
-            missing.remove(CONTENT_LENGTH);
-            let (before, after) = body.split_once(PLACEHOLDER).unwrap_or_default();
-            Template {
-                attributes: found(StatusCode::OK, true),
-                block: found(StatusCode::OK, false),
-                not_modified: found(StatusCode::NOT_MODIFIED, false),
-                missing: lines(missing, status, &cors),
-                missing_body: (before.to_owned(), after.to_owned()),
-            }
-        };
-        let by_origin = !options.origins.iter().any(|origin| origin == "*");
-        Self { mounts: mounts.iter().map(template).collect(), by_origin }
-    }
-}
-
-/// The headers that the layer adds to an answer to a request without an origin.
-fn cors(origins: &[String]) -> HeaderMap {
-    let inner = service_fn(|_: Request<()>| std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(()))));
-    let answer = forwarded::cors(origins).layer(inner).oneshot(Request::new(())).now_or_never();
-    answer.and_then(Result::ok).map(|answer| answer.into_parts().0.headers).unwrap_or_default()
-}
-
-fn lines(mut headers: HeaderMap, status: StatusCode, cors: &HeaderMap) -> Vec<u8> {
-    observe::finish(&mut headers, status);
-    let mut lines = Vec::new();
-    for (name, value) in headers.iter().chain(cors) {
-        header(&mut lines, name.as_str(), value.as_bytes());
-    }
-    lines
-}
 
 /// The part of a request that answers here depend on.
 #[derive(Debug, PartialEq, Eq)]
@@ -131,7 +66,7 @@ pub enum Content {
     /// Bytes.
     Bytes(Bytes),
     /// A file, to be sent by the kernel.
-    File(Sendable),
+    File(Arc<Sendable>),
 }
 
 impl Content {
@@ -150,6 +85,12 @@ impl Reply {
     /// When the request came.
     pub fn started(&self) -> Instant {
         self.line.started()
+    }
+
+    /// The rest of the body cannot be had: says so in log and metrics.
+    pub fn broken_off(&self, error: &std::io::Error) {
+        metrics::broken_answer();
+        tracing::error!(id = self.line.id(), %error, "answer broken off");
     }
 
     /// So many bytes of the body have been sent.
@@ -252,7 +193,16 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     };
     let key = Key::parse(path).ok().filter(stored::is_n5_key)?;
     let (mount, template) = (app.mounts.get(at)?, templates.mounts.get(at)?);
-    match mount.container.object_at_once(access, &key, !asked.is_head) {
+    // Whoever has a copy may need no bytes.
+    let with_bytes = !asked.is_head && asked.if_none_match.is_none();
+    let mut found = mount.container.object_at_once(access, &key, with_bytes);
+    if let (AtOnce::Object(meta, _, _), Some(known)) = (&found, asked.if_none_match)
+        && !asked.is_head
+        && known != meta.etag.as_bytes()
+    {
+        found = mount.container.object_at_once(access, &key, true);
+    }
+    match found {
         AtOnce::Unknown => None,
         AtOnce::Missing => {
             // Nothing in a plain path is escaped in JSON.
@@ -265,7 +215,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
         }
         AtOnce::Open(file) => {
             let said = Said::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
-            Some(begun.object(asked, template, &said, Content::File(file)))
+            Some(begun.object(asked, template, &said, Content::File(Arc::new(file))))
         }
         AtOnce::Object(meta, bytes, found) => {
             let said = Said::new(meta, key.name() == Some(ATTRIBUTES));
@@ -348,7 +298,8 @@ fn head(status_line: &[u8]) -> Vec<u8> {
     head
 }
 
-fn header(head: &mut Vec<u8>, name: &str, value: &[u8]) {
+/// Adds a header line.
+pub(super) fn header(head: &mut Vec<u8>, name: &str, value: &[u8]) {
     for part in [name.as_bytes(), b": ", value, b"\r\n"] {
         head.extend_from_slice(part);
     }

@@ -301,7 +301,7 @@ impl Store for LocalStore {
 
     fn open_at_once(&self, key: &Key, most_bytes: u64) -> Option<Sendable> {
         // Elsewhere the kernel's copy may be older than the file.
-        self.glances.are_local().then(|| Sendable::open(&self.root, self.symlinks, key, most_bytes))?
+        self.glances.are_local().then(|| Sendable::open(&self.root, self.symlinks, key, most_bytes, self.deadline))?
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {

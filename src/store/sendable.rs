@@ -1,9 +1,14 @@
 //! A local file that the kernel sends from its own memory, without a copy into ours.
 
 use std::fs::File;
+use std::future::Future;
 use std::io::{self, IoSliceMut};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::sendfile;
 use rustix::io::{ReadWriteFlags, preadv2};
@@ -18,29 +23,38 @@ const STRIDE: u64 = 64 << 10;
 /// Most bytes that are looked at, but for the last.
 const LOOKS: u64 = 16;
 
+/// Most bytes that are sent at once: no longer than that may others wait.
+const PIECE_BYTES: u64 = 512 << 10;
+
 /// An open file of a [`super::Store`] and what was known of it when it was opened.
 #[derive(Debug)]
 pub struct Sendable {
     file: File,
     meta: Meta,
+    deadline: Duration,
 }
 
 impl Sendable {
     /// The file at `key`, if it has at most `most_bytes`, was not written just now, and opening and reading it would not
     /// wait.
-    pub(super) fn open(root: &Path, symlinks: SymlinkPolicy, key: &Key, most_bytes: u64) -> Option<Self> {
+    pub(super) fn open(
+        root: &Path,
+        symlinks: SymlinkPolicy,
+        key: &Key,
+        most_bytes: u64,
+        deadline: Duration,
+    ) -> Option<Self> {
         let file: File = at_once::open(root, symlinks, key).ok()?.into();
         let metadata = file.metadata().ok().filter(|metadata| metadata.is_file() && is_settled(metadata))?;
         let meta = meta_of(&metadata);
-        let is_in_memory = |at| {
-            let mut byte = [0];
-            let read = preadv2(&file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT);
-            read.is_ok_and(|read| read == 1)
-        };
         let last = meta.len.checked_sub(1)?;
         let step = usize::try_from(STRIDE.max(meta.len / LOOKS)).ok()?;
-        let at_hand = meta.len <= most_bytes && (0..last).step_by(step).all(is_in_memory) && is_in_memory(last);
-        at_hand.then_some(Self { file, meta })
+        let at_hand = |at| is_in_memory(&file, at);
+        (meta.len <= most_bytes && (0..last).step_by(step).all(at_hand) && at_hand(last)).then_some(Self {
+            file,
+            meta,
+            deadline,
+        })
     }
 
     /// Facts about it.
@@ -48,7 +62,40 @@ impl Sendable {
         &self.meta
     }
 
-    /// Sends bytes from `from` on to a socket that does not block, as many as it takes.
+    /// Whether the kernel still has in memory what [`Self::send`] sends next. Just opened, it has.
+    pub fn is_at_hand(&self, from: u64) -> bool {
+        from == 0 || (is_in_memory(&self.file, from) && is_in_memory(&self.file, self.piece(from).end - 1))
+    }
+
+    /// Has the kernel read what [`Self::send`] sends next.
+    ///
+    /// # Errors
+    /// When that cannot be read, or not in time.
+    pub fn fetch(self: &Arc<Self>, from: u64) -> impl Future<Output = io::Result<()>> + Send + Sync + 'static {
+        let (this, deadline) = (Arc::clone(self), self.deadline);
+        #[expect(clippy::disallowed_methods, reason = "disk waits belong here")]
+        let reading = tokio::task::spawn_blocking(move || {
+            let mut scratch = vec![0; 64 << 10];
+            let (mut at, end) = (from, this.piece(from).end);
+            while at < end {
+                match this.file.read_at(&mut scratch, at)? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    read => at += read as u64,
+                }
+            }
+            Ok(())
+        });
+        async move { tokio::time::timeout(deadline, reading).await.map_err(io::Error::other)?.map_err(io::Error::other)? }
+    }
+
+    /// What is sent at once from `from` on: the last byte alone.
+    fn piece(&self, from: u64) -> Range<u64> {
+        let last = self.meta.len.saturating_sub(1);
+        let end = if from >= last { from.saturating_add(1) } else { last.min(from.saturating_add(PIECE_BYTES)) };
+        from..end
+    }
+
+    /// Sends bytes from `from` on to a socket that does not block, as many as it takes, up to 512 KiB.
     ///
     /// The last byte goes alone, after a second look at the file: one that was written meanwhile is never sent to its
     /// end, so that its reader learns of it. What is written over in place, neither shortened first nor replaced, while
@@ -57,16 +104,21 @@ impl Sendable {
     /// # Errors
     /// Those of the socket; `UnexpectedEof` when the file has become shorter or was written.
     pub fn send(&self, socket: BorrowedFd<'_>, from: u64) -> io::Result<u64> {
-        let last = self.meta.len.saturating_sub(1);
-        let count = match last.saturating_sub(from) {
-            0 if meta_of(&self.file.metadata()?) != self.meta => return Err(io::ErrorKind::UnexpectedEof.into()),
-            0 => 1,
-            before_last => usize::try_from(before_last).unwrap_or(usize::MAX),
-        };
+        let piece = self.piece(from);
+        if piece.end >= self.meta.len && meta_of(&self.file.metadata()?) != self.meta {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let count = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX);
         let mut at = from;
         match sendfile(socket, &self.file, Some(&mut at), count)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             sent => Ok(sent as u64),
         }
     }
+}
+
+/// Whether the byte at `at` can be read without waiting.
+fn is_in_memory(file: &File, at: u64) -> bool {
+    let mut byte = [0];
+    preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT).is_ok_and(|read| read == 1)
 }

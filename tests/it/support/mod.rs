@@ -48,6 +48,7 @@ pub fn options() -> Options {
         origins: vec!["*".to_owned()],
         compress_slices: false,
         viewer: None,
+        documents: None,
     }
 }
 

@@ -1,0 +1,77 @@
+//! What quick answers have in common, made at the start by the functions that make the general ones.
+
+use std::sync::Arc;
+
+use axum::http::header::{CONTENT_LENGTH, ETAG};
+use axum::http::{HeaderMap, Request, Response, StatusCode};
+use futures_util::FutureExt;
+use tower::{Layer, ServiceExt, service_fn};
+
+use super::problem::Problem;
+use super::quick::header;
+use super::{Mount, Options, forwarded, observe, stored};
+use crate::store::Meta;
+
+/// A path that stands for any other in a template.
+const PLACEHOLDER: &str = "/path/of/the/request";
+
+/// What every answer of a mount says, as `name: value` lines.
+pub(super) struct Templates {
+    pub(super) mounts: Vec<Template>,
+    /// Whether what is said depends on the origin that asks.
+    pub(super) by_origin: bool,
+}
+
+/// The lines of one mount, by what is answered.
+pub(super) struct Template {
+    pub(super) attributes: Vec<u8>,
+    pub(super) block: Vec<u8>,
+    pub(super) not_modified: Vec<u8>,
+    pub(super) missing: Vec<u8>,
+    /// The problem document of a missing key, before and after its path.
+    pub(super) missing_body: (String, String),
+}
+
+impl Templates {
+    pub(super) fn new(mounts: &[Mount], options: &Options) -> Self {
+        let cors = cors(&options.origins);
+        let template = |mount: &Mount| {
+            let found = |status, is_json| {
+                let mut headers = HeaderMap::new();
+                let meta = Meta { len: 0, modified: None, etag: Arc::from("\"\""), version: 0 };
+                stored::describe(&mut headers, status, &meta, mount, is_json);
+                headers.remove(ETAG);
+                lines(headers, status, &cors)
+            };
+            let problem = Problem::missing().cached(mount.cache_missing.clone());
+            let (status, mut missing, body) = problem.into_parts(PLACEHOLDER, "");
+            missing.remove(CONTENT_LENGTH);
+            let (before, after) = body.split_once(PLACEHOLDER).unwrap_or_default();
+            Template {
+                attributes: found(StatusCode::OK, true),
+                block: found(StatusCode::OK, false),
+                not_modified: found(StatusCode::NOT_MODIFIED, false),
+                missing: lines(missing, status, &cors),
+                missing_body: (before.to_owned(), after.to_owned()),
+            }
+        };
+        let by_origin = !options.origins.iter().any(|origin| origin == "*");
+        Self { mounts: mounts.iter().map(template).collect(), by_origin }
+    }
+}
+
+/// The headers that the layer adds to an answer to a request without an origin.
+fn cors(origins: &[String]) -> HeaderMap {
+    let inner = service_fn(|_: Request<()>| std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(()))));
+    let answer = forwarded::cors(origins).layer(inner).oneshot(Request::new(())).now_or_never();
+    answer.and_then(Result::ok).map(|answer| answer.into_parts().0.headers).unwrap_or_default()
+}
+
+fn lines(mut headers: HeaderMap, status: StatusCode, cors: &HeaderMap) -> Vec<u8> {
+    observe::finish(&mut headers, status);
+    let mut lines = Vec::new();
+    for (name, value) in headers.iter().chain(cors) {
+        header(&mut lines, name.as_str(), value.as_bytes());
+    }
+    lines
+}
