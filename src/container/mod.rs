@@ -207,10 +207,10 @@ impl Container {
         self.resources.objects.at_once(self.id, &*self.store, key, access, with_bytes)
     }
 
-    /// The bytes of an object that [`Self::object_at_once`] found, if it is still cached and good; else that is to be
-    /// asked again.
-    pub fn object_again(&self, access: Access, found: &Found) -> Option<Bytes> {
-        self.resources.objects.again(&*self.store, found, access)
+    /// The bytes of an object that [`Self::object_at_once`] found, or none of them where they are not wanted, if it is
+    /// still good; else that is to be asked again.
+    pub fn object_again(&self, access: Access, found: &Found, with_bytes: bool) -> Option<Bytes> {
+        self.resources.objects.again(&*self.store, found, access, with_bytes)
     }
 
     /// A share of the slice budget for an answer that is no slice: `bytes`, or the whole budget where

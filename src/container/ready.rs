@@ -36,18 +36,26 @@ pub enum AtOnce {
     /// There is none of that name, and no directory.
     Missing,
     /// Facts about it and its bytes, or none of them where they were not wanted and are not cached; and how to find it
-    /// again if it is cached.
+    /// again.
     Object(Meta, Bytes, Option<Found>),
     /// It is open, to be sent from the kernel's memory.
     Open(Sendable),
 }
 
-/// A cached object that was found, to be found again without looking for it. It does not keep it.
+/// An object that was found, to be found again without looking for it.
 #[derive(Debug, Clone)]
 pub struct Found {
-    entry: Weak<Entry>,
+    what: What,
     key: Key,
     looked_up: u64,
+}
+
+#[derive(Debug, Clone)]
+enum What {
+    /// It is cached; this does not keep it.
+    Entry(Weak<Entry>),
+    /// It is a file of this version.
+    Facts(u64),
 }
 
 impl Objects {
@@ -74,7 +82,8 @@ impl Objects {
             && let Some((meta, bytes)) = entry.object.clone()
         {
             self.lookups.count(Lookup::Hit, 1);
-            let found = Found { entry: Arc::downgrade(&entry), key: key.clone(), looked_up: moment };
+            let what = What::Entry(Arc::downgrade(&entry));
+            let found = Found { what, key: key.clone(), looked_up: moment };
             return AtOnce::Object(meta, bytes, Some(found));
         }
         let object = match store.glance(key) {
@@ -92,7 +101,10 @@ impl Objects {
             Glance::Object(facts) if !is_cached && facts.len <= KEPT_BYTES => self
                 .load_at_once(EntryKey::Stored(container, key.clone()), store, key, facts.len, moment)
                 .or_else(|| (!with_bytes).then(|| (facts.into(), Bytes::new()))),
-            Glance::Object(facts) if !with_bytes => Some((facts.into(), Bytes::new())),
+            Glance::Object(facts) if !with_bytes => {
+                let found = Found { what: What::Facts(facts.version), key: key.clone(), looked_up: moment };
+                return AtOnce::Object(facts.into(), Bytes::new(), Some(found));
+            }
             Glance::Object(facts) if !is_cached && facts.len <= WHOLE_BYTES => {
                 if facts.len <= AT_ONCE_BYTES && self.sent.fetch_add(1, Ordering::Relaxed) % TURNS == TURNS - 1 {
                     self.load_at_once(EntryKey::Stored(container, key.clone()), store, key, facts.len, moment)
@@ -106,19 +118,29 @@ impl Objects {
         object.map_or(AtOnce::Unknown, |(meta, bytes)| AtOnce::Object(meta, bytes, None))
     }
 
-    /// The bytes of an object found before, if it is still cached and no staler than `access` accepts. Now and then
-    /// `None` all the same: the cache, too, has to learn that the object is asked for.
-    pub(super) fn again(&self, store: &dyn Store, found: &Found, access: Access) -> Option<Bytes> {
+    /// The bytes of an object found before, if it is no staler than `access` accepts and, where bytes are wanted, still
+    /// cached; else none of them. Now and then `None` all the same: the cache, too, has to learn that the object is asked
+    /// for, and its whole path has to be looked at.
+    pub(super) fn again(&self, store: &dyn Store, found: &Found, access: Access, with_bytes: bool) -> Option<Bytes> {
         let (since, moment) = (access.since(&found.key), access.begun);
         if found.looked_up.saturating_add(UNSEEN_NANOSECONDS) < moment {
             return None;
         }
-        let entry = found.entry.upgrade()?;
-        let is_good = entry.checked.is_fresh(since)
-            || entry.checked.compare(store, &found.key, entry.version(), moment) == Some(true);
-        let (_, bytes) = entry.object.as_ref().filter(|_| is_good)?;
+        let bytes = match &found.what {
+            What::Entry(entry) => {
+                let entry = entry.upgrade()?;
+                let is_good = entry.checked.is_fresh(since)
+                    || entry.checked.compare(store, &found.key, entry.version(), moment) == Some(true);
+                let (_, bytes) = entry.object.as_ref().filter(|_| is_good)?;
+                bytes.clone()
+            }
+            What::Facts(version) => {
+                let is_good = !with_bytes && (found.looked_up >= since || store.is_unchanged(&found.key, *version));
+                is_good.then(Bytes::new)?
+            }
+        };
         self.lookups.count(Lookup::Hit, 1);
-        Some(bytes.clone())
+        Some(bytes)
     }
 
     /// What is cached as missing: there is no such object, but there may be a directory.

@@ -40,6 +40,13 @@ struct Asked<'a> {
     has_origin: bool,
 }
 
+impl Asked<'_> {
+    /// Whether the body of an object with that entity tag is to be sent.
+    fn wants_bytes_of(&self, etag: &str) -> bool {
+        !self.is_head && self.if_none_match != Some(etag.as_bytes())
+    }
+}
+
 /// What the bytes received so far begin with.
 #[derive(Debug)]
 pub enum Received {
@@ -177,7 +184,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     let begun = Begun { app, peer, started };
     let again = recent::with(app, asked.path, |seen| {
         let (mount, template) = (app.mounts.get(seen.mount)?, templates.mounts.get(seen.mount)?);
-        let bytes = mount.container.object_again(access, &seen.found)?;
+        let bytes = mount.container.object_again(access, &seen.found, asked.wants_bytes_of(&seen.said.etag))?;
         Some(begun.object(asked, template, &seen.said, Content::Bytes(bytes)))
     });
     if again.is_some() {
@@ -196,9 +203,9 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     // Whoever has a copy may need no bytes.
     let with_bytes = !asked.is_head && asked.if_none_match.is_none();
     let mut found = mount.container.object_at_once(access, &key, with_bytes);
-    if let (AtOnce::Object(meta, _, _), Some(known)) = (&found, asked.if_none_match)
-        && !asked.is_head
-        && known != meta.etag.as_bytes()
+    if let AtOnce::Object(meta, _, _) = &found
+        && !with_bytes
+        && asked.wants_bytes_of(&meta.etag)
     {
         found = mount.container.object_at_once(access, &key, true);
     }

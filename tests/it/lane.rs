@@ -316,6 +316,31 @@ async fn a_directory_that_becomes_a_link_out_of_the_container_is_gone_however_of
 }
 
 #[tokio::test]
+async fn a_copy_is_good_until_the_file_changes() {
+    let n5 = container();
+    let server = serve(&n5, |_| {}).await;
+    let mut client = Client::connect(&server).await;
+    for round in 0..5 {
+        let content = vec![round; 300_000];
+        n5.file("v/1/0", &content);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let answer = client.ask("GET", "/v/1/0", &[]).await;
+        assert_eq!(answer.body, content);
+        let etag = answer.header("etag").unwrap().to_owned();
+        for _ in 0..3 {
+            let again = client.ask("GET", "/v/1/0", &[("If-None-Match", &etag)]).await;
+            assert!(again.status.contains(" 304 "), "{round}: {}", again.status);
+            let other = client.ask("GET", "/v/1/0", &[("If-None-Match", "\"other\"")]).await;
+            assert_eq!(other.body, content, "{round}");
+            assert!(client.ask("HEAD", "/v/1/0", &[]).await.status.contains(" 200 "));
+        }
+        n5.file("v/1/0", [round + 1, 7]);
+        let changed = client.ask("GET", "/v/1/0", &[("If-None-Match", &etag)]).await;
+        assert_eq!(changed.body, [round + 1, 7], "{round}");
+    }
+}
+
+#[tokio::test]
 async fn what_is_missing_may_be_a_directory_later() {
     let n5 = container();
     let server = serve(&n5, |config| {
