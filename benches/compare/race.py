@@ -21,14 +21,14 @@ REACHED = 0.85
 class Runner:
     """A server in a race: what wrk asks it for, and what the row says of it.
 
-    `compares`: it looks at the file of the path before every answer.
+    `compares`: a file of the container that it looks at before every answer.
     """
     name: str
     port: int
     paths: list[str]
     note: str = ''
     tags: list[str] | None = None
-    compares: bool = False
+    compares: str | None = None
 
     def check(self, status=200, method='GET'):
         """Asks for every path once, so that wrk, which sees only errors, counts what the row means."""
@@ -66,7 +66,7 @@ def race(stage, work, target, pairs, status=200, method='GET'):
     with ExitStack() as started:
         trios = []
         for ours, theirs in pairs:
-            file = stage.n5 / ours.paths[0].lstrip('/') if ours.compares else None
+            file = stage.n5 / ours.compares.lstrip('/') if ours.compares else None
             bare = started.enter_context(Bare(tools.bare(stage.home), ours.answer(method), len(ours.paths), file))
             trios.append((ours, theirs, Runner('bare', bare.port, ours.paths, tags=ours.tags)))
         runners = list({id(runner): runner for trio in trios for runner in trio}.values())

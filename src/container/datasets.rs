@@ -31,6 +31,8 @@ pub struct Dataset {
     pub attributes: DatasetAttributes,
     /// Entity tag of its `attributes.json`.
     pub etag: Arc<str>,
+    /// As [`Meta::version`](crate::store::Meta::version), of that file.
+    pub version: u64,
 }
 
 impl Dataset {
@@ -40,6 +42,11 @@ impl Dataset {
             return (position.as_slice() == [0]).then(GridPosition::new);
         }
         self.attributes.grid().contains(&position).then_some(position)
+    }
+
+    /// The key of its attributes.
+    pub fn attributes_key(&self) -> Option<Key> {
+        self.key.child(ATTRIBUTES).ok()
     }
 
     /// The key of the block at `position`; that of a dataset without axes is `0`.
@@ -130,7 +137,7 @@ impl Container {
             let id = id_of(self.id, key, version);
             let at = key.clone();
             let len = bytes.len() as u64;
-            let parse = move || Group { state: parse(&bytes, id, at, etag), len };
+            let parse = move || Group { state: parse(&bytes, id, at, (etag, version)), len };
             Ok::<_, ReadError>(Arc::new(if len > SHORT_BYTES as u64 { cpu.run(parse).await? } else { parse() }))
         };
         let cache_key = (self.id, key.clone(), version);
@@ -169,7 +176,7 @@ fn id_of(container: u32, key: &Key, version: u64) -> u64 {
     xxh3_64(&facts)
 }
 
-fn parse(bytes: &[u8], id: u64, key: Key, etag: Arc<str>) -> GroupState {
+fn parse(bytes: &[u8], id: u64, key: Key, (etag, version): (Arc<str>, u64)) -> GroupState {
     let document = match Document::parse(bytes) {
         Ok(document) => document,
         Err(error) => return GroupState::Broken(error),
@@ -178,7 +185,7 @@ fn parse(bytes: &[u8], id: u64, key: Key, etag: Arc<str>) -> GroupState {
         return GroupState::Attributes(document);
     }
     match DatasetAttributes::parse(document.clone()) {
-        Ok(attributes) => GroupState::Dataset(Arc::new(Dataset { id, key, attributes, etag })),
+        Ok(attributes) => GroupState::Dataset(Arc::new(Dataset { id, key, attributes, etag, version })),
         Err(error) => GroupState::Unusable(document, error.to_string()),
     }
 }

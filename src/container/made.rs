@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::fresh::{self, Checked};
 use super::objects::{ATTEMPTS, CACHE, Entry, EntryKey, WHOLE_BYTES};
-use super::{Access, Container, ReadError, Slice, forget};
+use super::{Access, Container, Fingerprint, Found, ReadError, Slice, forget};
 use crate::metrics::{self, Lookup};
 use crate::store::Meta;
 
@@ -39,6 +39,10 @@ pub struct Made {
     pub bytes: Bytes,
     /// Tells apart the blocks that it was made of, as [`Fingerprint::tags`](super::Fingerprint::tags).
     pub tags: u128,
+    /// As [`Fingerprint::versions`](super::Fingerprint::versions).
+    pub versions: u64,
+    /// How to find it again, where it is cached, as long as the blocks are the same.
+    pub found: Option<Found>,
 }
 
 /// What a run of the recipe ends with when it leaves nothing to cache.
@@ -56,26 +60,27 @@ impl Container {
     /// As [`Container::read_slice`]; [`ReadError::Unmakeable`] when the recipe fails.
     pub async fn made(&self, access: Access, slice: &Slice, recipe: &Recipe) -> Result<Option<Made>, ReadError> {
         let objects = &self.resources.objects;
-        let key = EntryKey::Made(recipe.id ^ slice.id());
+        let id = recipe.id ^ slice.id();
+        let key = EntryKey::Made(id);
         let since = access.data_since;
         for _ in 0..ATTEMPTS {
             let Some(entry) = objects.cache.get(&key).await else {
                 metrics::cache_requests(CACHE, Lookup::Miss, 1);
                 match self.make_shared(access, key.clone(), slice, recipe).await? {
-                    Ok(entry) if entry.checked.is_fresh(since) => return Ok(entry.made()),
+                    Ok(entry) if entry.checked.is_fresh(since) => return Ok(Made::cached(id, &entry, access)),
                     Ok(_) => continue,
                     Err(large) => return Ok(Some(large)),
                 }
             };
             if entry.checked.is_fresh(since) || self.is_unchanged(&entry, slice).await? {
                 metrics::cache_requests(CACHE, if entry.object.is_some() { Lookup::Hit } else { Lookup::Absent }, 1);
-                return Ok(entry.made());
+                return Ok(Made::cached(id, &entry, access));
             }
             metrics::cache_requests(CACHE, Lookup::Stale, 1);
             forget(&objects.cache, key.clone(), &entry).await;
         }
         match self.make(access, slice, recipe).await {
-            Ok(entry) => Ok(entry.made()),
+            Ok(entry) => Ok(Made::cached(id, &entry, access)),
             Err(Uncached::Large(made)) => Ok(Some(made)),
             Err(Uncached::Failed(error)) => Err(error),
         }
@@ -135,23 +140,28 @@ impl Container {
         };
         let done = self.resources.cpu.run(job).await.map_err(|died| Uncached::Failed(died.into()))?;
         let (bytes, memory, is_made) = done.map_err(Uncached::Failed)?;
-        let (tags, len) = (stats.fingerprint.tags, bytes.len() as u64);
+        let (Fingerprint { tags, versions, .. }, len) = (stats.fingerprint, bytes.len() as u64);
         // Elements as they are belong to another budget, whose share must not live on in this cache.
         if len > WHOLE_BYTES || !is_made {
-            return Err(Uncached::Large(Made { bytes: memory.own(bytes), tags }));
+            return Err(Uncached::Large(Made { bytes: memory.own(bytes), tags, versions, found: None }));
         }
         // What is cached counts as stored bytes do. (Nobody who holds these waits for a share of the other.)
         let permit = self.resources.objects.budget.take(len).await.map_err(|error| Uncached::Failed(error.into()))?;
         let bytes = permit.own(bytes);
-        let meta =
-            Meta { len, modified: None, etag: format!("{tags:032x}").into(), version: stats.fingerprint.versions };
+        let meta = Meta { len, modified: None, etag: format!("{tags:032x}").into(), version: versions };
         Ok(Arc::new(Entry { object: Some((meta, bytes)), is_nothing: false, checked }))
     }
 }
 
-impl Entry {
-    fn made(&self) -> Option<Made> {
-        let (meta, bytes) = self.object.as_ref()?;
-        Some(Made { bytes: bytes.clone(), tags: u128::from_str_radix(&meta.etag, 16).unwrap_or(0) })
+impl Made {
+    fn cached(id: u128, entry: &Arc<Entry>, access: Access) -> Option<Self> {
+        let (meta, bytes) = entry.object.as_ref()?;
+        let tags = u128::from_str_radix(&meta.etag, 16).unwrap_or(0);
+        Some(Self {
+            bytes: bytes.clone(),
+            tags,
+            versions: meta.version,
+            found: Some(Found::made(id, entry, access.begun)),
+        })
     }
 }

@@ -1,6 +1,7 @@
 //! A container: the only place that knows both what bytes mean and where they live.
 
 mod admit;
+mod again;
 mod at_once;
 mod bands;
 mod blocks;
@@ -21,13 +22,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use moka::future::Cache;
 use moka::notification::RemovalCause;
 use moka::ops::compute::Op;
 use moka::policy::EvictionPolicy;
 
 pub use admit::{Sending, Slice};
+pub use again::{Found, Trail};
 pub use bands::{Bands, Refusal};
 pub(crate) use browse::grid_component;
 pub use browse::{EntryKind, Listed, ListedEntry};
@@ -36,7 +37,7 @@ pub use datasets::{Dataset, Group, GroupState};
 pub use fresh::{Access, Recheck};
 pub use made::{Made, Make, Recipe};
 pub use objects::{LargeObject, Stored};
-pub use ready::{AtOnce, Found};
+pub use ready::AtOnce;
 pub use sample::{Sample, Survey};
 pub use slice::Finish;
 pub use stats::{Fingerprint, ReadStats};
@@ -205,12 +206,6 @@ impl Container {
     /// a disk, memory or another request.
     pub fn object_at_once(&self, access: Access, key: &Key, with_bytes: bool) -> AtOnce {
         self.resources.objects.at_once(self.id, &*self.store, key, access, with_bytes)
-    }
-
-    /// The bytes of an object that [`Self::object_at_once`] found, or none of them where they are not wanted, if it is
-    /// still good; else that is to be asked again.
-    pub fn object_again(&self, access: Access, found: &Found, with_bytes: bool) -> Option<Bytes> {
-        self.resources.objects.again(&*self.store, found, access, with_bytes)
     }
 
     /// A share of the slice budget for an answer that is no slice: `bytes`, or the whole budget where

@@ -1,13 +1,14 @@
 //! Stored objects that are ready: what can be said of them without waiting for a disk, for memory or for another
 //! request, where nothing may wait.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 
+use super::again::Found;
 use super::fresh::{Access, Checked};
 use super::objects::{Entry, EntryKey, Objects, Uncached, WHOLE_BYTES};
 use crate::metrics::{self, Lookup, StoreOperation};
@@ -25,9 +26,6 @@ const AT_ONCE_BYTES: u64 = 512 << 10;
 /// for often is sent from the cache at less cost, and comes there soon.
 const TURNS: usize = 32;
 
-/// How long an object may be found again without the cache's knowledge: a moment, for a cache that evicts by last use.
-const UNSEEN_NANOSECONDS: u64 = 100_000_000;
-
 /// What can be said of an object without waiting.
 #[derive(Debug)]
 pub enum AtOnce {
@@ -40,22 +38,6 @@ pub enum AtOnce {
     Object(Meta, Bytes, Option<Found>),
     /// It is open, to be sent from the kernel's memory.
     Open(Sendable),
-}
-
-/// An object that was found, to be found again without looking for it.
-#[derive(Debug, Clone)]
-pub struct Found {
-    what: What,
-    key: Key,
-    looked_up: u64,
-}
-
-#[derive(Debug, Clone)]
-enum What {
-    /// It is cached; this does not keep it.
-    Entry(Weak<Entry>),
-    /// It is a file of this version.
-    Facts(u64),
 }
 
 impl Objects {
@@ -82,9 +64,7 @@ impl Objects {
             && let Some((meta, bytes)) = entry.object.clone()
         {
             self.lookups.count(Lookup::Hit, 1);
-            let what = What::Entry(Arc::downgrade(&entry));
-            let found = Found { what, key: key.clone(), looked_up: moment };
-            return AtOnce::Object(meta, bytes, Some(found));
+            return AtOnce::Object(meta, bytes, Some(Found::entry(key, &entry, moment)));
         }
         let object = match store.glance(key) {
             Glance::Missing => {
@@ -102,8 +82,7 @@ impl Objects {
                 .load_at_once(EntryKey::Stored(container, key.clone()), store, key, facts.len, moment)
                 .or_else(|| (!with_bytes).then(|| (facts.into(), Bytes::new()))),
             Glance::Object(facts) if !with_bytes => {
-                let found = Found { what: What::Facts(facts.version), key: key.clone(), looked_up: moment };
-                return AtOnce::Object(facts.into(), Bytes::new(), Some(found));
+                return AtOnce::Object(facts.into(), Bytes::new(), Some(Found::facts(key, facts, moment)));
             }
             Glance::Object(facts) if !is_cached && facts.len <= WHOLE_BYTES => {
                 if facts.len <= AT_ONCE_BYTES && self.sent.fetch_add(1, Ordering::Relaxed) % TURNS == TURNS - 1 {
@@ -116,31 +95,6 @@ impl Objects {
             Glance::Object(_) | Glance::NoObject | Glance::Unknown => None,
         };
         object.map_or(AtOnce::Unknown, |(meta, bytes)| AtOnce::Object(meta, bytes, None))
-    }
-
-    /// The bytes of an object found before, if it is no staler than `access` accepts and, where bytes are wanted, still
-    /// cached; else none of them. Now and then `None` all the same: the cache, too, has to learn that the object is asked
-    /// for, and its whole path has to be looked at.
-    pub(super) fn again(&self, store: &dyn Store, found: &Found, access: Access, with_bytes: bool) -> Option<Bytes> {
-        let (since, moment) = (access.since(&found.key), access.begun);
-        if found.looked_up.saturating_add(UNSEEN_NANOSECONDS) < moment {
-            return None;
-        }
-        let bytes = match &found.what {
-            What::Entry(entry) => {
-                let entry = entry.upgrade()?;
-                let is_good = entry.checked.is_fresh(since)
-                    || entry.checked.compare(store, &found.key, entry.version(), moment) == Some(true);
-                let (_, bytes) = entry.object.as_ref().filter(|_| is_good)?;
-                bytes.clone()
-            }
-            What::Facts(version) => {
-                let is_good = !with_bytes && (found.looked_up >= since || store.is_unchanged(&found.key, *version));
-                is_good.then(Bytes::new)?
-            }
-        };
-        self.lookups.count(Lookup::Hit, 1);
-        Some(bytes)
     }
 
     /// What is cached as missing: there is no such object, but there may be a directory.

@@ -74,7 +74,7 @@ pub struct Fingerprint {
     /// From positions and entity tags: equal on every replica and after every restart.
     pub tags: u128,
     /// From positions and versions: changes with every write.
-    pub(super) versions: u64,
+    pub versions: u64,
     /// How many exist.
     pub(super) blocks: u64,
 }

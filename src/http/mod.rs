@@ -99,8 +99,8 @@ pub struct App {
     render_metrics: Box<dyn Fn() -> String + Send + Sync>,
     id_base: u64,
     id_count: AtomicU64,
-    /// Found at the first request, when a recorder is installed.
-    stored_answers: OnceLock<metrics::Answers>,
+    /// By route; found at its first request, when a recorder is installed.
+    answers: Vec<(&'static str, OnceLock<metrics::Answers>)>,
     quick: templates::Templates,
 }
 
@@ -119,10 +119,11 @@ impl App {
         render_metrics: impl Fn() -> String + Send + Sync + 'static,
     ) -> Arc<Self> {
         use std::hash::{BuildHasher, RandomState};
+        let frequent = std::iter::once(observe::STORED).chain(crate::view::VIEWS.iter().map(|view| view.name()));
         Arc::new(Self {
             running: AtomicUsize::new(0),
             quick: templates::Templates::new(&mounts, &options),
-            stored_answers: OnceLock::new(),
+            answers: frequent.map(|route| (route, OnceLock::new())).collect(),
             mounts,
             resources,
             options,
@@ -162,8 +163,15 @@ impl App {
         }
     }
 
-    fn stored_answers(&self) -> &metrics::Answers {
-        self.stored_answers.get_or_init(|| metrics::Answers::new(observe::STORED))
+    /// The number of a mount.
+    fn place(&self, mount: &Mount) -> Option<usize> {
+        self.mounts.iter().position(|one| std::ptr::eq(one, mount))
+    }
+
+    /// What records the answers of a route that has many.
+    fn answers(&self, route: &'static str) -> Option<&metrics::Answers> {
+        let (_, answers) = self.answers.iter().find(|(name, _)| *name == route)?;
+        Some(answers.get_or_init(|| metrics::Answers::new(route)))
     }
 
     fn request_id(&self, headers: &HeaderMap) -> String {

@@ -143,8 +143,8 @@ impl Drop for Line {
         self.app.running.fetch_sub(1, Ordering::Relaxed);
         let elapsed = self.started.elapsed();
         let (method, status) = (method_name(&self.method), self.status.as_u16());
-        if self.route == STORED {
-            self.app.stored_answers().record(method, status, elapsed, self.sent);
+        if let Some(answers) = self.app.answers(self.route) {
+            answers.record(method, status, elapsed, self.sent);
         } else {
             metrics::http_request(method, self.route, status, elapsed);
             metrics::http_response_bytes(self.route, self.sent);

@@ -1,7 +1,8 @@
-//! Answers that need not wait for anything: stored objects that are cached, and what is known not to exist.
+//! Answers that need not wait for anything: stored objects that are cached, what is known not to exist, and chunks of
+//! views that were sent a moment ago.
 //!
 //! These are most of what viewers ask for, and small ones cost more in a general HTTP server than in themselves. What is
-//! said here is what `stored` says, header by header; `tests/it/lane.rs` compares the two. Whatever is the least bit
+//! said here is what `stored` and `view` say, header by header; `tests/it/lane.rs` compares the two. Whatever is the least bit
 //! unusual is left to it.
 
 use std::cell::RefCell;
@@ -20,7 +21,7 @@ use super::recent::{self, Seen};
 use super::target::Target;
 use super::templates::Template;
 use super::{App, is_request_id, stored};
-use crate::container::{ATTRIBUTES, AtOnce};
+use crate::container::{ATTRIBUTES, AtOnce, Trail};
 use crate::metrics;
 use crate::store::{Key, Meta, Sendable};
 
@@ -184,7 +185,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     let begun = Begun { app, peer, started };
     let again = recent::with(app, asked.path, |seen| {
         let (mount, template) = (app.mounts.get(seen.mount)?, templates.mounts.get(seen.mount)?);
-        let bytes = mount.container.object_again(access, &seen.found, asked.wants_bytes_of(&seen.said.etag))?;
+        let bytes = mount.container.again(access, &mut seen.trail, asked.wants_bytes_of(&seen.said.etag))?;
         Some(begun.object(asked, template, &seen.said, Content::Bytes(bytes)))
     });
     if again.is_some() {
@@ -218,28 +219,39 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
             let mut head = head(b"HTTP/1.1 404 Not Found\r\n");
             head.extend_from_slice(&template.missing);
             let _ = write!(head, "content-length: {}\r\n", body.len());
-            Some(begun.reply(asked, StatusCode::NOT_FOUND, head, Content::Bytes(body.into())))
+            let body = Content::Bytes(body.into());
+            Some(begun.reply(asked, observe::STORED, StatusCode::NOT_FOUND, head, body))
         }
         AtOnce::Open(file) => {
             let said = Said::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
             Some(begun.object(asked, template, &said, Content::File(Arc::new(file))))
         }
         AtOnce::Object(meta, bytes, found) => {
+            let range = 0..usize::try_from(meta.len).unwrap_or(usize::MAX);
             let said = Said::new(meta, key.name() == Some(ATTRIBUTES));
             let reply = begun.object(asked, template, &said, Content::Bytes(bytes));
             if let Some(found) = found {
-                recent::keep(app, asked.path, Seen { mount: at, said, found });
+                recent::keep(app, asked.path, Seen { mount: at, said, trail: Trail { founds: vec![found], range } });
             }
             Some(reply)
         }
     }
 }
 
-/// What is said of one object.
+/// Remembers a chunk of octets that was sent whole as the answer to `path`, which had no query.
+pub(super) fn remember(app: &App, path: &str, mount: usize, route: &'static str, etag: &str, trail: Trail) {
+    let mut said =
+        Said::new(Meta { len: trail.range.len() as u64, modified: None, etag: etag.into(), version: 0 }, false);
+    said.route = route;
+    recent::keep(app, path, Seen { mount, said, trail });
+}
+
+/// What is said of one object or chunk.
 pub(super) struct Said {
+    route: &'static str,
     etag: Arc<str>,
     is_attributes: bool,
-    /// The headers of this object alone, as lines; the length first.
+    /// The headers that are its own, as lines; the length first.
     lines: Vec<u8>,
     length_bytes: usize,
 }
@@ -253,7 +265,7 @@ impl Said {
         if let Some(date) = meta.modified.and_then(super::conditional::last_modified) {
             header(&mut lines, "last-modified", date.as_bytes());
         }
-        Self { etag: meta.etag, is_attributes, lines, length_bytes }
+        Self { route: observe::STORED, etag: meta.etag, is_attributes, lines, length_bytes }
     }
 }
 
@@ -274,16 +286,23 @@ impl Begun<'_> {
             let mut head = head(b"HTTP/1.1 304 Not Modified\r\n");
             head.extend_from_slice(said.lines.get(said.length_bytes..).unwrap_or_default());
             head.extend_from_slice(&template.not_modified);
-            return self.reply(asked, status, head, Content::none());
+            return self.reply(asked, said.route, status, head, Content::none());
         }
         let mut head = head(b"HTTP/1.1 200 OK\r\n");
         head.extend_from_slice(&said.lines);
         head.extend_from_slice(if said.is_attributes { &template.attributes } else { &template.block });
-        self.reply(asked, status, head, body)
+        self.reply(asked, said.route, status, head, body)
     }
 
     /// What all answers end with.
-    fn reply(&self, asked: &Asked<'_>, status: StatusCode, mut head: Vec<u8>, body: Content) -> Reply {
+    fn reply(
+        &self,
+        asked: &Asked<'_>,
+        route: &'static str,
+        status: StatusCode,
+        mut head: Vec<u8>,
+        body: Content,
+    ) -> Reply {
         let made = hexadecimal(self.app.new_request_id());
         let made = std::str::from_utf8(&made).unwrap_or_default();
         let id = asked.request_id.filter(|id| is_request_id(id)).unwrap_or(made);
@@ -292,7 +311,7 @@ impl Begun<'_> {
         head.extend_from_slice(b"\r\n");
         let method = if asked.is_head { Method::HEAD } else { Method::GET };
         let mut line = Line::start(self.app, self.started, method, asked.path, None, self.peer, id);
-        line.route = observe::STORED;
+        line.route = route;
         line.status = status;
         let body = if asked.is_head { Content::none() } else { body };
         Reply { head, body, line }

@@ -1,29 +1,28 @@
-//! What each thread has answered lately: an object that is asked for again is found by the text of the path alone.
+//! What each thread has answered lately: an object or chunk that is asked for again is found by the text of the path alone.
 //!
 //! Parsing the path, looking in the cache and writing the object's headers anew took a quarter of the time that this
-//! process itself spends on a small answer (docs/PERFORMANCE.md).
+//! process itself spends on a small answer; resolving a chunk and the HTTP library, half of it (docs/PERFORMANCE.md).
 
 use std::cell::RefCell;
-use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::App;
 use super::quick::Said;
-use crate::container::Found;
+use crate::container::Trail;
 
-/// Objects that a thread remembers, at some 400 bytes each.
+/// Answers that a thread remembers, at some 400 to 700 bytes each.
 const SLOTS: usize = 1024;
 
 /// Longer paths are not remembered.
 const PATH_BYTES: usize = 256;
 
-/// An object that was sent.
+/// What was sent.
 pub(super) struct Seen {
     /// Which mount it is of.
     pub(super) mount: usize,
     pub(super) said: Said,
-    pub(super) found: Found,
+    pub(super) trail: Trail,
 }
 
 struct Slot {
@@ -39,15 +38,15 @@ thread_local! {
 }
 
 /// What `job` makes of what was last sent for a path; `None` where nothing is remembered.
-pub(super) fn with<T>(app: &Arc<App>, path: &str, job: impl FnOnce(&Seen) -> Option<T>) -> Option<T> {
-    SLOTS_OF_THREAD.with_borrow(|slots| {
-        let slot = slots.get(slot_of(path))?.as_ref()?;
-        (slot.app == address(app) && *slot.path == *path).then(|| job(&slot.seen))?
+pub(super) fn with<T>(app: &App, path: &str, job: impl FnOnce(&mut Seen) -> Option<T>) -> Option<T> {
+    SLOTS_OF_THREAD.with_borrow_mut(|slots| {
+        let slot = slots.get_mut(slot_of(path))?.as_mut()?;
+        (slot.app == address(app) && *slot.path == *path).then(|| job(&mut slot.seen))?
     })
 }
 
 /// Remembers what was sent for a path, in place of what had the slot.
-pub(super) fn keep(app: &Arc<App>, path: &str, seen: Seen) {
+pub(super) fn keep(app: &App, path: &str, seen: Seen) {
     if path.len() > PATH_BYTES {
         return;
     }
@@ -61,8 +60,8 @@ pub(super) fn keep(app: &Arc<App>, path: &str, seen: Seen) {
     });
 }
 
-fn address(app: &Arc<App>) -> usize {
-    Arc::as_ptr(app).addr()
+fn address(app: &App) -> usize {
+    std::ptr::from_ref(app).addr()
 }
 
 fn slot_of(path: &str) -> usize {

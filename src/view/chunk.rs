@@ -8,8 +8,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::container::{Access, Container, Dataset, Fingerprint, ReadError, Recipe, Slice, Stored};
+use crate::container::{
+    self, Access, Container, Dataset, Fingerprint, ReadError, Recipe, Slice, Stored, Trail, grid_component,
+};
 use crate::n5::{Array, BlockHeader, Coords, Encoding, GridPosition, Mode, Region, Start};
+use crate::store::{Key, Meta};
 
 /// Another release may encode to other bytes, which are another representation.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
@@ -63,6 +66,16 @@ pub struct Ready {
     pub bytes: Bytes,
     /// Strong, quoted, equal on every replica.
     pub etag: String,
+    source: Source,
+}
+
+/// Where the bytes of a chunk are from.
+#[derive(Debug)]
+enum Source {
+    /// They are a part of the stored block of this version.
+    Stored(u64, Range<usize>),
+    /// They were made of blocks of these versions, and may be cached.
+    Made(u64, Option<container::Found>),
 }
 
 impl Chunk {
@@ -117,9 +130,9 @@ impl Chunk {
             if let Stored::Whole(meta, bytes) = stored
                 && let Some(range) = self.form.within(&bytes, &self.dataset, position)
             {
-                let mut one = Fingerprint::default();
-                one.add(position, &meta.etag, meta.version);
-                return Ok(Some(Ready { bytes: bytes.slice(range), etag: self.etag(one.tags) }));
+                let etag = self.etag(of_one(position, &meta).tags);
+                let source = Source::Stored(meta.version, range.clone());
+                return Ok(Some(Ready { bytes: bytes.slice(range), etag, source }));
             }
             // Let go of here: nobody waits for memory who holds some.
         }
@@ -133,7 +146,36 @@ impl Chunk {
             make: Arc::new(move |data| form.encode(Array { shape: shape.clone(), data_type: data_type.clone(), data })),
         };
         let made = container.made(access, &slice, &recipe).await?;
-        Ok(made.map(|made| Ready { bytes: made.bytes, etag: self.etag(made.tags) }))
+        Ok(made.map(|made| {
+            let source = Source::Made(made.versions, made.found);
+            Ready { bytes: made.bytes, etag: self.etag(made.tags), source }
+        }))
+    }
+
+    /// How to find a chunk that is one block again, which was asked for by `key`; `None` where more than the attributes
+    /// of its dataset and that block decided what it is, or they are not at hand.
+    pub fn trail(&self, container: &Container, access: Access, key: &Key, ready: Ready) -> Option<Trail> {
+        let (dataset, position) = (&self.dataset, self.position.as_ref()?);
+        // Of the ways to cut a key, those were tried before that begin a dataset's grid further up.
+        let is_unambiguous = dataset.key.name().is_none_or(|name| grid_component(name).is_none());
+        let mut names = key.segments();
+        let is_below = dataset.key.segments().all(|name| names.next() == Some(name));
+        if !is_unambiguous || !is_below {
+            return None;
+        }
+        let attributes = container.cached(access, &dataset.attributes_key()?, dataset.version)?;
+        let block = dataset.block_key(position);
+        match ready.source {
+            Source::Stored(version, range) => {
+                Some(Trail { founds: vec![attributes, container.cached(access, &block, version)?], range })
+            }
+            Source::Made(versions, made) => {
+                let (meta, block) = container.compared(access, &block)?;
+                let is_same = of_one(position, &meta).versions == versions;
+                let founds = vec![attributes, block, made.filter(|_| is_same)?];
+                Some(Trail { founds, range: 0..ready.bytes.len() })
+            }
+        }
     }
 
     /// The entity tag that [`Self::ready`] would give, without reading a block; `None` where none exists.
@@ -143,11 +185,7 @@ impl Chunk {
     pub async fn tag(&self, container: &Container, access: Access) -> Result<Option<String>, ReadError> {
         if let Some(position) = &self.position {
             let meta = container.meta(access, &self.dataset.block_key(position)).await?;
-            return Ok(meta.map(|meta| {
-                let mut one = Fingerprint::default();
-                one.add(position, &meta.etag, meta.version);
-                self.etag(one.tags)
-            }));
+            return Ok(meta.map(|meta| self.etag(of_one(position, &meta).tags)));
         }
         let fingerprint = container.fingerprint(&self.slice(container)?).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.tags)))
@@ -171,6 +209,12 @@ impl Chunk {
         let _ = write!(facts, "{} {} {:?} {tags:x} {RELEASE}", self.dataset.etag, self.form.id(), self.region);
         format!("\"{:032x}\"", xxh3_128(facts.as_bytes()))
     }
+}
+
+fn of_one(position: &GridPosition, meta: &Meta) -> Fingerprint {
+    let mut one = Fingerprint::default();
+    one.add(position, &meta.etag, meta.version);
+    one
 }
 
 /// The payload of a stored block of today's form that has exactly `size` elements and is one stream of `encoding`.

@@ -117,6 +117,11 @@ pub trait View: fmt::Debug + Send + Sync {
         true
     }
 
+    /// Whether a chunk depends on nothing but its dataset and its blocks: not on groups around them, for one.
+    fn is_local(&self) -> bool {
+        false
+    }
+
     /// What the key stands for.
     ///
     /// # Errors

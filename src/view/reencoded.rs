@@ -62,6 +62,10 @@ impl View for Reencoded {
         (description.kind != Kind::Dataset || description.is_decoded()).then_some("as/gzip")
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     async fn resolve(&self, lookup: &Lookup<'_>) -> Result<Found, ReadError> {
         let Some(wanted) = Wanted::parse(lookup.parameters) else { return Ok(Found::Missing) };
         if lookup.key.name() == Some(ATTRIBUTES) {

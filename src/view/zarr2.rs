@@ -26,6 +26,10 @@ impl View for Zarr2 {
         "zarr2"
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     async fn resolve(&self, lookup: &Lookup<'_>) -> Result<Found, ReadError> {
         let (Some(name), Some(directory)) = (lookup.key.name(), lookup.key.parent()) else {
             return Ok(Found::Missing);

@@ -27,6 +27,10 @@ impl View for Zarr3 {
         "zarr3"
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     async fn resolve(&self, lookup: &Lookup<'_>) -> Result<Found, ReadError> {
         if let (Some(DOCUMENT), Some(directory)) = (lookup.key.name(), lookup.key.parent()) {
             return document(lookup, &directory).await;

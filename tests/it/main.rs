@@ -29,5 +29,6 @@ mod slice_formats;
 mod stats;
 mod stored;
 mod support;
+mod trails;
 mod viewer;
 mod views;

@@ -12,7 +12,7 @@ def rows(stage):
             theirs = Runner('nginx', nginx.port, paths)
             # That something is absent nginx remembers only if told to.
             also = Runner('nginx', sure.port, paths, 'open_file_cache_errors on') if absent else theirs
-            return [(Runner('n5-server', ours.port, paths, compares=True), theirs),
+            return [(Runner('n5-server', ours.port, paths, compares=paths[0]), theirs),
                     (Runner('n5-server', stale.port, paths, STALE_NOTE), also)]
 
         yield from race(stage, 'attributes.json, 32 connections', 1.0, pairs(['/em8/gzip/attributes.json']))

@@ -60,6 +60,7 @@ pub fn local(root: &Path) -> Arc<dyn Store> {
 #[derive(Clone)]
 pub struct Client {
     router: Router,
+    pub app: Arc<App>,
     pub container: Container,
 }
 
@@ -81,7 +82,8 @@ impl Client {
             cache_found: HeaderValue::from_static("no-cache"),
             cache_missing: HeaderValue::from_static("no-cache"),
         };
-        Self { router: router(App::new(vec![mount], resources, options, String::new)), container }
+        let app = App::new(vec![mount], resources, options, String::new);
+        Self { router: router(Arc::clone(&app)), app, container }
     }
 
     /// Serves a directory with the usual settings.

@@ -76,7 +76,8 @@ pub fn immutable(store: Arc<dyn Store>, settings: Settings) -> Client {
         cache_found: HeaderValue::from_static("immutable"),
         cache_missing: HeaderValue::from_static("max-age=60"),
     };
-    Client { router: router(App::new(vec![mount], resources, options(), String::new)), container }
+    let app = App::new(vec![mount], resources, options(), String::new);
+    Client { router: router(Arc::clone(&app)), app, container }
 }
 
 fn is_block(key: &Key) -> bool {

@@ -1,0 +1,166 @@
+//! Chunks of views that were sent a moment ago: answered without being resolved again, as long as nothing has changed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use bytes::Bytes;
+use n5_server::container::Settings;
+use n5_server::http::quick::{self, Content, Received};
+use serde_json::json;
+
+use crate::support::writer::N5;
+use crate::support::{Client, Reply, local, options, settings};
+
+/// Longer than anything is found again without the caches' knowledge.
+const A_MOMENT: Duration = Duration::from_millis(150);
+
+/// Status, headers and body of the answer that a connection would send at once; `None` where it would ask the router.
+fn at_once(client: &Client, method: &str, path: &str, tag: Option<&str>) -> Option<(String, BTreeSet<String>, Bytes)> {
+    let condition = tag.map(|tag| format!("If-None-Match: {tag}\r\n")).unwrap_or_default();
+    let text = format!("{method} {path} HTTP/1.1\r\nHost: test\r\n{condition}\r\n");
+    let Received::Request(_, reply) = quick::look(&client.app, None, text.as_bytes()) else { panic!("no request") };
+    let reply = reply?;
+    let head = std::str::from_utf8(&reply.head).unwrap().to_owned();
+    let (status, lines) = head.split_once("\r\n").unwrap();
+    let lines = lines.split_terminator("\r\n").filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    let Content::Bytes(body) = reply.body else { panic!("no chunk is a file") };
+    Some((status.split(' ').nth(1).unwrap().to_owned(), lines, body))
+}
+
+fn body_at_once(client: &Client, path: &str) -> Option<Bytes> {
+    at_once(client, "GET", path, None).map(|(_, _, body)| body)
+}
+
+/// What an answer of the router says, without what differs from one to the next.
+fn lines(reply: &Reply) -> BTreeSet<String> {
+    let lines = reply.headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()));
+    comparable(lines.collect())
+}
+
+fn comparable(lines: BTreeSet<String>) -> BTreeSet<String> {
+    lines.into_iter().filter(|line| !line.starts_with("date: ") && !line.starts_with("x-request-id: ")).collect()
+}
+
+fn container() -> N5 {
+    let n5 = N5::new();
+    n5.dataset("a", &[7, 5], &[3, 2], "gzip").fill(|_| true, |_| true);
+    n5
+}
+
+const CHUNKS: [&str; 6] =
+    ["/as/gzip/a/1/0", "/as/zstd/a/1/0", "/as/raw,float32/a/1/0", "/zarr2/a/0/1", "/zarr3/a/c/0/1", "/zarr3/a/c/2/2"];
+
+async fn settled() {
+    // A file that may be written again within the resolution of its time is looked at more closely.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+}
+
+#[tokio::test]
+async fn a_chunk_sent_before_is_sent_at_once_and_in_the_same_words() {
+    let n5 = container();
+    settled().await;
+    let client = Client::of(n5.root());
+    for path in CHUNKS {
+        assert!(at_once(&client, "GET", path, None).is_none(), "{path} was never asked for");
+        let reply = client.get(path).await;
+        assert_eq!(reply.status, 200, "{path}");
+        for round in 0..3 {
+            let (status, head, body) = at_once(&client, "GET", path, None).unwrap_or_else(|| panic!("{path} {round}"));
+            assert_eq!((status.as_str(), &body), ("200", &reply.body), "{path}");
+            assert_eq!(comparable(head), lines(&reply), "{path}");
+            let (status, head, body) = at_once(&client, "HEAD", path, None).unwrap();
+            assert_eq!((status.as_str(), body.len()), ("200", 0), "{path}");
+            assert_eq!(comparable(head), lines(&client.send("HEAD", path, &[]).await), "{path}");
+            let tag = reply.header("etag").unwrap();
+            let (status, head, body) = at_once(&client, "GET", path, Some(tag)).unwrap();
+            assert_eq!((status.as_str(), body.len()), ("304", 0), "{path}");
+            // The library takes this off before it sends a 304.
+            let mut expected = lines(&client.get_with(path, &[("if-none-match", tag)]).await);
+            expected.remove("content-length: 0");
+            assert_eq!(comparable(head), expected, "{path}");
+            let (status, _, body) = at_once(&client, "GET", path, Some("\"other\"")).unwrap();
+            assert_eq!((status.as_str(), &body), ("200", &reply.body), "{path}");
+            tokio::time::sleep(A_MOMENT).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_chunk_depends_on_is_compared_before_it_is_sent_again() {
+    let n5 = container();
+    let dataset = n5.dataset("a", &[7, 5], &[3, 2], "gzip");
+    let attributes = fs::read(n5.root().join("a/attributes.json")).unwrap();
+    let blocks = ["1/0", "0/0", "2/2"];
+    for path in CHUNKS {
+        for change in ["block", "hole", "attributes", "no attributes"] {
+            dataset.fill(|_| true, |_| true);
+            n5.file("a/attributes.json", &attributes);
+            settled().await;
+            let client = Client::of(n5.root());
+            let before = client.get(path).await;
+            assert_eq!(body_at_once(&client, path), Some(before.body.clone()), "{path}");
+            match change {
+                // Every block is exchanged for the one of another place, of the same size in elements.
+                "block" => blocks.iter().chain(&["1/0", "0/1"]).for_each(|block| {
+                    fs::copy(n5.root().join("a/0/1"), n5.root().join("a/spare")).unwrap();
+                    let other = if *block == "0/1" { "a/1/0" } else { "a/spare" };
+                    fs::copy(n5.root().join(other), n5.root().join("a").join(block)).unwrap();
+                }),
+                "hole" => ["0", "1", "2"].iter().for_each(|x| fs::remove_dir_all(n5.root().join("a").join(x)).unwrap()),
+                "attributes" => n5.file("a/attributes.json", String::from_utf8_lossy(&attributes).replace('7', "8")),
+                _ => fs::remove_file(n5.root().join("a/attributes.json")).unwrap(),
+            }
+            assert_eq!(body_at_once(&client, path), None, "{path}: {change}");
+            settled().await;
+            let after = client.get(path).await;
+            if matches!(change, "hole" | "no attributes") {
+                assert_eq!(after.status, 404, "{path}: {change}");
+                assert_eq!(body_at_once(&client, path), None, "{path}: {change}");
+            } else {
+                assert_eq!(after.status, 200, "{path}: {change}");
+                assert_ne!(after.header("etag"), before.header("etag"), "{path}: {change}");
+                assert_eq!(body_at_once(&client, path), Some(after.body), "{path}: {change}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_depends_on_more_than_a_dataset_is_resolved_every_time() {
+    let n5 = container();
+    // A level that is called otherwise, and a dataset whose name could be a position.
+    let multiscales = json!({"multiscales": [{"version": "0.4", "axes": [{"name": "x"}, {"name": "y"}],
+        "datasets": [{"path": "full", "coordinateTransformations": [{"type": "scale", "scale": [4.0, 4.0]}]}]}]});
+    n5.file("p/attributes.json", multiscales.to_string());
+    n5.dataset("p/full", &[7, 5], &[3, 2], "gzip").fill(|_| true, |_| true);
+    n5.dataset("b/3", &[7, 5], &[3, 2], "gzip").fill(|_| true, |_| true);
+    n5.dataset("c", &[100, 40, 9], &[64, 64, 4], "raw").fill(|_| true, |_| false);
+    settled().await;
+    let client = Client::of(n5.root());
+    for path in ["/as/gzip/p/s0/0/0", "/as/gzip/b/3/0/0", "/as/gzip/a/1/0?x=y", "/precomputed/c/raw/0-64_0-40_0-4"] {
+        assert_eq!(client.get(path).await.status, 200, "{path}");
+        assert!(at_once(&client, "GET", path, None).is_none(), "{path}");
+    }
+    // Parts and answers without a body are no reason to remember the whole.
+    assert_eq!(client.get_with("/as/gzip/a/0/0", &[("range", "bytes=0-3")]).await.status, 206);
+    assert_eq!(client.send("HEAD", "/as/gzip/a/0/0", &[]).await.status, 200);
+    assert!(at_once(&client, "GET", "/as/gzip/a/0/0", None).is_none());
+}
+
+#[tokio::test]
+async fn what_the_cache_has_let_go_of_is_made_again() {
+    let n5 = N5::new();
+    n5.dataset("a", &[64, 64], &[8, 8], "raw").fill(|_| true, |_| true);
+    settled().await;
+    let small = Settings { stored_cache: 16 << 10, ..settings() };
+    let client = Client::new(local(n5.root()), small, options());
+    let first = client.get("/as/gzip/a/0/0").await.body;
+    for n in 0..64 {
+        client.get(&format!("/as/gzip/a/{}/{}", n / 8, n % 8)).await;
+    }
+    tokio::time::sleep(A_MOMENT).await;
+    assert_eq!(body_at_once(&client, "/as/gzip/a/0/0"), None);
+    assert_eq!(client.get("/as/gzip/a/0/0").await.body, first);
+    assert_eq!(body_at_once(&client, "/as/gzip/a/0/0"), Some(first));
+}
