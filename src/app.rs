@@ -18,10 +18,9 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::http::HeaderValue;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::runtime::Handle;
 
 use connections::Connections;
-use workers::Workers;
+use workers::{Documents, Workers};
 
 use crate::config::{CachePolicy, Config, ContainerConfig, EvictionPolicy, Listen, Recheck, Symlinks};
 use crate::container::{self, Container, Resources, Settings};
@@ -43,6 +42,7 @@ pub struct Server {
     app: Arc<App>,
     listener: Listener,
     workers: Workers,
+    documents: Documents,
     config: Config,
 }
 
@@ -87,7 +87,9 @@ impl Server {
         tokio::spawn(trim(Arc::downgrade(&resources)));
         let mounts = mounts(&config, &resources)?;
         let viewer = Viewer::find(&config.server.viewer).await;
-        let app = App::new(mounts, resources, options(&config, viewer), render_metrics);
+        let documents = Documents::start(threads(&config)).context("the threads cannot be started")?;
+        let options = http::Options { documents: documents.handle(), ..options(&config, viewer) };
+        let app = App::new(mounts, resources, options, render_metrics);
         let listener = match &config.server.listen {
             Listen::Tcp(address) => {
                 Listener::Tcp(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?)
@@ -100,7 +102,7 @@ impl Server {
             }
         };
         let workers = Workers::start(threads(&config)).context("the threads cannot be started")?;
-        Ok(Self { app, listener, workers, config })
+        Ok(Self { app, listener, workers, documents, config })
     }
 
     /// The address in use, with the port that was picked.
@@ -151,7 +153,7 @@ impl Server {
 
     /// Serves until `stop` is ready, then finishes the answers that have begun.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { app, listener, workers, config } = self;
+        let Self { app, listener, workers, documents: _documents, config } = self;
         let connections = Connections::new(&config, Arc::clone(&app), workers);
         let accepting = async {
             match &listener {
@@ -340,7 +342,6 @@ fn options(config: &Config, viewer: Option<Viewer>) -> http::Options {
         origins: config.cors.origins.clone(),
         compress_slices: config.compression.slices,
         viewer,
-        // Those who serve connections have runtimes of their own.
-        documents: Handle::try_current().ok(),
+        documents: None,
     }
 }

@@ -49,8 +49,13 @@ impl Sending {
             Content::Bytes(_) => self.poll_bytes(stream, context),
             Content::File(_) => self.poll_file(stream, context),
         };
+        let had_waited = self.waited;
         self.waited |= sent.is_pending();
         let sent = ready!(sent)?;
+        if had_waited {
+            // What the kernel sends goes past the stream, which would count the time from the first wait on.
+            let _ = Pin::new(stream).poll_flush(context)?;
+        }
         let of_head = sent.min(self.head_left().len() as u64);
         self.head_sent += usize::try_from(of_head).unwrap_or(usize::MAX);
         self.body_sent += sent - of_head;
@@ -101,10 +106,15 @@ impl Sending {
     }
 }
 
-/// Whether it is the client who ended the connection.
+/// Whether it is the client who ended the connection, or the way there.
 fn is_of_the_client(error: &io::Error) -> bool {
     matches!(
         error.kind(),
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted
+        io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::TimedOut
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
     )
 }

@@ -2,7 +2,7 @@
 //!
 //! A connection stays with its thread. Nothing is stolen, so nobody is woken to look for work: small answers gain
 //! 8 %, and the slowest of a hundred waits less (docs/PERFORMANCE.md). What takes its time runs elsewhere: on the CPU lane, in
-//! threads that may wait, and documents in the main runtime. What a thread cannot share is sending: two clients of one thread have one
+//! threads that may wait, and documents in a runtime of their own. What a thread cannot share is sending: two clients of one thread have one
 //! core between them while they take large answers, as with nginx.
 
 use std::future::Future;
@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
 /// Threads that wait for the disk, shared out evenly; what comes beyond queues up.
@@ -76,6 +76,38 @@ impl Worker {
             runtime.shutdown_background();
         })?;
         Ok(Self { handle, connections: Arc::default(), _stop: stop })
+    }
+}
+
+/// The threads that make documents. As many as serve connections: they share the cores, and nobody waits for one who makes
+/// a large one.
+#[derive(Debug)]
+pub(super) struct Documents(Option<Runtime>);
+
+impl Documents {
+    /// Starts `count` threads, at least one.
+    ///
+    /// # Errors
+    /// When the system has no more threads or descriptors.
+    pub(super) fn start(count: usize) -> io::Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(count.max(1))
+            .max_blocking_threads(WAITING_THREADS)
+            .thread_name("n5-documents")
+            .enable_all()
+            .build()?;
+        Ok(Self(Some(runtime)))
+    }
+
+    pub(super) fn handle(&self) -> Option<Handle> {
+        self.0.as_ref().map(|runtime| runtime.handle().clone())
+    }
+}
+
+impl Drop for Documents {
+    fn drop(&mut self) {
+        // A read that hangs in the storage must not keep the process.
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
 

@@ -11,7 +11,7 @@ use moka::future::Cache;
 use super::budget::{self, Budget, Permit};
 use super::fresh::{self, Checked};
 use super::objects::{LargeObject, Objects, Source};
-use super::{CacheSettings, Dataset, ReadError, cache_of, forget};
+use super::{CacheSettings, Dataset, ReadError, cache_of, forget, nudging};
 use crate::cpu::Cpu;
 use crate::metrics::{self, Lookup};
 use crate::n5::{Block, BlockError, Coords, GridPosition};
@@ -30,9 +30,6 @@ const ATTEMPTS: usize = 3;
 
 /// Blocks that are re-checked at a glance: about 50 us, what a hop to a thread that may wait takes.
 const GLANCED: usize = 64;
-
-/// How often a load that waits for memory makes the cache let go of what it has evicted.
-const NUDGE: Duration = Duration::from_millis(5);
 
 /// A decoded block, or the hole where there is none.
 #[derive(Debug)]
@@ -228,10 +225,10 @@ impl Blocks {
         let started = Instant::now();
         let source = self.objects.read(*container, &**store, &key, since).await?;
         let (meta, bytes, checked, mut permit, is_shared) = match source {
-            None => return Ok(Arc::new(Loaded::hole(now))),
-            Some(Source::Cached { meta, bytes, checked }) => (meta, bytes, checked, None, true),
-            Some(Source::Read { meta, bytes, permit }) => (meta, bytes, now, Some(permit), false),
-            Some(Source::Open(large)) => {
+            Source::Missing(checked) => return Ok(Arc::new(Loaded::hole(checked))),
+            Source::Cached { meta, bytes, checked } => (meta, bytes, checked, None, true),
+            Source::Read { meta, bytes, permit } => (meta, bytes, now, Some(permit), false),
+            Source::Open(large) => {
                 let (bytes, permit) = self.read_large(dataset, &key, &large).await?;
                 (large.meta().clone(), bytes, now, Some(permit), false)
             }
@@ -296,17 +293,7 @@ impl Blocks {
     /// A share of the decode budget. The budget holds the whole cache besides what is in flight, so
     /// waiting is rare; what the cache evicts it frees a little later, and sooner when nudged.
     async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
-        let nudge = async {
-            loop {
-                tokio::time::sleep(NUDGE).await;
-                self.cache.run_pending_tasks().await;
-            }
-        };
-        tokio::select! {
-            biased;
-            permit = self.budget.take_within(bytes, self.wait) => Ok(permit?),
-            () = nudge => Err(ReadError::Died("unreachable".to_owned())),
-        }
+        nudging(&self.cache, self.budget.take_within(bytes, self.wait)).await
     }
 }
 

@@ -146,7 +146,7 @@ impl Container {
             return Err(Uncached::Large(Made { bytes: memory.own(bytes), tags, versions, found: None }));
         }
         // What is cached counts as stored bytes do. (Nobody who holds these waits for a share of the other.)
-        let permit = self.resources.objects.budget.take(len).await.map_err(|error| Uncached::Failed(error.into()))?;
+        let permit = self.resources.objects.take(len).await.map_err(Uncached::Failed)?;
         let bytes = permit.own(bytes);
         let meta = Meta { len, modified: None, etag: format!("{tags:032x}").into(), version: versions };
         Ok(Arc::new(Entry { object: Some((meta, bytes)), is_nothing: false, checked }))

@@ -18,6 +18,7 @@ mod sample;
 mod slice;
 mod stats;
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -43,7 +44,7 @@ pub use slice::Finish;
 pub use stats::{Fingerprint, ReadStats};
 
 use blocks::Blocks;
-use budget::Budget;
+use budget::{Budget, Permit};
 use datasets::Datasets;
 use objects::Objects;
 
@@ -347,6 +348,32 @@ where
             }
         })
         .build()
+}
+
+/// How often a cache is told to let go of what it has evicted.
+const NUDGE: Duration = Duration::from_millis(5);
+
+/// Waits for a share of a budget of which a cache holds the most: what that evicts it frees a little later, and sooner
+/// when nudged.
+async fn nudging<K, V>(
+    cache: &Cache<K, V>,
+    share: impl Future<Output = Result<Permit, BudgetError>>,
+) -> Result<Permit, ReadError>
+where
+    K: std::hash::Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    let nudge = async {
+        loop {
+            cache.run_pending_tasks().await;
+            tokio::time::sleep(NUDGE).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        permit = share => Ok(permit?),
+        () = nudge => Err(ReadError::Died("unreachable".to_owned())),
+    }
 }
 
 /// Drops `stale` from a cache, unless somebody has replaced it already.

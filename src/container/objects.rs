@@ -10,7 +10,7 @@ use moka::future::Cache;
 
 use super::budget::{self, Budget, Permit};
 use super::fresh::{self, Checked};
-use super::{CacheSettings, ReadError, cache_of, forget};
+use super::{CacheSettings, ReadError, cache_of, forget, nudging};
 use crate::metrics::{self, Lookup, StoreOperation};
 use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
 
@@ -55,7 +55,7 @@ impl Stored {
 pub struct LargeObject {
     meta: Meta,
     reader: Arc<dyn ReadAt>,
-    budget: Budget,
+    objects: Arc<Objects>,
 }
 
 impl LargeObject {
@@ -68,7 +68,7 @@ impl LargeObject {
     /// When the object can no longer be read, or has become shorter.
     pub async fn piece(&self, from: u64, to: u64) -> Result<Bytes, ReadError> {
         let to = to.min(from.saturating_add(PIECE_BYTES));
-        let permit = self.budget.take(to.saturating_sub(from)).await?;
+        let permit = self.objects.take(to.saturating_sub(from)).await?;
         Ok(permit.own(self.reader.read_at(from..to).await?))
     }
 
@@ -118,6 +118,8 @@ pub(super) enum Source {
     Read { meta: Meta, bytes: Bytes, permit: Permit },
     /// To be read by the caller.
     Open(LargeObject),
+    /// There is none, as was known at that moment.
+    Missing(u64),
 }
 
 /// What one look at the store found.
@@ -208,16 +210,23 @@ impl Objects {
         store: &dyn Store,
         key: &Key,
         since: u64,
-    ) -> Result<Option<Source>, ReadError> {
+    ) -> Result<Source, ReadError> {
         let cached = self.cache.get(&EntryKey::Stored(container, key.clone())).await;
         if let Some(entry) = cached.filter(|entry| entry.checked.is_fresh(since)) {
             let checked = entry.checked.moment();
-            return Ok(entry.object.clone().map(|(meta, bytes)| Source::Cached { meta, bytes, checked }));
+            let object = entry.object.clone();
+            return Ok(object.map_or(Source::Missing(checked), |(meta, bytes)| Source::Cached {
+                meta,
+                bytes,
+                checked,
+            }));
         }
-        Ok(self.fetch_once(store, key).await?.map(|fetched| match fetched {
-            Fetched::Whole(meta, bytes, permit) => Source::Read { meta, bytes, permit },
-            Fetched::Large(large) => Source::Open(large),
-        }))
+        let moment = fresh::now();
+        Ok(match self.fetch_once(store, key).await? {
+            Some(Fetched::Whole(meta, bytes, permit)) => Source::Read { meta, bytes, permit },
+            Some(Fetched::Large(large)) => Source::Open(large),
+            None => Source::Missing(moment),
+        })
     }
 
     /// Whether `entry` still equals what the store holds.
@@ -235,6 +244,11 @@ impl Objects {
             entry.checked.touch(moment);
         }
         Ok(unchanged)
+    }
+
+    /// A share of the transfer budget, which holds the whole cache besides what is in flight.
+    pub(super) async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
+        nudging(&self.cache, self.budget.take(bytes)).await
     }
 
     /// Cached bytes, for the metrics page.
@@ -293,7 +307,7 @@ impl Objects {
                 Some(Fetched::Large(large)) if large.meta.len > WHOLE_BYTES => return Ok(Some(Stored::Large(large))),
                 Some(Fetched::Large(large)) => large,
             };
-            let permit = self.budget.take(large.meta.len).await?;
+            let permit = self.take(large.meta.len).await?;
             match large.all().await {
                 Ok(bytes) => {
                     metrics::store_read_bytes(store.backend(), bytes.len() as u64);
@@ -306,7 +320,7 @@ impl Objects {
     }
 
     async fn fetch_once(&self, store: &dyn Store, key: &Key) -> Result<Option<Fetched>, ReadError> {
-        let mut permit = self.budget.take(self.inline_bytes).await?;
+        let mut permit = self.take(self.inline_bytes).await?;
         let started = Instant::now();
         let object = store.get(key, self.inline_bytes).await;
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
@@ -317,7 +331,7 @@ impl Objects {
                 permit.shrink(bytes.len() as u64);
                 Fetched::Whole(meta, bytes, permit)
             }
-            Data::Open(reader) => Fetched::Large(LargeObject { meta, reader, budget: self.budget.clone() }),
+            Data::Open(reader) => Fetched::Large(LargeObject { meta, reader, objects: Arc::new(self.clone()) }),
         }))
     }
 }

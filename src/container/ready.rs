@@ -88,8 +88,9 @@ impl Objects {
                 if facts.len <= AT_ONCE_BYTES && self.sent.fetch_add(1, Ordering::Relaxed) % TURNS == TURNS - 1 {
                     self.load_at_once(EntryKey::Stored(container, key.clone()), store, key, facts.len, moment)
                 } else {
+                    let Some(file) = store.open_at_once(key, WHOLE_BYTES) else { return AtOnce::Unknown };
                     self.lookups.count(Lookup::Miss, 1);
-                    return store.open_at_once(key, WHOLE_BYTES).map_or(AtOnce::Unknown, AtOnce::Open);
+                    return AtOnce::Open(file);
                 }
             }
             Glance::Object(_) | Glance::NoObject | Glance::Unknown => None,
@@ -133,7 +134,6 @@ impl Objects {
         len: u64,
         moment: u64,
     ) -> Option<(Meta, Bytes)> {
-        self.lookups.count(Lookup::Miss, 1);
         let read = async {
             let object = Some(self.read_at_once(store, key, len)?);
             Ok(Arc::new(Entry { object, is_nothing: false, checked: Checked::at(moment) }))
@@ -143,7 +143,10 @@ impl Objects {
         // Evicts what no longer fits; if somebody else is at it, that is as good.
         let _ = self.cache.run_pending_tasks().now_or_never();
         let entry = loaded.ok().filter(|entry: &Arc<Entry>| entry.checked.is_fresh(moment))?;
-        entry.object.clone()
+        let object = entry.object.clone()?;
+        // Where it comes to nothing, the general way counts.
+        self.lookups.count(Lookup::Miss, 1);
+        Some(object)
     }
 
     /// Reads an object of `len` bytes, if nothing of that waits: a hop to a thread that may, and fresh pages from the

@@ -40,7 +40,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::container::{ATTRIBUTES, Access, Container, Resources};
 use crate::metrics;
@@ -242,12 +242,12 @@ async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body>
     let elsewhere = app.options.documents.as_ref().filter(|_| takes_time(&app, request.uri().path()));
     let Some(documents) = elsewhere else { return answer_here(app, request).await };
     let path = request.uri().path().to_owned();
-    let answering = documents.spawn(answer_here(Arc::clone(&app), request));
-    let _given_up = GivenUp(answering.abort_handle());
-    answering.await.unwrap_or_else(|join| {
+    let id = request.extensions().get::<RequestId>().map_or_else(String::new, |id| id.0.clone());
+    // Ended when the client has gone.
+    AbortOnDropHandle::new(documents.spawn(answer_here(Arc::clone(&app), request))).await.unwrap_or_else(|join| {
         let problem = Problem::own(problem::INTERNAL, "the server has a fault", join.to_string());
-        problem.log("", &path);
-        problem.into_response(&path, "")
+        problem.log(&id, &path);
+        problem.into_response(&path, &id)
     })
 }
 
@@ -259,15 +259,6 @@ fn takes_time(app: &App, path: &str) -> bool {
         View::Stored | View::Other(_) => !is_numbered && target.segments.last().is_none_or(|name| name != ATTRIBUTES),
         View::Info | View::Stats => true,
         View::Slice | View::Viewer | View::Operation(_) => false,
-    }
-}
-
-/// Ends what nobody waits for any more.
-struct GivenUp(AbortHandle);
-
-impl Drop for GivenUp {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

@@ -204,8 +204,8 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     // Whoever has a copy may need no bytes.
     let with_bytes = !asked.is_head && asked.if_none_match.is_none();
     let mut found = mount.container.object_at_once(access, &key, with_bytes);
-    if let AtOnce::Object(meta, _, _) = &found
-        && !with_bytes
+    if let AtOnce::Object(meta, bytes, _) = &found
+        && bytes.len() as u64 != meta.len
         && asked.wants_bytes_of(&meta.etag)
     {
         found = mount.container.object_at_once(access, &key, true);

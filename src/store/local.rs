@@ -14,6 +14,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::file_meta::meta_of;
 use super::glance::Glances;
@@ -67,8 +68,8 @@ impl LocalStore {
         let store = self.clone();
         #[expect(clippy::disallowed_methods, reason = "disk waits belong here")]
         let hop = tokio::task::spawn_blocking(move || job(&store));
-        let _given_up = AbortOnDrop(hop.abort_handle());
-        match tokio::time::timeout(self.deadline, hop).await {
+        // Takes back a job that has not started when nobody waits for it any more.
+        match tokio::time::timeout(self.deadline, AbortOnDropHandle::new(hop)).await {
             Ok(Ok(Ok(value))) => Ok(value),
             Ok(Ok(Err(cause))) => Err(StoreError::Io { action, key: key.clone(), cause: Arc::new(cause) }),
             Ok(Err(join)) => {
@@ -326,15 +327,6 @@ impl Store for LocalStore {
 
     async fn probe(&self) -> Result<(), StoreError> {
         self.hop("open", &Key::root(), |store| store.open_key(&Key::root(), OFlags::DIRECTORY).map(drop)).await
-    }
-}
-
-/// Takes back a job that has not started when nobody waits for it any more.
-struct AbortOnDrop(tokio::task::AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

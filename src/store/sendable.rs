@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rustix::fs::sendfile;
 use rustix::io::{ReadWriteFlags, preadv2};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::file_meta::{is_settled, meta_of};
 use super::{Key, Meta, SymlinkPolicy, at_once};
@@ -85,6 +86,8 @@ impl Sendable {
             }
             Ok(())
         });
+        // Taken back if it has not started when the client has gone.
+        let reading = AbortOnDropHandle::new(reading);
         async move { tokio::time::timeout(deadline, reading).await.map_err(io::Error::other)?.map_err(io::Error::other)? }
     }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
@@ -19,7 +20,7 @@ fn probed(n5: &N5, settings: Settings) -> (Arc<Probe>, Client) {
 
 /// Files written this long ago have times that tell their versions apart.
 fn settle() {
-    std::thread::sleep(std::time::Duration::from_millis(30));
+    std::thread::sleep(Duration::from_millis(30));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -171,7 +172,7 @@ async fn changed_attributes_change_what_the_blocks_mean() {
 async fn memory_comes_back_when_the_body_is_dropped() {
     let n5 = N5::new();
     n5.dataset("a", &[100, 100], &[16, 16], "raw").fill(|_| true, |_| false);
-    let budget_wait = std::time::Duration::from_millis(200);
+    let budget_wait = Duration::from_millis(200);
     let tight = Settings { slice_budget: 20 * 1024, budget_wait, ..settings() };
     let (_, client) = probed(&n5, tight);
     let held = client.ask(Request::get("/slice/a").body(Body::empty()).unwrap()).await;
@@ -261,7 +262,7 @@ async fn raw_bytes_beyond_the_caches_are_read_again_and_again() {
         stored_cache: 64 << 10,
         transfer_budget: 128 << 10,
         decode_budget: 128 << 10,
-        budget_wait: std::time::Duration::from_secs(2),
+        budget_wait: Duration::from_secs(2),
         ..settings()
     };
     let (_, client) = probed(&n5, small);
@@ -277,7 +278,7 @@ async fn a_slow_reader_of_a_stream_leaves_room_for_short_answers() {
     let n5 = N5::new();
     n5.dataset("a", &[256, 256, 64], &[64, 64, 16], "raw").fill(|_| true, |_| false);
     settle();
-    let budget_wait = std::time::Duration::from_millis(500);
+    let budget_wait = Duration::from_millis(500);
     let (_, client) = probed(&n5, Settings { slice_budget: 4 << 20, budget_wait, ..settings() });
     let stalled = client.ask(Request::get("/slice/a").body(Body::empty()).unwrap()).await;
     assert_eq!(stalled.status(), 200);
@@ -311,5 +312,38 @@ async fn a_slice_larger_than_the_cache_is_what_it_is_through_the_cache() {
         let damaged = passing.get(&path).await;
         assert_eq!(damaged.status, 422);
         assert!(damaged.json().to_string().contains("2/3"), "it names the block");
+    }
+}
+
+#[tokio::test]
+async fn a_hole_is_believed_no_longer_than_it_was_seen() {
+    let n5 = N5::new();
+    let dataset = n5.dataset("v", &[4, 4], &[4, 4], "raw");
+    settle();
+    let age = Duration::from_millis(600);
+    let (_, client) = probed(&n5, Settings { recheck_data: Recheck::After(age), ..settings() });
+    let slice = "/slice/v?start=0,0&stop=4,4&format=raw";
+    assert_eq!(client.get("/v/0/0").await.status, 404);
+    tokio::time::sleep(age.mul_f64(0.6)).await;
+    // What reads the slice knows of the hole by the look of the first request, and that is from before.
+    assert!(client.get(slice).await.body.iter().all(|byte| *byte == 0));
+    dataset.fill(|_| true, |_| false);
+    tokio::time::sleep(age.mul_f64(0.6)).await;
+    assert!(client.get(slice).await.body.iter().any(|byte| *byte != 0));
+}
+
+#[tokio::test]
+async fn objects_that_fill_the_cache_one_after_the_other_wait_for_nobody() {
+    let n5 = N5::new();
+    for number in 0..16 {
+        n5.file(&format!("v/{number}"), vec![number; 3_000_000]);
+    }
+    settle();
+    let (stored_cache, transfer_budget, budget_wait) = (8 << 20, 4 << 20, Duration::from_secs(1));
+    let (_, client) = probed(&n5, Settings { stored_cache, transfer_budget, budget_wait, ..settings() });
+    for number in 0..16 {
+        let reply = client.get(&format!("/v/{number}")).await;
+        assert_eq!(reply.status, 200, "{number}: {:?}", reply.body);
+        assert_eq!(reply.body, vec![number; 3_000_000]);
     }
 }

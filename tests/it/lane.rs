@@ -416,6 +416,69 @@ async fn a_client_that_takes_nothing_is_left() {
     }
 }
 
+/// Reads as much as an answer of [`LARGE`] bytes, evenly in that time.
+async fn read_slowly(client: &mut BufReader<TcpStream>, time: Duration) -> usize {
+    let (started, mut received, mut buffer) = (std::time::Instant::now(), 0, vec![0; 1 << 20]);
+    while received < LARGE {
+        match client.read(&mut buffer).await {
+            Ok(0) | Err(_) => break,
+            Ok(length) => received += length,
+        }
+        tokio::time::sleep(time.mul_f64(received as f64 / LARGE as f64).saturating_sub(started.elapsed())).await;
+    }
+    received
+}
+
+#[tokio::test]
+async fn a_slow_client_gets_all_of_a_file_however_long_it_takes() {
+    let n5 = container();
+    n5.file("v/1/1", vec![1; LARGE]);
+    let limit = Duration::from_millis(1500);
+    let server = serve(&n5, |config| config.server.send_timeout = limit).await;
+    for is_cached in [false, true] {
+        drop(unread(&server, is_cached, &[]).await);
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        // Else the system takes most of the answer on the client's behalf.
+        socket.set_recv_buffer_size(64 << 10).unwrap();
+        let mut client = BufReader::new(socket.connect(server.address).await.unwrap());
+        client.get_mut().write_all(request("GET", "/v/1/1", &[]).as_bytes()).await.unwrap();
+        let received = read_slowly(&mut client, 3 * limit).await;
+        assert!(received >= LARGE, "cached: {is_cached}: {received}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_rests_gets_all_of_the_next_file() {
+    let n5 = container();
+    n5.file("v/1/1", vec![1; LARGE]);
+    let limit = Duration::from_millis(400);
+    let server = serve(&n5, |config| config.server.send_timeout = limit).await;
+    let mut client = Client(unread(&server, false, &[]).await);
+    assert_eq!(client.answer("GET").await.unwrap().body.len(), LARGE);
+    for _ in 0..5 {
+        tokio::time::sleep(2 * limit).await;
+        assert_eq!(client.ask("GET", "/v/1/1", &[]).await.body.len(), LARGE);
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_leaves_memory_while_it_is_sent_is_sent_to_its_end() {
+    let n5 = container();
+    let bytes: Vec<u8> = (0..LARGE).map(|n| (n / 1000 % 251) as u8).collect();
+    n5.file("v/1/1", &bytes);
+    let file = std::fs::File::open(n5.root().join("v/1/1")).unwrap();
+    file.sync_all().unwrap();
+    let server = serve(&n5, |config| config.cache.stored = 0).await;
+    for _ in 0..3 {
+        assert_eq!(std::fs::read(n5.root().join("v/1/1")).unwrap(), bytes);
+        let mut client = Client(unread(&server, false, &[]).await);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        // Where the file system keeps its files nowhere else, this does nothing.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        assert!(client.answer("GET").await.unwrap().body == bytes);
+    }
+}
+
 #[tokio::test]
 async fn a_file_that_is_written_while_it_is_sent_is_not_sent_to_its_end() {
     let n5 = container();
