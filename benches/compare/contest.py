@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from contextlib import contextmanager
 
 HOST = '127.0.0.1'
 LIBC = ctypes.CDLL(None)
@@ -43,6 +44,30 @@ def end(process, seconds=10):
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
+
+
+@contextmanager
+def one_core(process):
+    """While in this context, this thread and all threads of a child share one core, also those that it starts.
+
+    Else the kernel has the child sometimes on this thread's core and sometimes on the other, for as long as a connection
+    lives: there it has to wake a core that rests, which takes longer than a small answer.
+    """
+    cores = os.sched_getaffinity(0)
+
+    def move(to):
+        os.sched_setaffinity(0, to)
+        for task in pathlib.Path(f'/proc/{process.pid}/task').iterdir():
+            try:
+                os.sched_setaffinity(int(task.name), to)
+            except ProcessLookupError:
+                pass  # A thread that had nothing to do has ended.
+
+    try:
+        move({min(cores)})
+        yield
+    finally:
+        move(cores)
 
 
 def free_port():

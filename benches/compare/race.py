@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import tools
-from contest import Bare, alternate
+from contest import Bare, alternate, one_core
 from load import Slurp, whole, wrk
 from rows import against
 
@@ -105,8 +105,11 @@ def blocks(dataset, side=4, most=None):
     return paths[:most]
 
 
-def latency(port, path, status=200, count=300):
-    """The median of so many requests, one after the other, in milliseconds; the first few do not count."""
-    with Slurp(port) as client:
+def latency(server, path, status=200, count=300):
+    """The median of so many requests, one after the other, in milliseconds; the first few do not count.
+
+    Client and server share a core: what it takes to wake the other one is no part of the figure.
+    """
+    with one_core(server.process), Slurp(server.port) as client:
         times = [client.get(path, status=status) for _ in range(count + 10)]
     return statistics.median(times[10:]) * 1e3

@@ -74,6 +74,7 @@ impl Sending {
         }
     }
 
+    /// The head, the body but for its last byte, and that byte fill packets as if they were sent at once.
     fn poll_file(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let Content::File(file) = &self.reply.body else { return Poll::Ready(Ok(0)) };
         let head = self.head_left();
@@ -85,7 +86,14 @@ impl Sending {
                 self.fetching.as_mut().map_or(Poll::Ready(Ok(())), |fetching| fetching.as_mut().poll(context));
             let fetched = ready!(fetched);
             self.fetching = None;
-            fetched.and_then(|()| stream.send_file(file, self.body_sent))
+            if self.body_sent == 0 {
+                stream.hold_parts(true);
+            }
+            let sent = fetched.and_then(|()| stream.send_file(file, self.body_sent));
+            if sent.as_ref().is_ok_and(|sent| self.body_sent + sent >= file.meta().len) {
+                stream.hold_parts(false);
+            }
+            sent
         } else {
             stream.send_first(head).map(|sent| sent as u64)
         };

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 
-use rustix::net::{SendFlags, send};
+use rustix::net::{SendFlags, send, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, Interest};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_io_timeout::TimeoutStream;
@@ -18,21 +18,31 @@ pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
 
     /// Sends bytes of a file, from `from` on; returns how many were taken.
     fn send_file(&self, file: &Sendable, from: u64) -> io::Result<u64>;
+
+    /// From now on has, or no longer has, what fills no packet wait for what follows it.
+    fn hold_parts(&self, hold: bool);
 }
 
 /// A socket of the runtime.
 pub(super) trait Watched: AsFd + AsyncRead + AsyncWrite + Send + Sync + 'static {
+    /// Whether it is cut into packets.
+    const HAS_PACKETS: bool;
+
     /// Does what writes, unless the socket is known to take nothing; keeps in mind what it says of that.
     fn try_to_write<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T>;
 }
 
 impl Watched for TcpStream {
+    const HAS_PACKETS: bool = true;
+
     fn try_to_write<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.try_io(Interest::WRITABLE, write)
     }
 }
 
 impl Watched for UnixStream {
+    const HAS_PACKETS: bool = false;
+
     fn try_to_write<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.try_io(Interest::WRITABLE, write)
     }
@@ -47,5 +57,12 @@ impl<S: Watched> Socket for Pin<Box<TimeoutStream<S>>> {
     fn send_file(&self, file: &Sendable, from: u64) -> io::Result<u64> {
         let socket = self.get_ref();
         socket.try_to_write(|| file.send(socket.as_fd(), from))
+    }
+
+    fn hold_parts(&self, hold: bool) {
+        if S::HAS_PACKETS {
+            // What cannot be held is sent in more packets.
+            let _ = sockopt::set_tcp_cork(self.get_ref(), hold);
+        }
     }
 }

@@ -2,12 +2,12 @@
 //! holes remembered.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use moka::future::Cache;
 
+use super::asked::Asked;
 use super::budget::{self, Budget, Permit};
 use super::fresh::{self, Checked};
 use super::{CacheSettings, ReadError, cache_of, forget, nudging};
@@ -141,7 +141,7 @@ pub(super) struct Objects {
     pub(super) budget: Budget,
     pub(super) lookups: metrics::Lookups,
     /// Larger objects that were sent from the kernel's memory; it decides which are cached.
-    pub(super) sent: Arc<AtomicUsize>,
+    pub(super) sent: Arc<Asked>,
     /// [`INLINE_BYTES`], or less where fewer are left beside a full cache.
     inline_bytes: u64,
 }

@@ -2,7 +2,6 @@
 //! request, where nothing may wait.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -18,13 +17,9 @@ use crate::store::{Glance, Key, Meta, Sendable, Store};
 /// them.
 const KEPT_BYTES: u64 = 64 << 10;
 
-/// Objects up to this size are read where they are asked for, if at all: a tenth of a millisecond.
+/// Objects up to this size are read where they are asked for, if at all: a tenth of a millisecond. Sending from the kernel's
+/// memory costs less than reading into fresh memory; but what is asked for often is sent from the cache at less cost.
 const AT_ONCE_BYTES: u64 = 512 << 10;
-
-/// Larger ones are sent from the kernel's memory; every so manieth is read into the cache instead. Sending costs less than
-/// reading into fresh memory, and whoever walks through more than the cache holds does not empty it; but what is asked
-/// for often is sent from the cache at less cost, and comes there soon.
-const TURNS: usize = 32;
 
 /// What can be said of an object without waiting.
 #[derive(Debug)]
@@ -85,7 +80,7 @@ impl Objects {
                 return AtOnce::Object(facts.into(), Bytes::new(), Some(Found::facts(key, facts, moment)));
             }
             Glance::Object(facts) if !is_cached && facts.len <= WHOLE_BYTES => {
-                if facts.len <= AT_ONCE_BYTES && self.sent.fetch_add(1, Ordering::Relaxed) % TURNS == TURNS - 1 {
+                if facts.len <= AT_ONCE_BYTES && self.sent.is_worth_keeping(facts.version) {
                     self.load_at_once(EntryKey::Stored(container, key.clone()), store, key, facts.len, moment)
                 } else {
                     let Some(file) = store.open_at_once(key, WHOLE_BYTES) else { return AtOnce::Unknown };
@@ -153,8 +148,9 @@ impl Objects {
     /// system, take several times as long as the copy.
     fn read_at_once(&self, store: &dyn Store, key: &Key, len: u64) -> Result<(Meta, Bytes), Uncached> {
         let permit = self.budget.take_at_once(len).ok_or(Uncached::NotAtOnce)?;
-        // Of just this size: the cache counts no more.
-        let mut room = Vec::with_capacity(usize::try_from(len).unwrap_or(usize::MAX));
+        // Of just this size: the cache counts no more. Large pages come from the system as zeros, and stay untouched until
+        // they are read into.
+        let mut room = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         let started = Instant::now();
         let meta = store.get_at_once(key, len, &mut room).flatten().ok_or(Uncached::NotAtOnce)?;
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());

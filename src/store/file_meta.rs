@@ -15,14 +15,12 @@ const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 /// What a store says of a file.
 pub(super) fn meta_of(metadata: &std::fs::Metadata) -> Meta {
-    Stamp {
-        len: metadata.len(),
-        modified: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
-        changed: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
-        file: (metadata.dev(), metadata.ino()),
-    }
-    .facts()
-    .into()
+    stamp_of_metadata(metadata).facts().into()
+}
+
+/// Whether `version` was given to the file with these facts, when its times already told its versions apart.
+pub(super) fn is_of_version(metadata: &std::fs::Metadata, version: u64) -> bool {
+    stamp_of_metadata(metadata).hash() == version
 }
 
 /// Whether a file was last written so long ago that it cannot be written again without a trace in what [`meta_of`] says.
@@ -38,6 +36,15 @@ pub(super) fn facts_of(file: &Statx) -> Facts {
 /// Whether `version` was given to this file, as it is now, when its times already told its versions apart.
 pub(super) fn is_version(file: &Statx, version: u64) -> bool {
     stamp_of(file).hash() == version
+}
+
+fn stamp_of_metadata(metadata: &std::fs::Metadata) -> Stamp {
+    Stamp {
+        len: metadata.len(),
+        modified: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
+        changed: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
+        file: (metadata.dev(), metadata.ino()),
+    }
 }
 
 fn stamp_of(file: &Statx) -> Stamp {

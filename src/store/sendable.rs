@@ -14,7 +14,7 @@ use rustix::fs::sendfile;
 use rustix::io::{ReadWriteFlags, preadv2};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::file_meta::{is_settled, meta_of};
+use super::file_meta::{is_of_version, is_settled, meta_of};
 use super::{Key, Meta, SymlinkPolicy, at_once};
 
 /// Least distance of the bytes that are looked at to see whether the kernel has a file in memory. What it lets go of, it
@@ -65,7 +65,8 @@ impl Sendable {
 
     /// Whether the kernel still has in memory what [`Self::send`] sends next. Just opened, it has.
     pub fn is_at_hand(&self, from: u64) -> bool {
-        from == 0 || (is_in_memory(&self.file, from) && is_in_memory(&self.file, self.piece(from).end - 1))
+        let last = self.piece(from).end - 1;
+        from == 0 || (is_in_memory(&self.file, from) && (last == from || is_in_memory(&self.file, last)))
     }
 
     /// Has the kernel read what [`Self::send`] sends next.
@@ -108,7 +109,7 @@ impl Sendable {
     /// Those of the socket; `UnexpectedEof` when the file has become shorter or was written.
     pub fn send(&self, socket: BorrowedFd<'_>, from: u64) -> io::Result<u64> {
         let piece = self.piece(from);
-        if piece.end >= self.meta.len && meta_of(&self.file.metadata()?) != self.meta {
+        if piece.end >= self.meta.len && !is_of_version(&self.file.metadata()?, self.meta.version) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let count = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX);

@@ -511,6 +511,20 @@ async fn a_file_that_is_written_while_it_is_sent_is_not_sent_to_its_end() {
 }
 
 #[tokio::test]
+async fn the_end_of_a_file_does_not_wait_for_more() {
+    let n5 = container();
+    let server = serve(&n5, |config| config.cache.stored = 0).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut client = Client::connect(&server).await;
+    let started = std::time::Instant::now();
+    for _ in 0..25 {
+        assert_eq!(client.ask("GET", "/v/1/0", &[]).await.body.len(), 300_000);
+    }
+    // What is held back the kernel sends after 200 ms.
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
 async fn the_server_ends_after_the_answers_that_have_begun() {
     let n5 = container();
     n5.file("v/1/1", vec![1; LARGE]);

@@ -17,8 +17,8 @@ TOUCHED = [0, 10**5, 10**6]
 SMALL_SLICE = '?start=8,8,8&size=16,16,16'
 SIDE = 10
 SWEEPERS = 4
-# Each latency is the lowest of the rounds, and that the median of some hundred requests; of 0.1 ms such figures still
-# differ by a fifth between processes that do the same.
+# Each latency is the lowest of the rounds, and that the median of some hundred requests, client and server on one core:
+# of processes that do the same such figures differ by a twentieth.
 FLAT = 1.5
 RULE = 'flat means at most 1.5 times the latencies of the first line; it is {:.2f}.'
 
@@ -103,7 +103,7 @@ def touched(stage):
             started = time.monotonic()
             done = touch(server.port, count)
             lines.append([f'{done:,}', f'{time.monotonic() - started:.0f}', f'{server.resident()[0] >> 20}'])
-            jobs += [lambda port=server.port, p=path, s=status: latency(port, p, s) for path, status in paths]
+            jobs += [lambda server=server, p=path, s=status: latency(server, p, s) for path, status in paths]
         least = [min(s) for s in alternate(stage.rounds, *jobs)]
     figures = [least[i:i + len(paths)] for i in range(0, len(least), len(paths))]
     worst = max(b / a for a, b in zip(figures[0], figures[-1]))
@@ -121,7 +121,7 @@ def grids(stage):
     with stage.server() as server:
         for work, path in works.items():
             status = 404 if work == 'absent block' else 200
-            jobs += [lambda p=path.format(grid), s=status: latency(server.port, p, s) for grid in GRIDS]
+            jobs += [lambda p=path.format(grid), s=status: latency(server, p, s) for grid in GRIDS]
         least = [min(s) for s in alternate(stage.rounds, *jobs)]
     by_work = [least[i:i + len(GRIDS)] for i in range(0, len(least), len(GRIDS))]
     worst = max(max(line) / line[0] for line in by_work)
