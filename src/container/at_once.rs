@@ -127,6 +127,10 @@ impl Work {
     fn turn(&self, queue: &Mutex<std::vec::IntoIter<Item>>, asked: &Weak<()>, bench: &mut Bench) -> bool {
         let mut started = Instant::now();
         loop {
+            // A client that has hung up does not hold up the next one for the rest of a turn.
+            if asked.strong_count() == 0 {
+                return true;
+            }
             let mut items = queue.lock().unwrap_or_else(PoisonError::into_inner);
             let next = if bench.from_end { items.next_back() } else { items.next() };
             drop(items);
@@ -141,7 +145,7 @@ impl Work {
                 }
             }
             if started.elapsed() > TURN {
-                if self.blocks.cpu.is_wanted() || asked.strong_count() == 0 {
+                if self.blocks.cpu.is_wanted() {
                     return true;
                 }
                 // What the cache has to evict makes room for what comes next.
