@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 HOST = '127.0.0.1'
 LIBC = ctypes.CDLL(None)
@@ -48,26 +48,26 @@ def end(process, seconds=10):
 
 @contextmanager
 def one_core(process):
-    """While in this context, this thread and all threads of a child share one core, also those that it starts.
+    """While in this context, this thread and all threads that a child has now share one core.
 
     Else the kernel has the child sometimes on this thread's core and sometimes on the other, for as long as a connection
     lives: there it has to wake a core that rests, which takes longer than a small answer.
     """
-    cores = os.sched_getaffinity(0)
-
-    def move(to):
-        os.sched_setaffinity(0, to)
-        for task in pathlib.Path(f'/proc/{process.pid}/task').iterdir():
-            try:
-                os.sched_setaffinity(int(task.name), to)
-            except ProcessLookupError:
-                pass  # A thread that had nothing to do has ended.
-
+    tasks = [int(task.name) for task in pathlib.Path(f'/proc/{process.pid}/task').iterdir()]
+    before = {}
     try:
-        move({min(cores)})
+        for task in [0, *tasks]:
+            with suppress(ProcessLookupError):  # A thread that had nothing to do has ended.
+                before[task] = os.sched_getaffinity(task)
+        core = {min(before[0])}
+        for task in before:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(task, core)
         yield
     finally:
-        move(cores)
+        for task, cores in before.items():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(task, cores)
 
 
 def free_port():

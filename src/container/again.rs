@@ -65,6 +65,9 @@ impl Container {
             again(found, false)?;
         }
         let bytes = again(last, with_bytes)?;
+        if !matches!(last.what, What::Facts(..)) {
+            self.resources.objects.lookups.count(Lookup::Hit, 1);
+        }
         if with_bytes {
             (trail.range.end <= bytes.len()).then(|| bytes.slice(trail.range.clone()))
         } else {
@@ -77,6 +80,11 @@ impl Container {
         let name = EntryKey::Stored(self.id, key.clone());
         let entry = self.resources.objects.cache.get(&name).now_or_never().flatten()?;
         (entry.version() == Some(version)).then(|| Found::entry(key, &entry, access.begun))
+    }
+
+    /// Whether the store is one that can say something without waiting.
+    pub fn is_at_hand(&self) -> bool {
+        self.store.glance(&Key::root()) != Glance::Unknown
     }
 
     /// Facts about the object at `key` as the store has it, and how to compare them again, where that needs no waiting.
@@ -103,7 +111,7 @@ impl Objects {
         if found.looked_up.saturating_add(UNSEEN_NANOSECONDS) < moment {
             self.look_again(container, store, found, moment)?;
         }
-        let bytes = match &found.what {
+        Some(match &found.what {
             What::Entry(key, entry) => {
                 let entry = entry.upgrade()?;
                 let is_good = entry.checked.is_fresh(access.since(key))
@@ -117,9 +125,7 @@ impl Objects {
                 is_good.then(Bytes::new)?
             }
             What::Made(_, entry) => entry.upgrade()?.object.as_ref()?.1.clone(),
-        };
-        self.lookups.count(Lookup::Hit, 1);
-        Some(bytes)
+        })
     }
 
     /// Finds the very same by its name; `None` where that is not at hand, or another.

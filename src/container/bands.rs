@@ -263,7 +263,8 @@ fn opening(region: &Region, grid: &BlockGrid, width: u64, cut: usize, opening_by
     }
     // The axes below this one are taken whole from the start, and so many layers of blocks along it.
     let (mut begun, mut touched) = (0, block_bytes);
-    while begun < cut && touched.saturating_mul(layers(begun)) <= opening_bytes {
+    // Of one layer, more samples touch nothing more.
+    while begun < cut && (layers(begun) == 1 || touched.saturating_mul(layers(begun)) <= opening_bytes) {
         touched = touched.saturating_mul(layers(begun));
         begun += 1;
     }

@@ -29,7 +29,7 @@ const SECOND_LOOK: Duration = Duration::from_millis(20);
 const ATTEMPTS: usize = 3;
 
 /// Blocks that are re-checked at a glance: about 50 us, what a hop to a thread that may wait takes.
-const GLANCED: usize = 64;
+pub(super) const GLANCED: usize = 64;
 
 /// A decoded block, or the hole where there is none.
 #[derive(Debug)]

@@ -351,11 +351,11 @@ where
         .build()
 }
 
-/// How often a cache is told to let go of what it has evicted.
+/// After what time a cache is told again to let go of what it has evicted; then after twice as long each time.
 const NUDGE: Duration = Duration::from_millis(5);
 
 /// Waits for a share of a budget of which a cache holds the most: what that evicts it frees a little later, and sooner
-/// when nudged.
+/// when nudged. Seldom by those who have waited long: what they wait for is others.
 async fn nudging<K, V>(
     cache: &Cache<K, V>,
     share: impl Future<Output = Result<Permit, BudgetError>>,
@@ -365,9 +365,9 @@ where
     V: Clone + Send + Sync + 'static,
 {
     let nudge = async {
-        loop {
+        for doubled in 0.. {
             cache.run_pending_tasks().await;
-            tokio::time::sleep(NUDGE).await;
+            tokio::time::sleep(NUDGE.saturating_mul(2_u32.saturating_pow(doubled))).await;
         }
     };
     tokio::select! {

@@ -9,13 +9,13 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::admit::Slice;
 use super::at_once::{Item, Work};
-use super::blocks::Place;
+use super::blocks::{GLANCED, Place};
 use super::budget::{Memory, Permit};
 use super::canvas::{Canvas, Filled, Slab};
 use super::stats::{Fingerprint, ReadStats};
 use super::{Access, Container, Dataset, ReadError};
 use crate::n5::{ConvertError, GridPosition, Region};
-use crate::store::Key;
+use crate::store::{Glance, Key, Meta};
 
 /// Blocks of one slice that are loaded at once.
 pub(super) const LOADS: usize = 8;
@@ -194,12 +194,26 @@ impl Container {
                 return Ok(sum);
             }
             let keys: Vec<Key> = batch.iter().map(|position| slice.dataset.block_key(position)).collect();
-            for (position, meta) in batch.iter().zip(self.store.head_many(keys).await?) {
+            let metas = match self.glance_at_few(&keys) {
+                Some(metas) => metas,
+                None => self.store.head_many(keys).await?,
+            };
+            for (position, meta) in batch.iter().zip(metas) {
                 if let Some(meta) = meta {
                     sum.add(position, &meta.etag, meta.version);
                 }
             }
         }
+    }
+
+    /// Facts about a few objects, where none of that waits.
+    fn glance_at_few(&self, keys: &[Key]) -> Option<Vec<Option<Meta>>> {
+        let glance = |key| match self.store.glance(key) {
+            Glance::Object(facts) => Some(Some(facts.into())),
+            Glance::Missing | Glance::NoObject => Some(None),
+            Glance::Unknown => None,
+        };
+        (keys.len() <= GLANCED).then(|| keys.iter().map(glance).collect()).flatten()
     }
 
     /// The elements of the one block that `slice` consists of exactly, if it is so.

@@ -14,6 +14,7 @@ mod parameters;
 pub mod problem;
 mod query;
 pub mod quick;
+mod quick_chunk;
 mod recent;
 mod select;
 mod slice;
@@ -163,11 +164,6 @@ impl App {
         }
     }
 
-    /// The number of a mount.
-    fn place(&self, mount: &Mount) -> Option<usize> {
-        self.mounts.iter().position(|one| std::ptr::eq(one, mount))
-    }
-
     /// What records the answers of a route that has many.
     fn answers(&self, route: &'static str) -> Option<&metrics::Answers> {
         let (_, answers) = self.answers.iter().find(|(name, _)| *name == route)?;
@@ -254,9 +250,10 @@ async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body>
 /// Whether a path is of a document that is made, rather than of a block, a chunk or a slice.
 fn takes_time(app: &App, path: &str) -> bool {
     let Ok(Some(target)) = Target::parse(path, &app.options.base_path) else { return false };
-    let is_numbered = target.segments.last().is_some_and(|name| name.starts_with(|first: char| first.is_ascii_digit()));
     match target.view {
-        View::Stored | View::Other(_) => !is_numbered && target.segments.last().is_none_or(|name| name != ATTRIBUTES),
+        View::Stored | View::Other(_) => {
+            !target.is_numbered() && target.segments.last().is_none_or(|name| name != ATTRIBUTES)
+        }
         View::Info | View::Stats => true,
         View::Slice | View::Viewer | View::Operation(_) => false,
     }

@@ -1,5 +1,5 @@
 //! Answers that need not wait for anything: stored objects that are cached, what is known not to exist, and chunks of
-//! views that were sent a moment ago.
+//! views that are at hand.
 //!
 //! These are most of what viewers ask for, and small ones cost more in a general HTTP server than in themselves. What is
 //! said here is what `stored` and `view` say, header by header; `tests/it/lane.rs` compares the two. Whatever is the least bit
@@ -20,7 +20,7 @@ use super::observe::{self, Line};
 use super::recent::{self, Seen};
 use super::target::Target;
 use super::templates::Template;
-use super::{App, is_request_id, stored};
+use super::{App, is_request_id, quick_chunk, stored};
 use crate::container::{ATTRIBUTES, AtOnce, Trail};
 use crate::metrics;
 use crate::store::{Key, Meta, Sendable};
@@ -33,9 +33,9 @@ const PATH_BYTES: usize = 60_000;
 
 /// The part of a request that answers here depend on.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked<'a> {
+pub(super) struct Asked<'a> {
     is_head: bool,
-    path: &'a str,
+    pub(super) path: &'a str,
     if_none_match: Option<&'a [u8]>,
     request_id: Option<&'a str>,
     has_origin: bool,
@@ -191,7 +191,9 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     if again.is_some() {
         return again;
     }
-    let path = Target::plain(asked.path, &app.options.base_path)?;
+    let Some(path) = Target::plain(asked.path, &app.options.base_path) else {
+        return quick_chunk::answer(&begun, asked, access);
+    };
     let (at, path) = match app.mounts.as_slice() {
         [only] if only.name.is_empty() => (0, path),
         several => {
@@ -238,17 +240,9 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     }
 }
 
-/// Remembers a chunk of octets that was sent whole as the answer to `path`, which had no query.
-pub(super) fn remember(app: &App, path: &str, mount: usize, route: &'static str, etag: &str, trail: Trail) {
-    let mut said =
-        Said::new(Meta { len: trail.range.len() as u64, modified: None, etag: etag.into(), version: 0 }, false);
-    said.route = route;
-    recent::keep(app, path, Seen { mount, said, trail });
-}
-
 /// What is said of one object or chunk.
 pub(super) struct Said {
-    route: &'static str,
+    pub(super) route: &'static str,
     etag: Arc<str>,
     is_attributes: bool,
     /// The headers that are its own, as lines; the length first.
@@ -257,7 +251,7 @@ pub(super) struct Said {
 }
 
 impl Said {
-    fn new(meta: Meta, is_attributes: bool) -> Self {
+    pub(super) fn new(meta: Meta, is_attributes: bool) -> Self {
         let mut lines = Vec::with_capacity(LINES_BYTES);
         let _ = write!(lines, "content-length: {}\r\n", meta.len);
         let length_bytes = lines.len();
@@ -270,14 +264,14 @@ impl Said {
 }
 
 /// A request whose answer is being written.
-struct Begun<'a> {
-    app: &'a Arc<App>,
+pub(super) struct Begun<'a> {
+    pub(super) app: &'a Arc<App>,
     peer: Option<IpAddr>,
     started: Instant,
 }
 
 impl Begun<'_> {
-    fn object(&self, asked: &Asked<'_>, template: &Template, said: &Said, body: Content) -> Reply {
+    pub(super) fn object(&self, asked: &Asked<'_>, template: &Template, said: &Said, body: Content) -> Reply {
         let status = match asked.if_none_match {
             Some(known) if known == said.etag.as_bytes() => StatusCode::NOT_MODIFIED,
             Some(_) | None => StatusCode::OK,

@@ -96,6 +96,11 @@ impl Target {
         }
     }
 
+    /// Whether the last segment begins as a block's or chunk's does.
+    pub(super) fn is_numbered(&self) -> bool {
+        self.segments.last().is_some_and(|name| name.starts_with(|first: char| first.is_ascii_digit()))
+    }
+
     /// Takes the raw path apart. `base_path` is empty or begins with a slash and does not end in one.
     ///
     /// `Ok(None)`: a path outside the base path.

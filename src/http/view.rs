@@ -4,22 +4,18 @@ use axum::body::Body;
 use axum::http::header::{
     ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_NONE_MATCH,
 };
-use axum::http::{HeaderValue, Method, Response, StatusCode};
+use axum::http::{HeaderValue, Response, StatusCode};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
-use super::{Answer, Ask, Mount, listing, query, quick, stored};
+use super::{Answer, Ask, Mount, listing, query, stored};
 use crate::container::ReadError;
-use crate::store::Key;
 use crate::view::{Chunk, Document, Found, Lookup, View};
 
-/// What most chunks are.
-const OCTETS: &str = "application/octet-stream";
-
 /// `GET /{view}/…`.
-pub(super) async fn answer(ask: &Ask<'_>, view: &'static dyn View) -> Answer {
+pub(super) async fn answer(ask: &Ask<'_>, view: &dyn View) -> Answer {
     let Some((parameters, path)) = ask.target.segments.split_at_checked(view.parameters()) else {
         return Err(Problem::missing());
     };
@@ -38,7 +34,7 @@ pub(super) async fn answer(ask: &Ask<'_>, view: &'static dyn View) -> Answer {
     }
     match view.resolve(&lookup).await.map_err(blame)? {
         Found::Document(document) => Ok(of_document(ask, mount, document)?),
-        Found::Chunk(chunk) => of_chunk(ask, mount, (view, &key), &chunk).await,
+        Found::Chunk(chunk) => of_chunk(ask, mount, &chunk).await,
         Found::Missing => {
             let missing = || Problem::missing().cached(mount.cache_missing.clone());
             let container = &mount.container;
@@ -65,7 +61,7 @@ fn of_document(ask: &Ask<'_>, mount: &Mount, document: Document) -> Answer {
     of_bytes(ask, &bytes, &etag, "application/json", mount.cache_missing.clone())
 }
 
-async fn of_chunk(ask: &Ask<'_>, mount: &Mount, (view, key): (&'static dyn View, &Key), chunk: &Chunk) -> Answer {
+async fn of_chunk(ask: &Ask<'_>, mount: &Mount, chunk: &Chunk) -> Answer {
     let missing = || Problem::missing().cached(mount.cache_missing.clone());
     let found = mount.cache_found.clone();
     if ask.headers().contains_key(IF_NONE_MATCH) {
@@ -77,15 +73,7 @@ async fn of_chunk(ask: &Ask<'_>, mount: &Mount, (view, key): (&'static dyn View,
         }
     }
     let ready = chunk.ready(&mount.container, ask.access).await?.ok_or_else(missing)?;
-    let answer = of_bytes(ask, &ready.bytes, &ready.etag, chunk.media_type(), found)?;
-    let is_whole = answer.status() == StatusCode::OK && ask.method() == Method::GET && ask.query().is_none();
-    if is_whole && view.is_local() && chunk.media_type() == OCTETS {
-        let etag = ready.etag.clone();
-        if let (Some(at), Some(trail)) = (ask.app.place(mount), chunk.trail(&mount.container, ask.access, key, ready)) {
-            quick::remember(ask.app, ask.path(), at, view.name(), &etag, trail);
-        }
-    }
-    Ok(answer)
+    of_bytes(ask, &ready.bytes, &ready.etag, chunk.media_type(), found)
 }
 
 /// An object that is held whole: preconditions and ranges as for stored ones.

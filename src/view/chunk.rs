@@ -160,7 +160,9 @@ impl Chunk {
         let is_unambiguous = dataset.key.name().is_none_or(|name| grid_component(name).is_none());
         let mut names = key.segments();
         let is_below = dataset.key.segments().all(|name| names.next() == Some(name));
-        if !is_unambiguous || !is_below {
+        // Nothing but a position follows, after what some views put before it.
+        let is_position = names.skip_while(|name| *name == "c").all(|name| grid_component(name).is_some());
+        if !is_unambiguous || !is_below || !is_position {
             return None;
         }
         let attributes = container.cached(access, &dataset.attributes_key()?, dataset.version)?;

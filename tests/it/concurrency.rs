@@ -320,7 +320,7 @@ async fn a_hole_is_believed_no_longer_than_it_was_seen() {
     let n5 = N5::new();
     let dataset = n5.dataset("v", &[4, 4], &[4, 4], "raw");
     settle();
-    let age = Duration::from_millis(600);
+    let age = Duration::from_secs(2);
     let (_, client) = probed(&n5, Settings { recheck_data: Recheck::After(age), ..settings() });
     let slice = "/slice/v?start=0,0&stop=4,4&format=raw";
     assert_eq!(client.get("/v/0/0").await.status, 404);

@@ -1,4 +1,4 @@
-//! Chunks of views that were sent a moment ago: answered without being resolved again, as long as nothing has changed.
+//! Chunks of views that are at hand: answered at once, and again without being resolved as long as nothing has changed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -62,7 +62,8 @@ async fn a_chunk_sent_before_is_sent_at_once_and_in_the_same_words() {
     settled().await;
     let client = Client::of(n5.root());
     for path in CHUNKS {
-        assert!(at_once(&client, "GET", path, None).is_none(), "{path} was never asked for");
+        let fresh = Client::of(n5.root());
+        assert!(at_once(&fresh, "GET", path, None).is_none(), "{path} was never read");
         let reply = client.get(path).await;
         assert_eq!(reply.status, 200, "{path}");
         for round in 0..3 {
@@ -130,22 +131,48 @@ async fn what_a_chunk_depends_on_is_compared_before_it_is_sent_again() {
 async fn what_depends_on_more_than_a_dataset_is_resolved_every_time() {
     let n5 = container();
     // A level that is called otherwise, and a dataset whose name could be a position.
-    let multiscales = json!({"multiscales": [{"version": "0.4", "axes": [{"name": "x"}, {"name": "y"}],
-        "datasets": [{"path": "full", "coordinateTransformations": [{"type": "scale", "scale": [4.0, 4.0]}]}]}]});
-    n5.file("p/attributes.json", multiscales.to_string());
+    let level = |path: &str| {
+        let multiscales = json!({"multiscales": [{"version": "0.4", "axes": [{"name": "x"}, {"name": "y"}],
+            "datasets": [{"path": path, "coordinateTransformations": [{"type": "scale", "scale": [4.0, 4.0]}]}]}]});
+        n5.file("p/attributes.json", multiscales.to_string());
+    };
+    level("full");
     n5.dataset("p/full", &[7, 5], &[3, 2], "gzip").fill(|_| true, |_| true);
+    n5.dataset("p/part", &[7, 5], &[3, 2], "gzip");
     n5.dataset("b/3", &[7, 5], &[3, 2], "gzip").fill(|_| true, |_| true);
-    n5.dataset("c", &[100, 40, 9], &[64, 64, 4], "raw").fill(|_| true, |_| false);
+    fs::create_dir_all(n5.root().join("p/part/0")).unwrap();
+    fs::copy(n5.root().join("a/1/1"), n5.root().join("p/part/0/0")).unwrap();
     settled().await;
     let client = Client::of(n5.root());
-    for path in ["/as/gzip/p/s0/0/0", "/as/gzip/b/3/0/0", "/as/gzip/a/1/0?x=y", "/precomputed/c/raw/0-64_0-40_0-4"] {
-        assert_eq!(client.get(path).await.status, 200, "{path}");
-        assert!(at_once(&client, "GET", path, None).is_none(), "{path}");
+    for path in ["/as/gzip/p/s0/0/0", "/as/gzip/b/3/0/0"] {
+        let reply = client.get(path).await;
+        assert_eq!(reply.status, 200, "{path}");
+        assert!(body_at_once(&client, path).is_none_or(|body| body == reply.body), "{path}");
     }
-    // Parts and answers without a body are no reason to remember the whole.
-    assert_eq!(client.get_with("/as/gzip/a/0/0", &[("range", "bytes=0-3")]).await.status, 206);
-    assert_eq!(client.send("HEAD", "/as/gzip/a/0/0", &[]).await.status, 200);
-    assert!(at_once(&client, "GET", "/as/gzip/a/0/0", None).is_none());
+    level("part");
+    let further_up = json!({"dimensions": [8, 8, 8], "blockSize": [4, 4, 4], "dataType": "uint8",
+        "compression": {"type": "raw"}});
+    n5.file("b/attributes.json", further_up.to_string());
+    settled().await;
+    let part = fs::read(n5.root().join("p/part/0/0")).unwrap();
+    assert!(body_at_once(&client, "/as/gzip/p/s0/0/0").is_none_or(|body| body == part));
+    assert_eq!(client.get("/as/gzip/p/s0/0/0").await.body, part);
+    // Of the ways to cut the path, the one with the shorter way to the dataset wins.
+    assert!(body_at_once(&client, "/as/gzip/b/3/0/0").is_none());
+    assert_eq!(client.get("/as/gzip/b/3/0/0").await.status, 404);
+}
+
+#[tokio::test]
+async fn what_is_asked_for_in_another_way_is_left_to_the_library() {
+    let n5 = container();
+    settled().await;
+    let client = Client::of(n5.root());
+    for path in ["/as/gzip/a/0/0?x=y", "/as/gzip/a/0/0/", "/as/gzip/a/attributes.json", "/as/lzma/a/0/0"] {
+        for _ in 0..2 {
+            client.get(path).await;
+            assert!(at_once(&client, "GET", path, None).is_none(), "{path}");
+        }
+    }
 }
 
 #[tokio::test]

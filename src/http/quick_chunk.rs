@@ -1,0 +1,50 @@
+//! Chunks of views that are at hand, as [`super::quick`] answers them.
+
+use futures_util::FutureExt;
+
+use super::quick::{Asked, Begun, Content, Reply, Said};
+use super::recent::{self, Seen};
+use super::target::{Target, View};
+use crate::container::Access;
+use crate::store::Meta;
+use crate::view::{Found, Lookup};
+
+/// What most chunks are.
+const OCTETS: &str = "application/octet-stream";
+
+/// A chunk of a view, where resolving and reading it needs no waiting: whatever waits is given up, and the library asks for
+/// it again.
+pub(super) fn answer(begun: &Begun<'_>, asked: &Asked<'_>, access: Access) -> Option<Reply> {
+    let app = begun.app;
+    // A query is the library's.
+    if asked.path.contains('?') {
+        return None;
+    }
+    let target = Target::parse(asked.path, &app.options.base_path).ok()??;
+    let View::Other(view) = target.view else { return None };
+    let (parameters, path) = target.segments.split_at_checked(view.parameters())?;
+    if target.trailing_slash || !target.is_numbered() || !view.accepts(parameters) {
+        return None;
+    }
+    let (mount, key) = app.locate(path).ok()??;
+    if !mount.container.is_at_hand() {
+        return None;
+    }
+    let at = app.mounts.iter().position(|one| std::ptr::eq(one, mount))?;
+    let lookup = Lookup { container: &mount.container, access, parameters, key: &key, query: &[] };
+    let Found::Chunk(chunk) = view.resolve(&lookup).now_or_never()?.ok()? else { return None };
+    if chunk.media_type() != OCTETS {
+        return None;
+    }
+    let ready = chunk.ready(&mount.container, access).now_or_never()?.ok()??;
+    let facts = Meta { len: ready.bytes.len() as u64, modified: None, etag: ready.etag.as_str().into(), version: 0 };
+    let mut said = Said::new(facts, false);
+    said.route = view.name();
+    let reply = begun.object(asked, app.quick.mounts.get(at)?, &said, Content::Bytes(ready.bytes.clone()));
+    if view.is_local()
+        && let Some(trail) = chunk.trail(&mount.container, access, &key, ready)
+    {
+        recent::keep(app, asked.path, Seen { mount: at, said, trail });
+    }
+    Some(reply)
+}
