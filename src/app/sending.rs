@@ -86,10 +86,14 @@ impl Sending {
                 self.fetching.as_mut().map_or(Poll::Ready(Ok(())), |fetching| fetching.as_mut().poll(context));
             let fetched = ready!(fetched);
             self.fetching = None;
+            if let Err(error) = fetched {
+                self.reply.broken_off(&error);
+                return Poll::Ready(Err(error));
+            }
             if self.body_sent == 0 {
                 stream.hold_parts(true);
             }
-            let sent = fetched.and_then(|()| stream.send_file(file, self.body_sent));
+            let sent = stream.send_file(file, self.body_sent);
             if sent.as_ref().is_ok_and(|sent| self.body_sent + sent >= file.meta().len) {
                 stream.hold_parts(false);
             }
