@@ -30,6 +30,8 @@ enum What {
     Facts(Key, u64),
     /// What was made of stored objects and is cached. Whether these are the same is not looked at.
     Made(u128, Weak<Entry>),
+    /// That neither an object nor a directory has this name.
+    Missing(Key),
 }
 
 impl Found {
@@ -39,6 +41,10 @@ impl Found {
 
     pub(super) fn facts(key: &Key, facts: Facts, moment: u64) -> Self {
         Self { what: What::Facts(key.clone(), facts.version), looked_up: moment }
+    }
+
+    pub(super) fn missing(key: &Key, moment: u64) -> Self {
+        Self { what: What::Missing(key.clone()), looked_up: moment }
     }
 
     pub(super) fn made(id: u128, entry: &Arc<Entry>, moment: u64) -> Self {
@@ -65,8 +71,11 @@ impl Container {
             again(found, false)?;
         }
         let bytes = again(last, with_bytes)?;
-        if !matches!(last.what, What::Facts(..)) {
-            self.resources.objects.lookups.count(Lookup::Hit, 1);
+        let lookups = &self.resources.objects.lookups;
+        match last.what {
+            What::Entry(..) | What::Made(..) => lookups.count(Lookup::Hit, 1),
+            What::Missing(_) => lookups.count(Lookup::Absent, 1),
+            What::Facts(..) => {}
         }
         if with_bytes {
             (trail.range.end <= bytes.len()).then(|| bytes.slice(trail.range.clone()))
@@ -125,6 +134,12 @@ impl Objects {
                 is_good.then(Bytes::new)?
             }
             What::Made(_, entry) => entry.upgrade()?.object.as_ref()?.1.clone(),
+            What::Missing(key) => {
+                if found.looked_up < access.since(key) {
+                    is_missing(store, key).then(|| found.looked_up = moment)?;
+                }
+                Bytes::new()
+            }
         })
     }
 
@@ -141,7 +156,12 @@ impl Objects {
                 Glance::Object(facts) => facts.version == *version,
                 Glance::Missing | Glance::NoObject | Glance::Unknown => false,
             },
+            What::Missing(key) => is_missing(store, key),
         };
         is_same.then(|| found.looked_up = moment)
     }
+}
+
+fn is_missing(store: &dyn Store, key: &Key) -> bool {
+    store.glance(key) == Glance::Missing
 }

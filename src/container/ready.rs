@@ -26,8 +26,8 @@ const AT_ONCE_BYTES: u64 = 512 << 10;
 pub enum AtOnce {
     /// Nothing.
     Unknown,
-    /// There is none of that name, and no directory.
-    Missing,
+    /// There is none of that name, and no directory; and how to find that again.
+    Missing(Found),
     /// Facts about it and its bytes, or none of them where they were not wanted and are not cached; and how to find it
     /// again.
     Object(Meta, Bytes, Option<Found>),
@@ -71,7 +71,7 @@ impl Objects {
                     let _ = self.cache.entry(entry_key).or_insert(entry).now_or_never();
                     let _ = self.cache.run_pending_tasks().now_or_never();
                 }
-                return self.missing();
+                return self.missing(key, moment);
             }
             Glance::Object(facts) if !is_cached && facts.len <= KEPT_BYTES => self
                 .load_at_once(EntryKey::Stored(container, key.clone()), store, key, facts.len, moment)
@@ -103,11 +103,11 @@ impl Objects {
         (since, moment): (u64, u64),
     ) -> AtOnce {
         if hole.is_nothing && hole.checked.is_fresh(since) {
-            return self.missing();
+            return self.missing(key, hole.checked.moment());
         }
         if store.glance(key) == Glance::Missing {
             hole.checked.touch(moment);
-            return self.missing();
+            return self.missing(key, moment);
         }
         if hole.is_nothing {
             let _ = self.cache.invalidate(&EntryKey::Stored(container, key.clone())).now_or_never();
@@ -115,9 +115,9 @@ impl Objects {
         AtOnce::Unknown
     }
 
-    fn missing(&self) -> AtOnce {
+    fn missing(&self, key: &Key, known: u64) -> AtOnce {
         self.lookups.count(Lookup::Absent, 1);
-        AtOnce::Missing
+        AtOnce::Missing(Found::missing(key, known))
     }
 
     /// Reads an object of `len` bytes into the cache, if nothing of that waits.

@@ -185,8 +185,12 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     let begun = Begun { app, peer, started };
     let again = recent::with(app, asked.path, |seen| {
         let (mount, template) = (app.mounts.get(seen.mount)?, templates.mounts.get(seen.mount)?);
-        let bytes = mount.container.again(access, &mut seen.trail, asked.wants_bytes_of(&seen.said.etag))?;
-        Some(begun.object(asked, template, &seen.said, Content::Bytes(bytes)))
+        let with_bytes = seen.said.as_ref().is_some_and(|said| asked.wants_bytes_of(&said.etag));
+        let bytes = mount.container.again(access, &mut seen.trail, with_bytes)?;
+        Some(match &seen.said {
+            Some(said) => begun.object(asked, template, said, Content::Bytes(bytes)),
+            None => begun.missing(asked, template),
+        })
     });
     if again.is_some() {
         return again;
@@ -214,15 +218,10 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     }
     match found {
         AtOnce::Unknown => None,
-        AtOnce::Missing => {
-            // Nothing in a plain path is escaped in JSON.
-            let (before, after) = &template.missing_body;
-            let body = [before, &*observe::shown(asked.path), after].concat();
-            let mut head = head(b"HTTP/1.1 404 Not Found\r\n");
-            head.extend_from_slice(&template.missing);
-            let _ = write!(head, "content-length: {}\r\n", body.len());
-            let body = Content::Bytes(body.into());
-            Some(begun.reply(asked, observe::STORED, StatusCode::NOT_FOUND, head, body))
+        AtOnce::Missing(found) => {
+            let trail = Trail { founds: vec![found], range: 0..0 };
+            recent::keep(app, asked.path, Seen { mount: at, said: None, trail });
+            Some(begun.missing(asked, template))
         }
         AtOnce::Open(file) => {
             let said = Said::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
@@ -233,7 +232,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
             let said = Said::new(meta, key.name() == Some(ATTRIBUTES));
             let reply = begun.object(asked, template, &said, Content::Bytes(bytes));
             if let Some(found) = found {
-                recent::keep(app, asked.path, Seen { mount: at, said, trail: Trail { founds: vec![found], range } });
+                recent::keep(app, asked.path, Seen { mount: at, said: Some(said), trail: Trail { founds: vec![found], range } });
             }
             Some(reply)
         }
@@ -286,6 +285,17 @@ impl Begun<'_> {
         head.extend_from_slice(&said.lines);
         head.extend_from_slice(if said.is_attributes { &template.attributes } else { &template.block });
         self.reply(asked, said.route, status, head, body)
+    }
+
+    /// There is nothing of that name.
+    fn missing(&self, asked: &Asked<'_>, template: &Template) -> Reply {
+        // Nothing in a plain path is escaped in JSON.
+        let (before, after) = &template.missing_body;
+        let body = [before, &*observe::shown(asked.path), after].concat();
+        let mut head = head(b"HTTP/1.1 404 Not Found\r\n");
+        head.extend_from_slice(&template.missing);
+        let _ = write!(head, "content-length: {}\r\n", body.len());
+        self.reply(asked, observe::STORED, StatusCode::NOT_FOUND, head, Content::Bytes(body.into()))
     }
 
     /// What all answers end with.

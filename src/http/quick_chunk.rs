@@ -44,7 +44,7 @@ pub(super) fn answer(begun: &Begun<'_>, asked: &Asked<'_>, access: Access) -> Op
     if view.is_local()
         && let Some(trail) = chunk.trail(&mount.container, access, &key, ready)
     {
-        recent::keep(app, asked.path, Seen { mount: at, said, trail });
+        recent::keep(app, asked.path, Seen { mount: at, said: Some(said), trail });
     }
     Some(reply)
 }

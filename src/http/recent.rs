@@ -21,7 +21,8 @@ const PATH_BYTES: usize = 256;
 pub(super) struct Seen {
     /// Which mount it is of.
     pub(super) mount: usize,
-    pub(super) said: Said,
+    /// Of an object or chunk; `None` where there is neither.
+    pub(super) said: Option<Said>,
     pub(super) trail: Trail,
 }
 
