@@ -1,5 +1,7 @@
 //! Serving one connection: HTTP/1.1 or HTTP/2, with bounds on what it may cost.
 
+use std::error::Error;
+use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
@@ -18,13 +20,14 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use tokio::io::AsyncWriteExt;
 use tokio::sync::{Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 use super::lane::Lane;
 use super::signals::{Signals, Unsent};
-use super::socket::Watched;
+use super::socket::{Socket, Watched};
 use super::workers::Workers;
 use crate::config::Config;
 use crate::http::{self, App};
@@ -101,30 +104,64 @@ impl Connections {
             };
             stream.set_write_timeout(Some(send_timeout));
             let signals = Signals::default();
-            let lane = Lane::new(Box::pin(stream), app, peer, signals.clone(), unsent, header_timeout);
-            let told = signals.clone();
-            let service = service_fn(move |request: Request<Incoming>| {
-                let answered = Answered::begin(&signals);
-                let mut request = request.map(Body::new);
-                request.extensions_mut().insert(ConnectInfo(peer));
-                let answer = router.clone().oneshot(request);
-                async move { answer.await.map(|response| response.map(|body| Sent { body, _answered: answered })) }
-            });
-            let mut connection = pin!(http.serve_connection(TokioIo::new(lane), service));
-            let ended = tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = async { drop(closing.wait_for(|closing| *closing).await) } => {
-                    if !told.close() {
-                        connection.as_mut().graceful_shutdown();
-                    }
-                    connection.await
+            let mut lane = Lane::new(Box::pin(stream), app, peer, signals.clone(), unsent, header_timeout);
+            // The library comes with the first request that it has to answer: its state is larger than the lane's, and
+            // being polled through it takes longer than the lane needs to answer.
+            let handing = tokio::select! {
+                biased;
+                handing = poll_fn(|context| lane.poll_between(context)) => handing,
+                () = is_set(&mut closing) => {
+                    signals.close();
+                    poll_fn(|context| lane.poll_between(context)).await
                 }
+            };
+            let ended = match handing {
+                // In memory of its own, which most connections never need.
+                Ok(true) => Box::pin(answer(&http, lane, router, peer, signals, closing)).await,
+                Ok(false) => lane.shutdown().await.map_err(Into::into),
+                Err(error) => Err(error.into()),
             };
             if let Err(error) = ended {
                 tracing::debug!(error, "connection ended");
             }
         });
     }
+}
+
+/// Serves the rest of a connection, from the first request on that the library answers.
+async fn answer<S: Socket + 'static>(
+    http: &Builder<TokioExecutor>,
+    lane: Lane<S>,
+    router: Router,
+    peer: Option<IpAddr>,
+    signals: Signals,
+    mut closing: watch::Receiver<bool>,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let told = signals.clone();
+    let service = service_fn(move |request: Request<Incoming>| {
+        let answered = Answered::begin(&signals);
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(ConnectInfo(peer));
+        let answer = router.clone().oneshot(request);
+        async move { answer.await.map(|response| response.map(|body| Sent { body, _answered: answered })) }
+    });
+    let mut connection = pin!(http.serve_connection(TokioIo::new(lane), service));
+    tokio::select! {
+        // First: a library that is asked to end before it has seen a request would never see it.
+        biased;
+        ended = connection.as_mut() => ended,
+        () = is_set(&mut closing) => {
+            if !told.close() {
+                connection.as_mut().graceful_shutdown();
+            }
+            connection.await
+        }
+    }
+}
+
+/// Waits until the flag is set, or its sender is gone.
+async fn is_set(flag: &mut watch::Receiver<bool>) {
+    drop(flag.wait_for(|flag| *flag).await);
 }
 
 /// Tells the lane, when dropped, that the library has an answer whole or will never have it.

@@ -1,6 +1,6 @@
 //! The lane that most requests take: between the socket and the HTTP library, it answers what needs no waiting.
 //!
-//! The library sees a connection on which only the other requests arrive. The lane holds back every byte until a
+//! The library sees a connection on which only the other requests arrive, if there ever is one. The lane holds back every byte until a
 //! request's head is complete, and asks [`quick::look`] what to do: answer it here, or hand exactly this head to the
 //! library and hold back what follows until its answer has left. What is no plain HTTP/1 request (one with a body,
 //! HTTP/2, nonsense) is the library's from there on, and so is the rest of the connection.
@@ -176,24 +176,25 @@ impl<S: Socket> Lane<S> {
         poll_read_buf(Pin::new(&mut self.stream), context, &mut self.received)
     }
 
-    fn poll_between(&mut self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    /// Answers what the lane can, up to a request that is the library's: `true`. `false` at the connection's end.
+    pub(super) fn poll_between(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
         for _ in 0..TURN {
             ready!(self.poll_send(context))?;
             if self.signals.is_closing() {
-                return Poll::Ready(Ok(()));
+                return Poll::Ready(Ok(false));
             }
             if self.received.is_empty() || !self.advance() {
                 match self.poll_receive(context) {
                     Poll::Ready(received) => {
                         if received? == 0 {
-                            return Poll::Ready(Ok(()));
+                            return Poll::Ready(Ok(false));
                         }
                     }
-                    Poll::Pending => return self.idle.poll(context),
+                    Poll::Pending => return self.idle.poll(context).map_ok(|()| false),
                 }
             }
             if self.handing > 0 {
-                return self.poll_read_as_handed(context, out);
+                return Poll::Ready(Ok(true));
             }
         }
         give_way(context);
@@ -201,31 +202,37 @@ impl<S: Socket> Lane<S> {
     }
 
     fn poll_read_as_handed(&mut self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.handing > 0 {
-            let length = self.handing.min(out.remaining());
-            out.put_slice(&self.received.split_to(length));
-            self.handing -= length;
-            if self.handing == 0 && self.received.is_empty() {
-                // A long head's memory is not kept.
-                self.received = BytesMut::new();
-            }
-            return Poll::Ready(Ok(()));
-        }
-        match self.state {
-            State::Between => self.poll_between(context, out),
-            State::Answering => {
-                // Only to learn of the end; what comes waits its turn, and the flush after the answer wakes.
-                if self.received.is_empty() && ready!(self.poll_receive(context))? == 0 {
-                    return Poll::Ready(Ok(()));
+        loop {
+            if self.handing > 0 {
+                let length = self.handing.min(out.remaining());
+                out.put_slice(&self.received.split_to(length));
+                self.handing -= length;
+                if self.handing == 0 && self.received.is_empty() {
+                    // A long head's memory is not kept.
+                    self.received = BytesMut::new();
                 }
-                Poll::Pending
+                return Poll::Ready(Ok(()));
             }
-            State::HandedOver { is_http2 } => {
-                let read = Pin::new(&mut self.stream).poll_read(context, out);
-                if read.is_pending() && !is_http2 && !self.signals.is_busy() {
-                    return self.idle.poll(context);
+            match self.state {
+                State::Between => {
+                    if !ready!(self.poll_between(context))? {
+                        return Poll::Ready(Ok(()));
+                    }
                 }
-                read
+                State::Answering => {
+                    // Only to learn of the end; what comes waits its turn, and the flush after the answer wakes.
+                    if self.received.is_empty() && ready!(self.poll_receive(context))? == 0 {
+                        return Poll::Ready(Ok(()));
+                    }
+                    return Poll::Pending;
+                }
+                State::HandedOver { is_http2 } => {
+                    let read = Pin::new(&mut self.stream).poll_read(context, out);
+                    if read.is_pending() && !is_http2 && !self.signals.is_busy() {
+                        return self.idle.poll(context);
+                    }
+                    return read;
+                }
             }
         }
     }

@@ -67,8 +67,13 @@ impl Sending {
         let Content::Bytes(bytes) = &self.reply.body else { return Poll::Ready(Ok(0)) };
         let rest = bytes.get(usize::try_from(self.body_sent).unwrap_or(usize::MAX)..).unwrap_or_default();
         let rest = rest.get(..PIECE_BYTES).unwrap_or(rest);
-        let parts = [IoSlice::new(self.head_left()), IoSlice::new(rest)];
-        match ready!(Pin::new(stream).poll_write_vectored(context, &parts))? {
+        let head = self.head_left();
+        let sent = if rest.is_empty() {
+            Pin::new(stream).poll_write(context, head)
+        } else {
+            Pin::new(stream).poll_write_vectored(context, &[IoSlice::new(head), IoSlice::new(rest)])
+        };
+        match ready!(sent)? {
             0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             sent => Poll::Ready(Ok(sent as u64)),
         }

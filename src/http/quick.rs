@@ -232,7 +232,11 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
             let said = Said::new(meta, key.name() == Some(ATTRIBUTES));
             let reply = begun.object(asked, template, &said, Content::Bytes(bytes));
             if let Some(found) = found {
-                recent::keep(app, asked.path, Seen { mount: at, said: Some(said), trail: Trail { founds: vec![found], range } });
+                recent::keep(
+                    app,
+                    asked.path,
+                    Seen { mount: at, said: Some(said), trail: Trail { founds: vec![found], range } },
+                );
             }
             Some(reply)
         }
