@@ -151,9 +151,8 @@ async fn answer<S: Socket + 'static>(
         biased;
         ended = connection.as_mut() => ended,
         () = is_set(&mut closing) => {
-            if !told.close() {
-                connection.as_mut().graceful_shutdown();
-            }
+            told.close();
+            connection.as_mut().graceful_shutdown();
             connection.await
         }
     }

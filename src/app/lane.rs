@@ -1,7 +1,7 @@
 //! The lane that most requests take: between the socket and the HTTP library, it answers what needs no waiting.
 //!
-//! The library sees a connection on which only the other requests arrive, if there ever is one. The lane holds back every byte until a
-//! request's head is complete, and asks [`quick::look`] what to do: answer it here, or hand exactly this head to the
+//! The library sees a connection on which only the other requests arrive, if there ever is one. The lane holds back every
+//! byte until a request's head is complete, and asks [`quick::look`] what to do: answer it here, or hand exactly this head to the
 //! library and hold back what follows until its answer has left. What is no plain HTTP/1 request (one with a body,
 //! HTTP/2, nonsense) is the library's from there on, and so is the rest of the connection.
 //!
@@ -130,7 +130,6 @@ impl<S: Socket> Lane<S> {
             Received::Request(length, None) => {
                 self.handing = length;
                 self.state = State::Answering;
-                self.signals.hand();
                 self.signals.begin();
             }
         }
@@ -140,7 +139,6 @@ impl<S: Socket> Lane<S> {
     fn hand_over(&mut self, is_http2: bool) {
         self.handing = self.received.len();
         self.state = State::HandedOver { is_http2 };
-        self.signals.hand();
     }
 
     /// Ready when nothing of the lane's own answer is left to be sent.

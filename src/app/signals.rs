@@ -11,8 +11,6 @@ pub(super) struct Signals(Arc<Flags>);
 struct Flags {
     /// The library has a request that it has not answered to the end.
     busy: AtomicBool,
-    /// The library has been given something.
-    handed: AtomicBool,
     /// No further request is to be answered.
     closing: AtomicBool,
 }
@@ -28,16 +26,9 @@ impl Signals {
         self.0.busy.store(false, Ordering::Release);
     }
 
-    /// Asks the lane to end the connection after the answer that it sends. `false` where the library has been given
-    /// something, and has to be asked.
-    pub(super) fn close(&self) -> bool {
+    /// Asks the lane to end the connection after the answer that it sends.
+    pub(super) fn close(&self) {
         self.0.closing.store(true, Ordering::Release);
-        !self.0.handed.load(Ordering::Acquire)
-    }
-
-    /// The library is given something.
-    pub(super) fn hand(&self) {
-        self.0.handed.store(true, Ordering::Release);
     }
 
     pub(super) fn is_closing(&self) -> bool {

@@ -71,10 +71,9 @@ impl Container {
             again(found, false)?;
         }
         let bytes = again(last, with_bytes)?;
-        let lookups = &self.resources.objects.lookups;
         match last.what {
-            What::Entry(..) | What::Made(..) => lookups.count(Lookup::Hit, 1),
-            What::Missing(_) => lookups.count(Lookup::Absent, 1),
+            What::Entry(..) | What::Made(..) => self.count(Lookup::Hit),
+            What::Missing(_) => self.count(Lookup::Absent),
             What::Facts(..) => {}
         }
         if with_bytes {
@@ -82,6 +81,11 @@ impl Container {
         } else {
             Some(bytes)
         }
+    }
+
+    /// Counts a look-up of a stored object that was answered at once.
+    pub fn count(&self, result: Lookup) {
+        self.resources.objects.lookups.count(result, 1);
     }
 
     /// How to find the object at `key` again, if it is cached in this version.

@@ -189,7 +189,8 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn is_directory(&self, key: &Key) -> Result<bool, ReadError> {
+    pub async fn is_directory(&self, access: Access, key: &Key) -> Result<bool, ReadError> {
+        access.may_wait().await;
         Ok(self.store.is_directory(key).await?)
     }
 }

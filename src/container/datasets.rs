@@ -142,9 +142,10 @@ impl Container {
         };
         let cache_key = (self.id, key.clone(), version);
         if let Some(group) = datasets.cache.get(&cache_key).await {
-            metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Hit, 1);
+            metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Hit, access.counted());
             return Ok(group);
         }
+        access.may_wait().await;
         metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Miss, 1);
         let cached = datasets.cache.try_get_with(cache_key, parse).await;
         cached.map_err(|error| (*error).clone())
@@ -163,7 +164,7 @@ impl Container {
             GroupState::Attributes(_) => {
                 not("it is a group; its attributes lack dimensions, blockSize, dataType or compression".to_owned())
             }
-            GroupState::NoAttributes if self.store.is_directory(key).await? => {
+            GroupState::NoAttributes if self.is_directory(access, key).await? => {
                 not("it is a group without attributes".to_owned())
             }
             GroupState::NoAttributes => Err(ReadError::NotFound(key.clone())),

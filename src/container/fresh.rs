@@ -30,12 +30,32 @@ pub struct Access {
     pub(super) begun: u64,
     pub(super) metadata_since: u64,
     pub(super) data_since: u64,
+    waits: bool,
 }
 
 impl Access {
     pub(super) fn begin(metadata: Recheck, data: Recheck) -> Self {
         let now = now();
-        Self { begun: now, metadata_since: since(metadata, now), data_since: since(data, now) }
+        Self { begun: now, metadata_since: since(metadata, now), data_since: since(data, now), waits: true }
+    }
+
+    /// For whoever polls what it asks for once, and gives up what is not ready then: nothing is begun that outlasts that
+    /// poll, and nothing counted.
+    #[must_use]
+    pub fn at_hand(self) -> Self {
+        Self { waits: false, ..self }
+    }
+
+    /// Goes on where what follows may wait; elsewhere never.
+    pub(super) async fn may_wait(self) {
+        if !self.waits {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// How often a look-up counts. What is given up is asked for again by somebody who waits, and counted there.
+    pub(super) fn counted(self) -> u64 {
+        u64::from(self.waits)
     }
 
     /// What is accepted of the stored object at `key`.

@@ -49,7 +49,8 @@ pub struct Made {
 #[derive(Debug)]
 enum Uncached {
     Failed(ReadError),
-    Large(Made),
+    /// And the moment of the earliest comparison with the store.
+    Large(Made, u64),
 }
 
 impl Container {
@@ -65,31 +66,35 @@ impl Container {
         let since = access.data_since;
         for _ in 0..ATTEMPTS {
             let Some(entry) = objects.cache.get(&key).await else {
+                access.may_wait().await;
                 metrics::cache_requests(CACHE, Lookup::Miss, 1);
                 match self.make_shared(access, key.clone(), slice, recipe).await? {
                     Ok(entry) if entry.checked.is_fresh(since) => return Ok(Made::cached(id, &entry, access)),
-                    Ok(_) => continue,
-                    Err(large) => return Ok(Some(large)),
+                    Err((large, checked)) if checked >= since => return Ok(Some(large)),
+                    // Of a run that began before this request, and read what may have changed since.
+                    Ok(_) | Err(_) => continue,
                 }
             };
-            if entry.checked.is_fresh(since) || self.is_unchanged(&entry, slice).await? {
-                metrics::cache_requests(CACHE, if entry.object.is_some() { Lookup::Hit } else { Lookup::Absent }, 1);
+            if entry.checked.is_fresh(since) || self.is_unchanged(access, &entry, slice).await? {
+                let result = if entry.object.is_some() { Lookup::Hit } else { Lookup::Absent };
+                metrics::cache_requests(CACHE, result, access.counted());
                 return Ok(Made::cached(id, &entry, access));
             }
+            access.may_wait().await;
             metrics::cache_requests(CACHE, Lookup::Stale, 1);
             forget(&objects.cache, key.clone(), &entry).await;
         }
         match self.make(access, slice, recipe).await {
             Ok(entry) => Ok(Made::cached(id, &entry, access)),
-            Err(Uncached::Large(made)) => Ok(Some(made)),
+            Err(Uncached::Large(made, _)) => Ok(Some(made)),
             Err(Uncached::Failed(error)) => Err(error),
         }
     }
 
     /// Whether the blocks that `entry` was made of are still the ones that the store holds.
-    async fn is_unchanged(&self, entry: &Entry, slice: &Slice) -> Result<bool, ReadError> {
+    async fn is_unchanged(&self, access: Access, entry: &Entry, slice: &Slice) -> Result<bool, ReadError> {
         let moment = fresh::now();
-        let now = self.fingerprint(slice).await?;
+        let now = self.fingerprint(access, slice).await?;
         let unchanged = entry.version() == (now.blocks > 0).then_some(now.versions);
         if unchanged {
             entry.checked.touch(moment);
@@ -104,7 +109,7 @@ impl Container {
         key: EntryKey,
         slice: &Slice,
         recipe: &Recipe,
-    ) -> Result<Result<Arc<Entry>, Made>, ReadError> {
+    ) -> Result<Result<Arc<Entry>, (Made, u64)>, ReadError> {
         let (this, slice, recipe) = (self.clone(), slice.clone(), recipe.clone());
         let run = tokio::spawn(async move {
             let cache = &this.resources.objects.cache;
@@ -115,7 +120,7 @@ impl Container {
         match run.await {
             Ok(Ok(entry)) => Ok(Ok(entry)),
             Ok(Err(uncached)) => match &*uncached {
-                Uncached::Large(made) => Ok(Err(made.clone())),
+                Uncached::Large(made, checked) => Ok(Err((made.clone(), *checked))),
                 Uncached::Failed(error) => Err(error.clone()),
             },
             Err(join) => Err(ReadError::Died(join.to_string())),
@@ -143,7 +148,8 @@ impl Container {
         let (Fingerprint { tags, versions, .. }, len) = (stats.fingerprint, bytes.len() as u64);
         // Elements as they are belong to another budget, whose share must not live on in this cache.
         if len > WHOLE_BYTES || !is_made {
-            return Err(Uncached::Large(Made { bytes: memory.own(bytes), tags, versions, found: None }));
+            let made = Made { bytes: memory.own(bytes), tags, versions, found: None };
+            return Err(Uncached::Large(made, checked.moment()));
         }
         // What is cached counts as stored bytes do. (Nobody who holds these waits for a share of the other.)
         let permit = self.resources.objects.take(len).await.map_err(Uncached::Failed)?;

@@ -184,8 +184,7 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails or memory is short.
     pub async fn object(&self, access: Access, key: &Key) -> Result<Option<Stored>, ReadError> {
-        let since = access.since(key);
-        self.resources.objects.get(self.id, &self.store, key, since).await
+        self.resources.objects.get(self.id, &self.store, key, access).await
     }
 
     /// Facts about the object at `key`, from the cache where it is fresh; reads no bytes.
@@ -200,7 +199,10 @@ impl Container {
         match self.store.glance(key) {
             Glance::Object(facts) => Ok(Some(facts.into())),
             Glance::Missing | Glance::NoObject => Ok(None),
-            Glance::Unknown => Ok(self.store.head(key).await?),
+            Glance::Unknown => {
+                access.may_wait().await;
+                Ok(self.store.head(key).await?)
+            }
         }
     }
 

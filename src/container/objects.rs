@@ -9,7 +9,7 @@ use moka::future::Cache;
 
 use super::asked::Asked;
 use super::budget::{self, Budget, Permit};
-use super::fresh::{self, Checked};
+use super::fresh::{self, Access, Checked};
 use super::{CacheSettings, ReadError, cache_of, forget, nudging};
 use crate::metrics::{self, Lookup, StoreOperation};
 use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
@@ -104,7 +104,8 @@ pub(super) enum EntryKey {
 #[derive(Debug)]
 pub(super) enum Uncached {
     Failed(ReadError),
-    Large(LargeObject),
+    /// And the moment before it was opened.
+    Large(LargeObject, u64),
     /// It would have to wait, and must not.
     NotAtOnce,
 }
@@ -131,7 +132,8 @@ enum Fetched {
 /// What a load found.
 enum Loaded {
     Entry(Arc<Entry>),
-    Large(LargeObject),
+    /// And the moment before it was opened.
+    Large(LargeObject, u64),
 }
 
 /// The cache, shared by all containers.
@@ -163,29 +165,32 @@ impl Objects {
         }
     }
 
-    /// The object at `key`, no staler than `since`; `None` where there is none.
+    /// The object at `key`, no staler than `access` accepts; `None` where there is none.
     pub(super) async fn get(
         &self,
         container: u32,
         store: &Arc<dyn Store>,
         key: &Key,
-        since: u64,
+        access: Access,
     ) -> Result<Option<Stored>, ReadError> {
+        let since = access.since(key);
         let entry_key = EntryKey::Stored(container, key.clone());
         // A read that others began may be older than this request: then it is compared once more.
         for _ in 0..ATTEMPTS {
             let Some(entry) = self.cache.get(&entry_key).await else {
+                access.may_wait().await;
                 self.lookups.count(Lookup::Miss, 1);
                 match self.load(entry_key.clone(), key, store).await? {
-                    Loaded::Large(large) => return Ok(Some(Stored::Large(large))),
+                    Loaded::Large(large, opened) if opened >= since => return Ok(Some(Stored::Large(large))),
                     Loaded::Entry(entry) if entry.checked.is_fresh(since) => return Ok(entry.stored()),
-                    Loaded::Entry(_) => continue,
+                    Loaded::Large(..) | Loaded::Entry(_) => continue,
                 }
             };
-            if entry.checked.is_fresh(since) || self.recheck(&entry, &**store, key).await? {
-                self.lookups.count(if entry.object.is_some() { Lookup::Hit } else { Lookup::Absent }, 1);
+            if entry.checked.is_fresh(since) || self.recheck(&entry, &**store, key, access).await? {
+                self.lookups.count(if entry.object.is_some() { Lookup::Hit } else { Lookup::Absent }, access.counted());
                 return Ok(entry.stored());
             }
+            access.may_wait().await;
             self.lookups.count(Lookup::Stale, 1);
             forget(&self.cache, entry_key.clone(), &entry).await;
         }
@@ -230,7 +235,7 @@ impl Objects {
     }
 
     /// Whether `entry` still equals what the store holds.
-    async fn recheck(&self, entry: &Entry, store: &dyn Store, key: &Key) -> Result<bool, ReadError> {
+    async fn recheck(&self, entry: &Entry, store: &dyn Store, key: &Key, access: Access) -> Result<bool, ReadError> {
         if entry.is_nothing {
             // A directory is no object either, and would pass.
             return Ok(false);
@@ -239,6 +244,7 @@ impl Objects {
         if let Some(unchanged) = entry.checked.compare(store, key, entry.version(), moment) {
             return Ok(unchanged);
         }
+        access.may_wait().await;
         let unchanged = entry.version() == store.head(key).await?.map(|meta| meta.version);
         if unchanged {
             entry.checked.touch(moment);
@@ -264,7 +270,7 @@ impl Objects {
             let checked = fresh::now();
             let fetch = || async {
                 match this.fetch(&*store, &key).await {
-                    Ok(Some(Stored::Large(large))) => Err(Uncached::Large(large)),
+                    Ok(Some(Stored::Large(large))) => Err(Uncached::Large(large, checked)),
                     Ok(Some(Stored::Whole(meta, bytes))) => Ok(Arc::new(Entry {
                         object: Some((meta, bytes)),
                         is_nothing: false,
@@ -288,7 +294,7 @@ impl Objects {
         match load.await {
             Ok(Ok(entry)) => Ok(Loaded::Entry(entry)),
             Ok(Err(uncached)) => match &*uncached {
-                Uncached::Large(large) => Ok(Loaded::Large(large.clone())),
+                Uncached::Large(large, opened) => Ok(Loaded::Large(large.clone(), *opened)),
                 Uncached::Failed(error) => Err(error.clone()),
                 Uncached::NotAtOnce => Err(ReadError::Died("a load ended without an end".to_owned())),
             },

@@ -185,7 +185,7 @@ impl Container {
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn fingerprint(&self, slice: &Slice) -> Result<Fingerprint, ReadError> {
+    pub async fn fingerprint(&self, access: Access, slice: &Slice) -> Result<Fingerprint, ReadError> {
         let mut sum = Fingerprint::default();
         let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
         loop {
@@ -194,9 +194,11 @@ impl Container {
                 return Ok(sum);
             }
             let keys: Vec<Key> = batch.iter().map(|position| slice.dataset.block_key(position)).collect();
-            let metas = match self.glance_at_few(&keys) {
-                Some(metas) => metas,
-                None => self.store.head_many(keys).await?,
+            let metas = if let Some(metas) = self.glance_at_few(&keys) {
+                metas
+            } else {
+                access.may_wait().await;
+                self.store.head_many(keys).await?
             };
             for (position, meta) in batch.iter().zip(metas) {
                 if let Some(meta) = meta {

@@ -91,6 +91,8 @@ pub struct Mount {
 
 /// Everything that answers share.
 pub struct App {
+    /// Tells apps of one process apart.
+    id: u64,
     mounts: Vec<Mount>,
     resources: Arc<Resources>,
     options: Options,
@@ -104,6 +106,9 @@ pub struct App {
     answers: Vec<(&'static str, OnceLock<metrics::Answers>)>,
     quick: templates::Templates,
 }
+
+/// How many apps there were.
+static APPS: AtomicU64 = AtomicU64::new(0);
 
 impl fmt::Debug for App {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -122,6 +127,7 @@ impl App {
         use std::hash::{BuildHasher, RandomState};
         let frequent = std::iter::once(observe::STORED).chain(crate::view::VIEWS.iter().map(|view| view.name()));
         Arc::new(Self {
+            id: APPS.fetch_add(1, Ordering::Relaxed),
             running: AtomicUsize::new(0),
             quick: templates::Templates::new(&mounts, &options),
             answers: frequent.map(|route| (route, OnceLock::new())).collect(),

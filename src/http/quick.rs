@@ -189,7 +189,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
         let bytes = mount.container.again(access, &mut seen.trail, with_bytes)?;
         Some(match &seen.said {
             Some(said) => begun.object(asked, template, said, Content::Bytes(bytes)),
-            None => begun.missing(asked, template),
+            None => begun.missing(asked, template, observe::STORED),
         })
     });
     if again.is_some() {
@@ -221,7 +221,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
         AtOnce::Missing(found) => {
             let trail = Trail { founds: vec![found], range: 0..0 };
             recent::keep(app, asked.path, Seen { mount: at, said: None, trail });
-            Some(begun.missing(asked, template))
+            Some(begun.missing(asked, template, observe::STORED))
         }
         AtOnce::Open(file) => {
             let said = Said::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
@@ -292,14 +292,14 @@ impl Begun<'_> {
     }
 
     /// There is nothing of that name.
-    fn missing(&self, asked: &Asked<'_>, template: &Template) -> Reply {
+    pub(super) fn missing(&self, asked: &Asked<'_>, template: &Template, route: &'static str) -> Reply {
         // Nothing in a plain path is escaped in JSON.
         let (before, after) = &template.missing_body;
         let body = [before, &*observe::shown(asked.path), after].concat();
         let mut head = head(b"HTTP/1.1 404 Not Found\r\n");
         head.extend_from_slice(&template.missing);
         let _ = write!(head, "content-length: {}\r\n", body.len());
-        self.reply(asked, observe::STORED, StatusCode::NOT_FOUND, head, Content::Bytes(body.into()))
+        self.reply(asked, route, StatusCode::NOT_FOUND, head, Content::Bytes(body.into()))
     }
 
     /// What all answers end with.

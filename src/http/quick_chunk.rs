@@ -6,20 +6,22 @@ use super::quick::{Asked, Begun, Content, Reply, Said};
 use super::recent::{self, Seen};
 use super::target::{Target, View};
 use crate::container::Access;
+use crate::metrics::Lookup;
 use crate::store::Meta;
-use crate::view::{Found, Lookup};
+use crate::view::{self, Found};
 
 /// What most chunks are.
 const OCTETS: &str = "application/octet-stream";
 
-/// A chunk of a view, where resolving and reading it needs no waiting: whatever waits is given up, and the library asks for
-/// it again.
+/// A chunk of a view, where resolving and reading it needs no waiting; everything else is the library's, and nothing has
+/// begun that it would begin again.
 pub(super) fn answer(begun: &Begun<'_>, asked: &Asked<'_>, access: Access) -> Option<Reply> {
     let app = begun.app;
-    // A query is the library's.
-    if asked.path.contains('?') {
+    // A query is the library's, and so is whatever it may take for something else.
+    if !asked.path.bytes().all(Target::is_plain) {
         return None;
     }
+    let access = access.at_hand();
     let target = Target::parse(asked.path, &app.options.base_path).ok()??;
     let View::Other(view) = target.view else { return None };
     let (parameters, path) = target.segments.split_at_checked(view.parameters())?;
@@ -31,16 +33,21 @@ pub(super) fn answer(begun: &Begun<'_>, asked: &Asked<'_>, access: Access) -> Op
         return None;
     }
     let at = app.mounts.iter().position(|one| std::ptr::eq(one, mount))?;
-    let lookup = Lookup { container: &mount.container, access, parameters, key: &key, query: &[] };
+    let lookup = view::Lookup { container: &mount.container, access, parameters, key: &key, query: &[] };
     let Found::Chunk(chunk) = view.resolve(&lookup).now_or_never()?.ok()? else { return None };
     if chunk.media_type() != OCTETS {
         return None;
     }
-    let ready = chunk.ready(&mount.container, access).now_or_never()?.ok()??;
+    let template = app.quick.mounts.get(at)?;
+    let Some(ready) = chunk.ready(&mount.container, access).now_or_never()?.ok()? else {
+        mount.container.count(Lookup::Absent);
+        return Some(begun.missing(asked, template, view.name()));
+    };
+    mount.container.count(Lookup::Hit);
     let facts = Meta { len: ready.bytes.len() as u64, modified: None, etag: ready.etag.as_str().into(), version: 0 };
     let mut said = Said::new(facts, false);
     said.route = view.name();
-    let reply = begun.object(asked, app.quick.mounts.get(at)?, &said, Content::Bytes(ready.bytes.clone()));
+    let reply = begun.object(asked, template, &said, Content::Bytes(ready.bytes.clone()));
     if view.is_local()
         && let Some(trail) = chunk.trail(&mount.container, access, &key, ready)
     {

@@ -27,9 +27,8 @@ pub(super) struct Seen {
 }
 
 struct Slot {
-    /// Address of the app. Another one at the same address has other entries in its cache, and those of the first are
-    /// gone.
-    app: usize,
+    /// [`App::id`].
+    app: u64,
     path: Box<str>,
     seen: Seen,
 }
@@ -41,12 +40,19 @@ thread_local! {
 /// What `job` makes of what was last sent for a path; `None` where nothing is remembered.
 pub(super) fn with<T>(app: &App, path: &str, job: impl FnOnce(&mut Seen) -> Option<T>) -> Option<T> {
     SLOTS_OF_THREAD.with_borrow_mut(|slots| {
-        let slot = slots.get_mut(slot_of(path))?.as_mut()?;
-        (slot.app == address(app) && *slot.path == *path).then(|| job(&mut slot.seen))?
+        let place = slots.get_mut(slot_of(path))?;
+        let slot = place.as_mut().filter(|slot| slot.app == app.id && *slot.path == *path)?;
+        let made = job(&mut slot.seen);
+        if made.is_none() && slot.seen.said.is_none() {
+            // There is something now.
+            *place = None;
+        }
+        made
     })
 }
 
-/// Remembers what was sent for a path, in place of what had the slot.
+/// Remembers what was sent for a path, in place of what had the slot; but that something is missing never in place of what
+/// is there: names can be made up without end.
 pub(super) fn keep(app: &App, path: &str, seen: Seen) {
     if path.len() > PATH_BYTES {
         return;
@@ -55,14 +61,13 @@ pub(super) fn keep(app: &App, path: &str, seen: Seen) {
         if slots.is_empty() {
             slots.resize_with(SLOTS, || None);
         }
-        if let Some(slot) = slots.get_mut(slot_of(path)) {
-            *slot = Some(Slot { app: address(app), path: path.into(), seen });
+        let Some(place) = slots.get_mut(slot_of(path)) else { return };
+        let is_taken = place.as_ref().is_some_and(|slot| slot.app == app.id && slot.seen.said.is_some());
+        let is_same = place.as_ref().is_some_and(|slot| *slot.path == *path);
+        if seen.said.is_some() || !is_taken || is_same {
+            *place = Some(Slot { app: app.id, path: path.into(), seen });
         }
     });
-}
-
-fn address(app: &App) -> usize {
-    std::ptr::from_ref(app).addr()
 }
 
 fn slot_of(path: &str) -> usize {

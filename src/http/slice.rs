@@ -190,7 +190,7 @@ fn head(plan: &Plan, headers: HeaderMap) -> Response<Body> {
 async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap) -> Answer {
     if ask.headers().contains_key(axum::http::header::IF_NONE_MATCH) {
         // The tags of the blocks say whether the client has this already; nothing needs to be decoded.
-        let etag = etag(&plan, mount.container.fingerprint(&plan.slice).await?.tags);
+        let etag = etag(&plan, mount.container.fingerprint(ask.access, &plan.slice).await?.tags);
         if conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None) == Verdict::NotModified {
             headers.remove(CONTENT_TYPE);
             insert(&mut headers, ETAG, &etag);

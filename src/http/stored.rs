@@ -33,7 +33,7 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     {
         return Ok(found);
     }
-    if !mount.container.is_directory(&key).await? {
+    if !mount.container.is_directory(ask.access, &key).await? {
         return Err(missing());
     }
     // A directory where a block would be is an absent block; only here are attributes looked at.

@@ -83,9 +83,8 @@ impl Target {
     /// The path of the key, decoded, that a raw path addresses in the container as stored; `None` for everything else,
     /// and where [`Self::parse`] has to look closer. For the same path this allocates nothing.
     pub(super) fn plain<'a>(path: &'a str, base_path: &str) -> Option<&'a str> {
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte);
         let inner = path.strip_prefix(base_path)?.strip_prefix('/')?;
-        if !inner.bytes().all(is_plain) {
+        if !inner.bytes().all(Self::is_plain) {
             return None;
         }
         let first = inner.split('/').next()?;
@@ -94,6 +93,11 @@ impl Target {
             Some((_, View::Stored)) => inner.strip_prefix(first)?.strip_prefix('/'),
             Some(_) => None,
         }
+    }
+
+    /// Whether a byte stands for itself in a path (RFC 3986, section 3.3).
+    pub(super) fn is_plain(byte: u8) -> bool {
+        byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte)
     }
 
     /// Whether the last segment begins as a block's or chunk's does.

@@ -38,7 +38,7 @@ pub(super) async fn answer(ask: &Ask<'_>, view: &dyn View) -> Answer {
         Found::Missing => {
             let missing = || Problem::missing().cached(mount.cache_missing.clone());
             let container = &mount.container;
-            if !container.is_directory(&key).await? || container.is_at_block(ask.access, &key).await? {
+            if !container.is_directory(ask.access, &key).await? || container.is_at_block(ask.access, &key).await? {
                 return Err(missing());
             }
             Ok(stored::redirect(ask))

@@ -189,7 +189,7 @@ impl Chunk {
             let meta = container.meta(access, &self.dataset.block_key(position)).await?;
             return Ok(meta.map(|meta| self.etag(of_one(position, &meta).tags)));
         }
-        let fingerprint = container.fingerprint(&self.slice(container)?).await?;
+        let fingerprint = container.fingerprint(access, &self.slice(container)?).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.tags)))
     }
 

@@ -53,8 +53,8 @@ pub(super) async fn place(lookup: &Lookup<'_>, key: &Key) -> Result<Place, ReadE
         GroupState::Dataset(_) | GroupState::Unusable(..) => Place::Missing,
         GroupState::Attributes(_) | GroupState::Broken(_) => Place::Group,
         GroupState::NoAttributes => {
-            let is_group =
-                container.is_directory(key).await? && container.enclosing_dataset(access, key, 0).await?.is_none();
+            let is_group = container.is_directory(access, key).await?
+                && container.enclosing_dataset(access, key, 0).await?.is_none();
             if is_group { Place::Group } else { Place::Missing }
         }
     })
