@@ -131,6 +131,9 @@ fn server(recheck: Recheck) -> (Router, Container) {
         concurrent_requests: 1024,
         origins: vec!["*".to_owned()],
         compress_slices: false,
+        credentials: false,
+        control: None,
+        frame_ancestors: Vec::new(),
         viewer: None,
         documents: None,
     };

@@ -22,7 +22,8 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use connections::Connections;
 use workers::{Documents, Workers};
 
-use crate::config::{CachePolicy, Config, ContainerConfig, EvictionPolicy, Listen, Recheck, Symlinks};
+use crate::access::{Control, Expected, Patience, Policy, Where};
+use crate::config::{CachePolicy, Config, ContainerConfig, EvictionPolicy, Exposure, Listen, Recheck, Symlinks};
 use crate::container::{self, Container, Resources, Settings};
 use crate::cpu::Cpu;
 use crate::http::{self, App, Mount, Viewer};
@@ -88,7 +89,8 @@ impl Server {
         let mounts = mounts(&config, &resources)?;
         let viewer = Viewer::find(&config.server.viewer).await;
         let documents = Documents::start(threads(&config)).context("the threads cannot be started")?;
-        let options = http::Options { documents: documents.handle(), ..options(&config, viewer) };
+        let control = control(&config)?;
+        let options = http::Options { documents: documents.handle(), control, ..options(&config, viewer) };
         let app = App::new(mounts, resources, options, render_metrics);
         let listener = match &config.server.listen {
             Listen::Tcp(address) => {
@@ -333,6 +335,36 @@ pub fn threads(config: &Config) -> usize {
     }
 }
 
+/// Who may read what; `None` where everybody may read everything.
+///
+/// # Errors
+/// A rule, or a file of tokens or keys, that cannot be used.
+pub fn control(config: &Config) -> anyhow::Result<Option<Arc<Control>>> {
+    if !config.is_guarded() {
+        return Ok(None);
+    }
+    let (access, jwt) = (&config.access, &config.jwt);
+    let policy = Policy::parse(access.default == Exposure::Public, &access.rules, &access.metrics)?;
+    let given = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
+    let place = if jwt.keys.contains("://") {
+        let patience = Patience { refresh: jwt.refresh, least: jwt.refetch, stale: jwt.stale };
+        Where::Url { url: jwt.keys.clone(), roots: given(&jwt.roots), patience }
+    } else {
+        Where::File(jwt.keys.clone().into())
+    };
+    let expected = Expected {
+        issuer: jwt.issuer.clone(),
+        audience: jwt.audience.clone(),
+        algorithms: jwt.algorithms.clone(),
+        name_claim: jwt.name_claim.clone(),
+        groups_claim: jwt.groups_claim.clone(),
+        leeway_seconds: jwt.leeway.as_secs(),
+    };
+    let jwt = (!jwt.keys.is_empty()).then_some((place, expected));
+    let control = Control::open(policy, given(&access.tokens).as_deref(), jwt).map_err(anyhow::Error::msg)?;
+    Ok(Some(Arc::new(control)))
+}
+
 fn options(config: &Config, viewer: Option<Viewer>) -> http::Options {
     http::Options {
         base_path: config.server.base_path.clone(),
@@ -340,6 +372,9 @@ fn options(config: &Config, viewer: Option<Viewer>) -> http::Options {
         request_timeout: config.server.request_timeout,
         concurrent_requests: config.limits.concurrent_requests,
         origins: config.cors.origins.clone(),
+        credentials: config.cors.credentials,
+        control: None,
+        frame_ancestors: config.server.frame_ancestors.clone(),
         compress_slices: config.compression.slices,
         viewer,
         documents: None,

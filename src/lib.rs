@@ -54,6 +54,7 @@
 //!    [`paste`](n5::paste)s what is ready.
 //! 7. [`Format::encode`](output::Format::encode) puts a header before the elements; the answer leaves.
 
+pub mod access;
 pub mod allocator;
 pub mod app;
 pub mod config;

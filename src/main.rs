@@ -9,8 +9,8 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
-use n5_server::config::{Cli, Config, DEFAULTS, File};
-use n5_server::{allocator, app, healthcheck, n5, telemetry};
+use n5_server::config::{Cli, Command, Config, DEFAULTS, File, NewToken};
+use n5_server::{access, allocator, app, healthcheck, n5, telemetry};
 
 /// Exit status for a wrong command line or configuration, as clap has it.
 const USAGE: u8 = 2;
@@ -22,6 +22,9 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
+    if let Some(Command::Token(wanted)) = &cli.command {
+        return token(wanted);
+    }
     if cli.print_default_config {
         return print(DEFAULTS);
     }
@@ -30,6 +33,9 @@ fn main() -> ExitCode {
         Err(error) => return fail(&error, USAGE),
     };
     if cli.check_config {
+        if let Err(error) = app::control(&config) {
+            return fail(&error, USAGE);
+        }
         return print(&format!("configuration is valid\n{}\n", config.summary()));
     }
     if cli.print_config {
@@ -42,6 +48,19 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, 1),
+    }
+}
+
+/// Prints a new token and the line that stands for it. Nothing else ever sees the token.
+#[expect(clippy::disallowed_methods, reason = "the token's time begins now")]
+fn token(wanted: &NewToken) -> ExitCode {
+    let now = std::time::SystemTime::now();
+    match access::issue(&wanted.name, wanted.expires.as_deref(), &wanted.groups, &wanted.read, now) {
+        Ok(issued) => {
+            eprintln!("The token, shown only now, and the line for the file that access.tokens names:");
+            print(&format!("{}\n{}\n", issued.token, issued.line))
+        }
+        Err(why) => fail(&anyhow::anyhow!(why), USAGE),
     }
 }
 

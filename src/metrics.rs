@@ -47,6 +47,8 @@ const DECODE_DURATION: &str = "n5_decode_duration_seconds";
 const DECODE_ERRORS: &str = "n5_decode_errors_total";
 const BUDGET_BYTES: &str = "n5_budget_bytes";
 const BUDGET_CAPACITY: &str = "n5_budget_capacity_bytes";
+const ACCESS_REFUSALS: &str = "n5_access_refusals_total";
+const ACCESS_RELOAD_FAILURES: &str = "n5_access_reload_failures_total";
 const BUILD_INFO: &str = "n5_build_info";
 
 const fn row(
@@ -71,6 +73,8 @@ pub const NAMES: &[Description] = {
         row(HTTP_IN_FLIGHT, Gauge, None, &[], "Requests being answered."),
         row(REQUESTS_SHED, Counter, None, &["reason"], "Requests refused with 503 because a bound was reached."),
         row(BROKEN_ANSWERS, Counter, None, &[], "Streamed answers broken off by a fault after the first byte."),
+        row(ACCESS_REFUSALS, Counter, None, &["reason"], "Requests refused because of who asked, or because a token told nobody."),
+        row(ACCESS_RELOAD_FAILURES, Counter, None, &["what"], "Times that tokens or an issuer's keys could not be read; those before stay in force."),
         row(CACHE_REQUESTS, Counter, None, &["cache", "result"], "Look-ups: hit, miss (not cached), stale (cached, but the file changed), absent (the file does not exist)."),
         row(CACHE_BYTES, Gauge, BYTES, &["cache"], "Memory of cached entries."),
         row(CACHE_CAPACITY, Gauge, BYTES, &["cache"], "Most memory of cached entries."),
@@ -276,6 +280,16 @@ pub fn broken_answer() {
     counter!(BROKEN_ANSWERS).increment(1);
 }
 
+/// A request was refused because of who asked; the reasons are a small fixed set.
+pub fn access_refused(reason: &'static str) {
+    counter!(ACCESS_REFUSALS, "reason" => reason).increment(1);
+}
+
+/// `tokens` or `keys` could not be read again.
+pub fn access_reload_failed(what: &'static str) {
+    counter!(ACCESS_RELOAD_FAILURES, "what" => what).increment(1);
+}
+
 /// So many entries were looked up in a cache with that result.
 pub fn cache_requests(cache: Cache, result: Lookup, count: u64) {
     if count > 0 {
@@ -389,6 +403,8 @@ mod tests {
         Lookups::new(Cache::Stored).count(Lookup::Hit, 1);
         request_shed(Shed::Requests);
         broken_answer();
+        access_refused("no_token");
+        access_reload_failed("tokens");
         cache_requests(Cache::Stored, Lookup::Hit, 1);
         cache_bytes(Cache::Stored, 1, 2);
         cache_eviction(Cache::Stored);

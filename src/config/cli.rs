@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
+use clap::{Args, Parser, Subcommand};
 
 use super::{Config, File, Root, Sources, values};
 
@@ -22,6 +22,7 @@ Routes (more in README.md and openapi.yaml):
   /precomputed/PATH               a Neuroglancer precomputed volume
   /viewer/                        Neuroglancer, where viewer/build has made it
   /healthz /readyz /metrics /version
+  /token/TOKEN/...                any of these with a token, where access is restricted (docs/ACCESS.md)
 Several containers are mounted under their names: /em/attributes.json, /slice/em/DATASET.
 
 Settings, strongest first:
@@ -49,7 +50,12 @@ Exit status: 0 after a shutdown by signal, 1 when serving failed, 2 when the com
 #[derive(Debug, Clone, Default, Parser)]
 #[expect(clippy::struct_excessive_bools, reason = "one for each switch of the command line")]
 #[command(name = "n5-server", version, after_help = AFTER_HELP, max_term_width = 120)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Cli {
+    /// What to do instead of serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// Directory of a container, or NAME=DIRECTORY; several need names. Replaces the containers of the configuration.
     /// A text whose part before the first "=" holds a slash, or which is an existing directory as a whole, is a path.
     /// Without any, here or configured, a small demo container is served.
@@ -83,6 +89,32 @@ pub struct Cli {
     /// Prints every setting with its default, unit and purpose, as TOML, then ends
     #[arg(long, conflicts_with_all = ["print_config", "check_config"])]
     pub print_default_config: bool,
+}
+
+/// What the program does besides serving.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Makes a token and prints it, once, with the line for the file that access.tokens names
+    Token(NewToken),
+}
+
+/// A token to be made.
+#[derive(Debug, Clone, Args)]
+pub struct NewToken {
+    /// Whose it is: letters, digits and - . _
+    pub name: String,
+
+    /// When it ends: after a duration (90d) or at a time (2027-01-31T00:00:00Z); never without this
+    #[arg(long, value_name = "WHEN")]
+    pub expires: Option<String>,
+
+    /// A group that it belongs to; may be repeated
+    #[arg(long = "group", value_name = "GROUP")]
+    pub groups: Vec<String>,
+
+    /// A path that it opens, /em/volume, and then nothing else that is not public; may be repeated
+    #[arg(long, value_name = "PATH")]
+    pub read: Vec<String>,
 }
 
 impl Cli {
@@ -147,6 +179,16 @@ impl Config {
                     super::Symlinks::Follow => "follow",
                 },
             );
+        }
+        if self.is_guarded() {
+            let default = if self.access.default == super::Exposure::Public { "public" } else { "private" };
+            let _ = write!(text, "\naccess      {default} but for {} rules; metrics: {}", self.access.rules.len(), self.access.metrics);
+            if !self.access.tokens.as_os_str().is_empty() {
+                let _ = write!(text, "; tokens of {}", self.access.tokens.display());
+            }
+            if !self.jwt.keys.is_empty() {
+                let _ = write!(text, "; JWTs of {}", self.jwt.issuer);
+            }
         }
         let size = values::size::format;
         let _ = write!(

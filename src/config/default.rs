@@ -1,11 +1,12 @@
 //! The defaults as values; a test holds them equal to `config/default.toml`.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    Cache, Compression, Config, ContainerDefaults, Cors, EvictionPolicy, Limits, Listen, Log, LogFormat, Recheck,
-    Server,
+    Access, Cache, Compression, Config, ContainerDefaults, Cors, EvictionPolicy, Exposure, Jwt, Limits, Listen, Log,
+    LogFormat, Recheck, Server,
 };
 
 const KIB: u64 = 1 << 10;
@@ -20,6 +21,8 @@ impl Default for Config {
             container_defaults: ContainerDefaults::default(),
             limits: Limits::default(),
             cache: Cache::default(),
+            access: Access::default(),
+            jwt: Jwt::default(),
             cors: Cors::default(),
             compression: Compression { slices: false },
             log: Log::default(),
@@ -39,6 +42,7 @@ impl Default for Server {
             shutdown_timeout: Duration::from_secs(30),
             max_connections: 10_240,
             threads: 0,
+            frame_ancestors: Vec::new(),
             viewer: "viewer/dist".into(),
         }
     }
@@ -71,9 +75,33 @@ impl Default for Cache {
     }
 }
 
+impl Default for Access {
+    fn default() -> Self {
+        Self { default: Exposure::Public, rules: Vec::new(), metrics: "public".to_owned(), tokens: PathBuf::new() }
+    }
+}
+
+impl Default for Jwt {
+    fn default() -> Self {
+        Self {
+            keys: String::new(),
+            roots: PathBuf::new(),
+            issuer: String::new(),
+            audience: Vec::new(),
+            algorithms: ["RS256", "PS256", "ES256", "ES384", "EdDSA"].map(str::to_owned).to_vec(),
+            name_claim: "sub".to_owned(),
+            groups_claim: "groups".to_owned(),
+            leeway: Duration::from_secs(30),
+            refresh: Duration::from_secs(10 * 60),
+            refetch: Duration::from_secs(30),
+            stale: Duration::from_secs(24 * 60 * 60),
+        }
+    }
+}
+
 impl Default for Cors {
     fn default() -> Self {
-        Self { origins: vec!["*".to_owned()] }
+        Self { origins: vec!["*".to_owned()], credentials: false }
     }
 }
 

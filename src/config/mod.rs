@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use cli::Cli;
+pub use cli::{Cli, Command, NewToken};
 pub use fault::{Fault, Faults, Origin};
 pub use source::{File, Root, Sources};
 
@@ -38,6 +38,10 @@ pub struct Config {
     pub limits: Limits,
     /// `[cache]`
     pub cache: Cache,
+    /// `[access]`
+    pub access: Access,
+    /// `[jwt]`
+    pub jwt: Jwt,
     /// `[cors]`
     pub cors: Cors,
     /// `[compression]`
@@ -75,6 +79,8 @@ pub struct Server {
     /// Worker threads, also the number of blocks decoded at once; 0 for one per core.
     #[serde(deserialize_with = "values::count")]
     pub threads: usize,
+    /// Origins whose pages may show this server's pages within theirs; `*` for all.
+    pub frame_ancestors: Vec<String>,
     /// Directory of a built viewer, served where it has an `index.html`; empty for none.
     pub viewer: PathBuf,
 }
@@ -213,12 +219,70 @@ pub enum Recheck {
     After(Duration),
 }
 
+/// `[access]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Access {
+    /// What no rule is about.
+    pub default: Exposure,
+    /// Who may read what, such as `/em/secret = alice @lab`.
+    pub rules: Vec<String>,
+    /// Who may read `/metrics`, as on the right side of a rule.
+    pub metrics: String,
+    /// File with the hashes of tokens; empty for none.
+    pub tokens: PathBuf,
+}
+
+/// Who may read what no rule is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Exposure {
+    /// Everybody.
+    Public,
+    /// Nobody.
+    Private,
+}
+
+/// `[jwt]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Jwt {
+    /// JWK set: a URL of the scheme `https`, or a file; empty where JWTs are not accepted.
+    pub keys: String,
+    /// File with certificates that vouch for that URL; empty for those that browsers trust.
+    pub roots: PathBuf,
+    /// `iss` of every JWT.
+    pub issuer: String,
+    /// One of these is in `aud`.
+    pub audience: Vec<String>,
+    /// Accepted algorithms.
+    pub algorithms: Vec<String>,
+    /// Claim with the caller's name.
+    pub name_claim: String,
+    /// Claim with the caller's groups.
+    pub groups_claim: String,
+    /// By how much clocks may differ.
+    #[serde(with = "values::duration")]
+    pub leeway: Duration,
+    /// How often keys are fetched.
+    #[serde(with = "values::duration")]
+    pub refresh: Duration,
+    /// How often at most, whatever names of keys come.
+    #[serde(with = "values::duration")]
+    pub refetch: Duration,
+    /// How long keys are good for while they cannot be fetched.
+    #[serde(with = "values::duration")]
+    pub stale: Duration,
+}
+
 /// `[cors]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cors {
     /// Origins that scripts may read answers from; `*` for all.
     pub origins: Vec<String>,
+    /// Whether browsers may send cookies and client certificates along.
+    pub credentials: bool,
 }
 
 /// `[compression]`
@@ -247,4 +311,13 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+impl Config {
+    /// Whether it makes a difference who asks.
+    pub fn is_guarded(&self) -> bool {
+        let Access { default, rules, metrics, tokens } = &self.access;
+        let is_all_public = *default == Exposure::Public && rules.is_empty() && metrics == "public";
+        !is_all_public || !tokens.as_os_str().is_empty() || !self.jwt.keys.is_empty()
+    }
 }

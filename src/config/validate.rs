@@ -38,6 +38,10 @@ impl Config {
             ("server.send_timeout", self.server.send_timeout, Duration::from_millis(1), DAY),
             ("server.shutdown_timeout", self.server.shutdown_timeout, Duration::ZERO, DAY),
             ("limits.budget_wait", self.limits.budget_wait, Duration::ZERO, DAY),
+            ("jwt.leeway", self.jwt.leeway, Duration::ZERO, Duration::from_secs(5 * 60)),
+            ("jwt.refresh", self.jwt.refresh, Duration::from_secs(1), DAY),
+            ("jwt.refetch", self.jwt.refetch, Duration::from_secs(1), DAY),
+            ("jwt.stale", self.jwt.stale, self.jwt.refresh, 30 * DAY),
         ] {
             check(key, within(&value, &lowest, &highest, |d| humantime::format_duration(*d).to_string()));
         }
@@ -63,7 +67,9 @@ impl Config {
         check("container_defaults.cache_control", cache_control(self.container_defaults.cache_control));
         check("cache.recheck_cached_metadata", recheck(self.cache.recheck_cached_metadata));
         check("cache.recheck_cached_data", recheck(self.cache.recheck_cached_data));
-        faults.extend(origins(&self.cors.origins));
+        faults.extend(origins("cors.origins", &self.cors.origins));
+        faults.extend(origins("server.frame_ancestors", &self.server.frame_ancestors));
+        faults.extend(guarded(self));
         faults.extend(containers(&self.containers, self.container_defaults.cache_control, reserved));
         if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
     }
@@ -133,10 +139,50 @@ fn recheck(recheck: Recheck) -> Result<(), String> {
     }
 }
 
-fn origins(origins: &[String]) -> Vec<Fault> {
+/// What goes together where it makes a difference who asks.
+fn guarded(config: &Config) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    if config.cors.credentials && config.cors.origins.iter().any(|origin| origin == "*") {
+        let message = "browsers refuse this together with the origin \"*\": list the origins in cors.origins";
+        faults.push(Fault::new("cors.credentials", message));
+    }
+    let jwt = &config.jwt;
+    if jwt.keys.is_empty() {
+        if !jwt.issuer.is_empty() || !jwt.audience.is_empty() {
+            faults.push(Fault::new("jwt.keys", "is missing: no JWT can be checked without the issuer's keys"));
+        }
+    } else {
+        let is_url = jwt.keys.contains("://");
+        if is_url && !jwt.keys.starts_with("https://") {
+            faults.push(Fault::new("jwt.keys", "write a URL that begins with https://, or the path of a file"));
+        }
+        if !is_url && !jwt.roots.as_os_str().is_empty() {
+            faults.push(Fault::new("jwt.roots", "is for keys from a URL, and jwt.keys is a file"));
+        }
+        for (key, is_missing) in [
+            ("jwt.issuer", jwt.issuer.is_empty()),
+            ("jwt.audience", jwt.audience.is_empty()),
+            ("jwt.algorithms", jwt.algorithms.is_empty()),
+            ("jwt.name_claim", jwt.name_claim.is_empty()),
+        ] {
+            if is_missing {
+                faults.push(Fault::new(key, "is missing: a JWT for somebody else would be accepted"));
+            }
+        }
+    }
+    for (index, container) in config.containers.iter().enumerate() {
+        if container.name == "token" && config.is_guarded() {
+            let message = "\"token\" begins the paths that carry a token: choose another name";
+            faults.push(Fault::new(format!("containers[{index}].name"), message));
+        }
+    }
+    faults
+}
+
+fn origins(setting: &str, origins: &[String]) -> Vec<Fault> {
     let mut faults = Vec::new();
     for (index, origin) in origins.iter().enumerate() {
-        let key = format!("cors.origins[{index}]");
+        let key = format!("{setting}[{index}]");
         if origin == "*" {
             if origins.len() > 1 {
                 faults.push(Fault::new(key, "\"*\" means every origin: leave out the others, or leave out \"*\""));
@@ -271,6 +317,38 @@ mod tests {
         let mut config = Config::default();
         config.cors.origins.push("https://a".into());
         assert_eq!(keys(&config), ["cors.origins[0]"]);
+    }
+
+    #[test]
+    fn cookies_are_not_for_every_origin() {
+        let mut config = Config::default();
+        config.cors.credentials = true;
+        assert_eq!(keys(&config), ["cors.credentials"]);
+        config.cors.origins = vec!["https://a.example.org".into()];
+        assert_eq!(keys(&config), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_jwt_needs_all_that_says_whose_and_for_whom_it_is() {
+        let mut config = Config::default();
+        config.jwt.issuer = "https://issuer".into();
+        assert_eq!(keys(&config), ["jwt.keys"]);
+        config.jwt.keys = "http://issuer/keys".into();
+        assert_eq!(keys(&config), ["jwt.keys", "jwt.audience"]);
+        config.jwt.keys = "https://issuer/keys".into();
+        config.jwt.audience = vec!["n5".into()];
+        assert_eq!(keys(&config), Vec::<String>::new());
+        config.jwt.leeway = Duration::from_secs(3600);
+        config.jwt.algorithms.clear();
+        assert_eq!(keys(&config), ["jwt.leeway", "jwt.algorithms"]);
+    }
+
+    #[test]
+    fn a_container_is_named_token_only_where_there_are_none() {
+        let mut config = named(&["token", "b"]);
+        assert_eq!(keys(&config), Vec::<String>::new());
+        config.access.rules = vec!["/b = nobody".into()];
+        assert_eq!(keys(&config), ["containers[0].name"]);
     }
 
     #[test]

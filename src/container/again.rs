@@ -103,6 +103,7 @@ impl Container {
     /// Facts about the object at `key` as the store has it, and how to compare them again, where that needs no waiting.
     pub fn compared(&self, access: Access, key: &Key) -> Option<(Meta, Found)> {
         match self.store.glance(key) {
+            _ if !self.sees(key) => None,
             Glance::Object(facts) => Some((facts.into(), Found::facts(key, facts, access.begun))),
             Glance::Missing | Glance::NoObject | Glance::Unknown => None,
         }

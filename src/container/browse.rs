@@ -54,12 +54,16 @@ impl Container {
         limit: usize,
         blocks: bool,
     ) -> Result<Option<Listed>, ReadError> {
+        if !self.sees(key) {
+            return Ok(None);
+        }
         let in_grid = self.enclosing_dataset(access, key, 1).await?.is_some();
         let too_deep = key.child("0").is_err();
+        let sees = self.sees_entries(key);
         let keep = Arc::new(move |entry: &Entry| {
             let is_number = || grid_component(&entry.name).is_some();
             match entry.is_directory {
-                _ if too_deep => Keep::No,
+                _ if too_deep || !sees(&entry.name) => Keep::No,
                 false if entry.name == ATTRIBUTES || (blocks && is_number()) => Keep::Yes,
                 false => Keep::No,
                 true if in_grid && !blocks && is_number() => Keep::IfItHolds(ATTRIBUTES),
@@ -180,7 +184,12 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn directories(&self, key: &Key, limit: usize) -> Result<Option<Vec<String>>, ReadError> {
-        let keep = Arc::new(|entry: &Entry| if entry.is_directory { Keep::Yes } else { Keep::No });
+        if !self.sees(key) {
+            return Ok(None);
+        }
+        let sees = self.sees_entries(key);
+        let keep =
+            Arc::new(move |entry: &Entry| if entry.is_directory && sees(&entry.name) { Keep::Yes } else { Keep::No });
         let listing = self.store.list(key, None, limit, keep).await?;
         Ok(listing.map(|listing| listing.entries.into_iter().map(|entry| entry.name).collect()))
     }
@@ -191,7 +200,13 @@ impl Container {
     /// [`ReadError`] when the store fails.
     pub async fn is_directory(&self, access: Access, key: &Key) -> Result<bool, ReadError> {
         access.may_wait().await;
-        Ok(self.store.is_directory(key).await?)
+        Ok(self.sees(key) && self.store.is_directory(key).await?)
+    }
+
+    /// Which names of the directory `key` can be seen.
+    fn sees_entries(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
+        let (sight, parent) = (self.sight.clone(), key.clone());
+        move |name| sight.as_ref().is_none_or(|sight| parent.child(name).is_ok_and(|key| sight.sees(&key)))
     }
 }
 

@@ -143,12 +143,22 @@ impl Container {
         let cache_key = (self.id, key.clone(), version);
         if let Some(group) = datasets.cache.get(&cache_key).await {
             metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Hit, access.counted());
-            return Ok(group);
+            return Ok(self.as_seen(group));
         }
         access.may_wait().await;
         metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Miss, 1);
         let cached = datasets.cache.try_get_with(cache_key, parse).await;
-        cached.map_err(|error| (*error).clone())
+        cached.map(|group| self.as_seen(group)).map_err(|error| (*error).clone())
+    }
+
+    /// A dataset of which a part cannot be seen is none.
+    fn as_seen(&self, group: Arc<Group>) -> Arc<Group> {
+        match &group.state {
+            GroupState::Dataset(dataset) if !self.sees_below(&dataset.key) => {
+                Arc::new(Group { state: GroupState::NoAttributes, len: 0 })
+            }
+            _ => group,
+        }
     }
 
     /// The dataset at `key`.

@@ -16,6 +16,7 @@ mod objects;
 mod pool;
 mod ready;
 mod sample;
+mod sight;
 mod slice;
 mod stats;
 
@@ -41,6 +42,7 @@ pub use made::{Made, Make, Recipe};
 pub use objects::{LargeObject, Stored};
 pub use ready::AtOnce;
 pub use sample::{Sample, Survey};
+pub use sight::Sight;
 pub use slice::Finish;
 pub use stats::{Fingerprint, ReadStats};
 
@@ -165,13 +167,15 @@ pub struct Container {
     id: u32,
     store: Arc<dyn Store>,
     resources: Arc<Resources>,
+    /// Who looks, where not everybody sees everything.
+    sight: Option<Arc<dyn Sight>>,
 }
 
 impl Container {
     /// The hierarchy in `store`.
     pub fn new(store: Arc<dyn Store>, resources: Arc<Resources>) -> Self {
         let id = resources.containers.fetch_add(1, Ordering::Relaxed);
-        Self { id, store, resources }
+        Self { id, store, resources, sight: None }
     }
 
     /// What all containers share.
@@ -184,6 +188,9 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails or memory is short.
     pub async fn object(&self, access: Access, key: &Key) -> Result<Option<Stored>, ReadError> {
+        if !self.sees(key) {
+            return Ok(None);
+        }
         self.resources.objects.get(self.id, &self.store, key, access).await
     }
 
@@ -192,6 +199,9 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn meta(&self, access: Access, key: &Key) -> Result<Option<Meta>, ReadError> {
+        if !self.sees(key) {
+            return Ok(None);
+        }
         let since = access.since(key);
         if let Some(known) = self.resources.objects.peek(self.id, key, since).await {
             return Ok(known);
@@ -209,6 +219,9 @@ impl Container {
     /// [`Self::object`], or [`Self::meta`] where no bytes are wanted, as far as it can be answered without waiting for
     /// a disk, memory or another request.
     pub fn object_at_once(&self, access: Access, key: &Key, with_bytes: bool) -> AtOnce {
+        if !self.sees(key) {
+            return AtOnce::Unknown;
+        }
         self.resources.objects.at_once(self.id, &*self.store, key, access, with_bytes)
     }
 

@@ -4,12 +4,13 @@ use std::net::IpAddr;
 
 use axum::http::header::{
     ACCEPT_RANGES, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HOST, HeaderName, IF_MATCH,
-    IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, ORIGIN, RANGE,
+    IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, ORIGIN, RANGE, WWW_AUTHENTICATE,
 };
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method};
 use tower_http::cors::{AllowOrigin, AllowPrivateNetwork, CorsLayer};
 
-use super::{Ask, Options};
+use super::{App, Ask, Options, target};
 
 /// Headers that scripts of other origins may read.
 pub(super) const EXPOSED: [HeaderName; 24] = [
@@ -40,7 +41,10 @@ pub(super) const EXPOSED: [HeaderName; 24] = [
 ];
 
 /// CORS on every answer, errors included: a viewer takes an answer without it for a missing block.
-pub(super) fn cors(origins: &[String]) -> CorsLayer {
+pub(super) fn cors(options: &Options) -> CorsLayer {
+    let origins = &options.origins;
+    let mut exposed = EXPOSED.to_vec();
+    exposed.extend(options.control.is_some().then_some(WWW_AUTHENTICATE));
     let any = origins.iter().any(|origin| origin == "*");
     let list: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
     let layer = CorsLayer::new()
@@ -55,13 +59,14 @@ pub(super) fn cors(origins: &[String]) -> CorsLayer {
             AUTHORIZATION,
             HeaderName::from_static("x-request-id"),
         ])
-        .expose_headers(EXPOSED)
+        .expose_headers(exposed)
         .max_age(std::time::Duration::from_secs(86_400))
         .allow_private_network(AllowPrivateNetwork::yes());
     if any {
         layer.allow_origin(AllowOrigin::any()).vary([])
     } else {
-        layer.allow_origin(AllowOrigin::list(list)).vary([ORIGIN])
+        // Cookies and such are a proxy's in front; for a token nothing is needed here.
+        layer.allow_origin(AllowOrigin::list(list)).allow_credentials(options.credentials).vary([ORIGIN])
     }
 }
 
@@ -93,7 +98,14 @@ pub(super) fn public_base(ask: &Ask<'_>) -> String {
     let host = host.or(authority).or_else(|| first_of(ask.headers(), HOST.as_str())).filter(|host| is_host(host));
     let host = host.unwrap_or_else(|| "localhost".to_owned());
     let prefix = forwarded("x-forwarded-prefix").filter(|prefix| is_prefix(prefix)).unwrap_or_default();
-    format!("{scheme}://{host}{}{}", prefix.trim_end_matches('/'), options.base_path)
+    // Whoever came by a URL with a token needs one in the URLs of the answer.
+    let token = ask.presented.in_url().map_or_else(String::new, |token| format!("/token/{}", target::encode(token)));
+    format!("{scheme}://{host}{}{}{token}", prefix.trim_end_matches('/'), options.base_path)
+}
+
+/// The client's address as a trusted proxy tells it.
+pub(super) fn client(parts: &Parts, peer: Option<IpAddr>, app: &App) -> Option<String> {
+    first_of(&parts.headers, "x-forwarded-for").filter(|_| is_trusted(peer, &app.options)).filter(|client| is_host(client))
 }
 
 fn first_of(headers: &HeaderMap, name: &str) -> Option<String> {

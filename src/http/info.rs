@@ -11,7 +11,7 @@ use crate::metadata::{self, Description, Kind, Node, Recommended};
 use crate::view::{self, Known};
 
 pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
-    let Some((mount, key)) = ask.app.locate(&ask.target.segments)? else {
+    let Some((mount, key)) = ask.locate(&ask.target.segments)? else {
         // The containers' common root: a group without attributes.
         return Ok(document(ask, "", Known::default(), HeaderValue::from_static("no-cache")));
     };

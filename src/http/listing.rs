@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, LINK};
+use axum::http::header::{CACHE_CONTROL, LINK, LOCATION};
 use axum::http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
@@ -23,9 +23,12 @@ const PAGE_BYTES: u64 = 8 << 20;
 /// The listing of the containers, where there are several.
 pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
     let mut entries: Vec<ListedEntry> =
-        ask.app.mounts.iter().map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group }).collect();
+        ask.app.mounts.iter().filter(|mount| ask.shows(&mount.name)).map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group }).collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     let is_html = wants_html(ask)?;
+    if let Some(page) = page_with_token(ask, is_html) {
+        return Ok(page);
+    }
     let mut response = rendered(ask, "", &Listed { entries, more: false }, is_html, false, None);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     Ok(response)
@@ -34,6 +37,9 @@ pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
 /// The listing of a group or dataset.
 pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Answer {
     let is_html = wants_html(ask)?;
+    if let Some(page) = page_with_token(ask, is_html) {
+        return Ok(page);
+    }
     let after = query::parameter(ask.query(), "after");
     let blocks = query::parameter(ask.query(), "blocks").is_some_and(|value| value == "1");
     let memory = mount.container.reserve(PAGE_BYTES).await?;
@@ -49,6 +55,9 @@ pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Ans
 /// The listing of a directory as a view shows it: `documents` in place of `attributes.json`.
 pub(super) async fn of_view(ask: &Ask<'_>, mount: &Mount, key: &Key, documents: &[String]) -> Answer {
     let is_html = wants_html(ask)?;
+    if let Some(page) = page_with_token(ask, is_html) {
+        return Ok(page);
+    }
     let after = query::parameter(ask.query(), "after");
     let memory = mount.container.reserve(PAGE_BYTES).await?;
     let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, false).await?;
@@ -85,6 +94,25 @@ fn wants_html(ask: &Ask<'_>) -> Result<bool, Problem> {
     }
 }
 
+/// The way to the same page below a path that carries the token, for a person whose URL has it in the query: there every
+/// link of the page carries it on. Programs that put it on each URL themselves get the listing where they ask.
+fn page_with_token(ask: &Ask<'_>, is_html: bool) -> Option<Response<Body>> {
+    let token = ask.presented.in_query().filter(|_| is_html)?;
+    if !ask.list_header(&axum::http::header::ACCEPT)?.contains("text/html") {
+        return None;
+    }
+    let inner = ask.path().strip_prefix(ask.app.options.base_path.as_str())?.trim_start_matches('/');
+    let query = ask.query().map(|query| format!("?{query}")).unwrap_or_default();
+    // From a path that carries it already, its root is one that carries it.
+    let token = format!("token/{}/", target::encode(token));
+    let location = HeaderValue::from_str(&format!("{}{token}{inner}{query}", way_up(ask))).ok()?;
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SEE_OTHER;
+    response.headers_mut().insert(LOCATION, location);
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Some(response)
+}
+
 /// The answer; `memory` is cut down to its size and kept until it is sent.
 fn rendered(
     ask: &Ask<'_>,
@@ -112,12 +140,13 @@ fn rendered(
     vary(response.headers_mut(), "accept");
     response.extensions_mut().insert(Compressible);
     if is_html {
-        response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(page::POLICY));
+        page::protect(response.headers_mut(), page::POLICY, &ask.app.options.frame_ancestors);
     }
     if let Some(next) = next {
         let format = if is_html { "" } else { "&format=json" };
         // Whoever needs one for this page needs it for the next.
-        let token = query::parameter(ask.query(), "token")
+        let token = ask.presented.in_query().map(str::to_owned).or_else(|| query::parameter(ask.query(), "token"));
+        let token = token
             .map_or_else(String::new, |token| format!("&token={}", target::encode(&token)));
         let link = format!("<?{}{format}{token}>; rel=\"next\"", next_query(&next, blocks));
         if let Ok(link) = HeaderValue::from_str(&link) {
@@ -153,10 +182,11 @@ fn json_page(path: &str, listed: &Listed, next: Option<&str>) -> String {
 /// fsspec read the same list; style and icon have an attribute between `href` and `>`. What a person needs
 /// beyond the list is drawn by `page/page.js`, from what `main` says: `data-path` is the path in the
 /// container, `data-base` leads from here to the server's root, whatever prefix a proxy strips,
-/// `data-viewer` is there when `/viewer/` is.
+/// `data-viewer` is there when `/viewer/` is, `data-token` when the page's URL carries a token.
 /// Source: the parsers in `n5:http/*.java`, `ng:html_directory_listing.ts`, `fsspec:http.py`.
 fn html(ask: &Ask<'_>, path: &str, listed: &Listed, next: Option<&str>, blocks: bool) -> String {
     let (base, viewer) = (way_up(ask), if ask.app.viewer().is_some() { " data-viewer" } else { "" });
+    let carries = if ask.presented.in_url().is_some() { " data-token" } else { "" };
     let title = escape(if path.is_empty() { "N5 container" } else { path });
     let files = format!("{base}viewer/page/");
     let mut page = format!(
@@ -166,7 +196,7 @@ fn html(ask: &Ask<'_>, path: &str, listed: &Listed, next: Option<&str>, blocks: 
          <title>{title}</title>\n\
          <link href=\"{files}page.css\" rel=\"stylesheet\">\n<link href=\"{files}preview.css\" rel=\"stylesheet\">\n\
          <link href=\"{files}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{files}page.js\"></script>\n\
-         </head>\n<body>\n<main data-path=\"{}\" data-base=\"{base}\"{viewer}>\n<h1>{title}</h1>\n<ul id=\"entries\">\n",
+         </head>\n<body>\n<main data-path=\"{}\" data-base=\"{base}\"{viewer}{carries}>\n<h1>{title}</h1>\n<ul id=\"entries\">\n",
         escape(path)
     );
     for entry in &listed.entries {

@@ -3,8 +3,10 @@
 
 mod compress;
 mod conditional;
+mod credentials;
 mod encode;
 mod forwarded;
+mod guard;
 mod info;
 mod listing;
 mod observe;
@@ -43,10 +45,13 @@ use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::access::Control;
 use crate::container::{ATTRIBUTES, Access, Container, Resources};
 use crate::metrics;
 use crate::store::Key;
 use compress::Compressible;
+use credentials::Presented;
+use guard::Viewpoint;
 use observe::{REQUEST_ID, RequestId, Route};
 use problem::Problem;
 use target::{Operation, Target, View};
@@ -70,6 +75,12 @@ pub struct Options {
     pub origins: Vec<String>,
     /// Whether whole raw and json slices are compressed when the client accepts it.
     pub compress_slices: bool,
+    /// Whether browsers may send cookies along; for listed origins only.
+    pub credentials: bool,
+    /// Who may read what; without it everybody may read everything.
+    pub control: Option<Arc<Control>>,
+    /// Origins that may show pages within theirs; `*` for all, none for none.
+    pub frame_ancestors: Vec<String>,
     /// What is served at `/viewer/`, where there is one.
     pub viewer: Option<Viewer>,
     /// Where documents are made, which can take a quarter of a second; where the request came without one.
@@ -146,6 +157,11 @@ impl App {
         self.options.viewer.as_ref()
     }
 
+    /// What is served.
+    fn mounts(&self) -> &[Mount] {
+        &self.mounts
+    }
+
     /// From now on `/readyz` tells load balancers to send nothing more.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
@@ -168,6 +184,14 @@ impl App {
                 Ok(Some((mount, key(rest)?)))
             }
         }
+    }
+
+    /// The mount that a target leads into as somebody sees it; `None` where everybody sees everything of it.
+    fn seen(&self, target: &Target, viewpoint: &Arc<Viewpoint>) -> Option<Mount> {
+        let skipped = if let View::Other(view) = target.view { view.parameters() } else { 0 };
+        let (mount, _) = self.locate(target.segments.get(skipped..)?).ok()??;
+        let is_open = guard::is_open(self.options.control.as_deref(), &mount.name);
+        (!is_open).then(|| guard::seen(mount, viewpoint))
     }
 
     /// What records the answers of a route that has many.
@@ -201,6 +225,11 @@ struct Ask<'a> {
     peer: Option<IpAddr>,
     access: Access,
     target: &'a Target,
+    presented: &'a Presented,
+    /// Who asks, where that makes a difference.
+    viewpoint: Option<&'a Viewpoint>,
+    /// The mount of the path as whoever asks sees it, where that makes a difference.
+    seen: Option<Mount>,
 }
 
 impl Ask<'_> {
@@ -212,6 +241,17 @@ impl Ask<'_> {
         &self.parts.headers
     }
 
+    /// As [`App::locate`], as whoever asks sees it.
+    fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
+        let Some((mount, key)) = self.app.locate(segments)? else { return Ok(None) };
+        Ok(Some((self.seen.as_ref().filter(|seen| seen.name == mount.name).unwrap_or(mount), key)))
+    }
+
+    /// Whether the mount of that name is shown.
+    fn shows(&self, mount: &str) -> bool {
+        self.viewpoint.is_none_or(|viewpoint| viewpoint.shows(mount))
+    }
+
     /// The raw path.
     fn path(&self) -> &str {
         self.parts.uri.path()
@@ -220,6 +260,13 @@ impl Ask<'_> {
     /// The raw query string.
     fn query(&self) -> Option<&str> {
         self.parts.uri.query()
+    }
+
+    /// The raw query string with the token that was in it.
+    fn query_with_token(&self) -> Option<String> {
+        let token = self.presented.in_query().map(|token| format!("token={}", target::encode(token)));
+        let parts: Vec<String> = self.query().map(str::to_owned).into_iter().chain(token).collect();
+        (!parts.is_empty()).then(|| parts.join("&"))
     }
 
     /// All lines of a list header as one; `None` where there is none that is text.
@@ -234,7 +281,7 @@ impl Ask<'_> {
 /// Routing is by [`Target::parse`] and not by patterns, because the path must be split before it is
 /// decoded and a key may have any depth.
 pub fn router(app: Arc<App>) -> Router {
-    let cors = forwarded::cors(&app.options.origins);
+    let cors = forwarded::cors(&app.options);
     let observe = axum::middleware::from_fn_with_state(Arc::clone(&app), observe::observe);
     Router::new().fallback(answer).layer(cors).layer(observe).with_state(app)
 }
@@ -272,6 +319,8 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
     let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let path = parts.uri.path();
     let mut route = "unmatched";
+    let presented = parts.extensions.get::<Presented>().cloned().unwrap_or_default();
+    let mut viewpoint = None;
     let work = async {
         if !matches!(parts.method, Method::GET | Method::HEAD) {
             return Err(Problem::method());
@@ -285,8 +334,20 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
             metrics::request_shed(metrics::Shed::Requests);
             return Err(Problem::own(problem::OVERLOADED, "too many requests at once; try again", "too many requests"));
         }
+        if let Some(control) = &app.options.control {
+            if let Some(redirect) = guard::slash(&presented) {
+                return Ok(redirect);
+            }
+            let (parts, target, presented) = (&parts, &target, &presented);
+            let asking = guard::Asking { app: &app, parts, target, presented, peer, id };
+            viewpoint = asking.admit(control).await?;
+        }
         let access = app.resources.begin();
-        let ask = Ask { app: &app, parts: &parts, id, peer, access, target: &target };
+        let viewpoint = viewpoint.as_ref();
+        let seen = viewpoint.and_then(|viewpoint| app.seen(&target, viewpoint));
+        let (parts, target, presented) = (&parts, &target, &presented);
+        let viewpoint = viewpoint.map(AsRef::as_ref);
+        let ask = Ask { app: &app, parts, id, peer, access, target, presented, viewpoint, seen };
         let mut response = dispatch(&ask).await?;
         if response.extensions().get::<Compressible>().is_some() {
             response = compress::document(&ask, response).await?;
@@ -307,6 +368,12 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
         problem.log(id, path);
         problem.into_response(path, id)
     });
+    if let Some(viewpoint) = &viewpoint {
+        viewpoint.mark(response.headers_mut());
+    }
+    if presented.in_url().is_some() {
+        guard::keep_private(response.headers_mut());
+    }
     response.extensions_mut().insert(Route(route));
     response
 }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body::{Frame, SizeHint};
 
-use super::{App, query};
+use super::{App, credentials, query};
 use crate::metrics;
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -40,6 +40,10 @@ pub(super) struct Route(pub(super) &'static str);
 pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
     let id = app.request_id(request.headers());
     request.extensions_mut().insert(RequestId(id.clone()));
+    if app.options.control.is_some() {
+        let presented = credentials::take(&mut request, &app.options.base_path);
+        request.extensions_mut().insert(presented);
+    }
     let peer = request.extensions().get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let uri = request.uri();
     let mut line = Line::start(&app, Instant::now(), request.method().clone(), uri.path(), uri.query(), peer, &id);

@@ -2,7 +2,7 @@
 //! `/viewer/page/{file}`.
 
 use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, ETAG};
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, HeaderMap, REFERRER_POLICY};
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 
 use super::compress::Compressible;
@@ -13,6 +13,22 @@ use super::{Answer, Ask, respond};
 /// What the HTML may load, from its own origin only. The policy of the page that `listing` makes.
 pub(super) const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
                                  connect-src 'self'; form-action 'self'; base-uri 'none'";
+
+/// What the built Neuroglancer may load: itself, and data from wherever a link says. Decoders are WebAssembly, workers begin
+/// as blobs, and styles are set on elements.
+pub(super) const VIEWER_POLICY: &str = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; \
+                                        style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; \
+                                        connect-src * data: blob:; form-action 'none'; base-uri 'none'; object-src 'none'";
+
+/// The headers of a document that a browser shows: what it may load, who may show it within their page, and that its
+/// address, which may hold a token, is told to nobody.
+pub(super) fn protect(headers: &mut HeaderMap, policy: &str, frame_ancestors: &[String]) {
+    let ancestors = if frame_ancestors.is_empty() { "'none'".to_owned() } else { frame_ancestors.join(" ") };
+    if let Ok(policy) = HeaderValue::from_str(&format!("{policy}; frame-ancestors {ancestors}")) {
+        headers.insert(CONTENT_SECURITY_POLICY, policy);
+    }
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+}
 
 /// A file of the page.
 #[derive(Debug, Clone, Copy)]

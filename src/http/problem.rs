@@ -1,7 +1,7 @@
 //! Every error answer: RFC 9457 problem documents, and the one place that gives errors their status.
 
 use axum::body::Body;
-use axum::http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RETRY_AFTER, VARY};
+use axum::http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RETRY_AFTER, VARY, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde_json::{Map, Value, json};
 
@@ -51,6 +51,7 @@ kinds! {
     INTERNAL = "internal", "The server has a fault", INTERNAL_SERVER_ERROR;
     UNSUPPORTED = "unsupported", "This is not decoded by this server", NOT_IMPLEMENTED;
     STORAGE_UNAVAILABLE = "storage-unavailable", "The storage does not answer", SERVICE_UNAVAILABLE;
+    ISSUER_UNAVAILABLE = "issuer-unavailable", "Who asks cannot be known now", SERVICE_UNAVAILABLE;
     OVERLOADED = "overloaded", "The server has too much to do", SERVICE_UNAVAILABLE;
     TIMEOUT = "timeout", "It took too long", GATEWAY_TIMEOUT;
 }
@@ -99,6 +100,25 @@ impl Problem {
     /// 404 for a key that is not there: the body stays tiny, clients ask for thousands of these.
     pub fn missing() -> Self {
         Self::new(NOT_FOUND, "no such key")
+    }
+
+    /// 401 (RFC 6750): no token where one is needed, or one that is wrong, and why.
+    pub fn unauthorized(why: Option<&str>) -> Self {
+        let (detail, challenge) = match why {
+            None => ("a token is needed: Authorization: Bearer, ?token= or /token/TOKEN/".to_owned(), String::new()),
+            Some(why) => (why.to_owned(), format!(", error=\"invalid_token\", error_description=\"{why}\"")),
+        };
+        let mut problem = Self::new(UNAUTHORIZED, detail).uncached();
+        if let Ok(challenge) = HeaderValue::from_str(&format!("Bearer realm=\"n5-server\"{challenge}")) {
+            problem.0.headers.insert(WWW_AUTHENTICATE, challenge);
+        }
+        problem
+    }
+
+    /// For nobody to keep, and not the same for everybody.
+    #[must_use]
+    pub fn uncached(self) -> Self {
+        self.cached(HeaderValue::from_static("no-store")).varying("authorization")
     }
 
     /// 405.

@@ -206,7 +206,10 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
         }
     };
     let key = Key::parse(path).ok().filter(stored::is_n5_key)?;
-    let (mount, template) = (app.mounts.get(at)?, templates.mounts.get(at)?);
+    let (mount, template) = (app.mounts.get(at)?, templates.mounts.get(at).filter(|template| template.is_open)?);
+    if app.options.control.is_some() && path.starts_with("token/") {
+        return None;
+    }
     // Whoever has a copy may need no bytes.
     let with_bytes = !asked.is_head && asked.if_none_match.is_none();
     let mut found = mount.container.object_at_once(access, &key, with_bytes);

@@ -33,12 +33,12 @@ pub(super) fn answer(begun: &Begun<'_>, asked: &Asked<'_>, access: Access) -> Op
         return None;
     }
     let at = app.mounts.iter().position(|one| std::ptr::eq(one, mount))?;
+    let template = app.quick.mounts.get(at).filter(|template| template.is_open)?;
     let lookup = view::Lookup { container: &mount.container, access, parameters, key: &key, query: &[] };
     let Found::Chunk(chunk) = view.resolve(&lookup).now_or_never()?.ok()? else { return None };
     if chunk.media_type() != OCTETS {
         return None;
     }
-    let template = app.quick.mounts.get(at)?;
     let Some(ready) = chunk.ready(&mount.container, access).now_or_never()?.ok()? else {
         mount.container.count(Lookup::Absent);
         return Some(begun.missing(asked, template, view.name()));

@@ -58,7 +58,7 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     let chosen = output::negotiate(query.format.as_deref(), accept.as_deref()).map_err(Problem::from);
     let negotiated = |problem: Problem| if query.format.is_none() { problem.varying("accept") } else { problem };
     let format = chosen.map_err(negotiated)?;
-    let (mount, key) = ask.app.locate(&ask.target.segments)?.ok_or_else(Problem::missing)?;
+    let (mount, key) = ask.locate(&ask.target.segments)?.ok_or_else(Problem::missing)?;
     let dataset = mount
         .container
         .dataset(ask.access, &key)

@@ -83,7 +83,7 @@ struct Chosen {
 
 pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     let query = StatsQuery::parse(ask.query())?;
-    let (mount, key) = ask.app.locate(&ask.target.segments)?.ok_or_else(Problem::missing)?;
+    let (mount, key) = ask.locate(&ask.target.segments)?.ok_or_else(Problem::missing)?;
     let missing = |error: ReadError| Problem::from(error).cached(mount.cache_missing.clone());
     let chosen = choose(ask, mount, &key).await.map_err(missing)?;
     let attributes = &chosen.dataset.attributes;

@@ -17,7 +17,7 @@ use crate::store::{Key, Meta};
 /// `GET /`, `/n5/` and every path below: an object, a listing, or the way to one.
 pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     let target = ask.target;
-    let Some((mount, key)) = ask.app.locate(&target.segments)? else {
+    let Some((mount, key)) = ask.locate(&target.segments)? else {
         return if target.bare { Ok(redirect(ask)) } else { listing::of_mounts(ask) };
     };
     // Neuroglancer probes for S3; an answer in another form would only puzzle it.
@@ -53,7 +53,7 @@ pub(super) fn redirect(ask: &Ask<'_>) -> Response<Body> {
     let last = ask.path().rsplit('/').next().unwrap_or_default();
     // Decoded and encoded again: a colon would make the reference an absolute one.
     let name = percent_encoding::percent_decode_str(last).decode_utf8_lossy();
-    let query = ask.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let query = ask.query_with_token().map(|query| format!("?{query}")).unwrap_or_default();
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
     if let Ok(location) = HeaderValue::from_str(&format!("{}/{query}", target::encode(&name))) {

@@ -9,7 +9,7 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use super::problem::Problem;
 use super::quick::header;
-use super::{Mount, Options, forwarded, observe, stored};
+use super::{Mount, Options, forwarded, guard, observe, stored};
 use crate::store::Meta;
 
 /// A path that stands for any other in a template.
@@ -24,6 +24,8 @@ pub(super) struct Templates {
 
 /// The lines of one mount, by what is answered.
 pub(super) struct Template {
+    /// Whether everybody may read everything of it. Of another mount nothing is answered here.
+    pub(super) is_open: bool,
     pub(super) attributes: Vec<u8>,
     pub(super) block: Vec<u8>,
     pub(super) not_modified: Vec<u8>,
@@ -34,7 +36,7 @@ pub(super) struct Template {
 
 impl Templates {
     pub(super) fn new(mounts: &[Mount], options: &Options) -> Self {
-        let cors = cors(&options.origins);
+        let cors = cors(options);
         let template = |mount: &Mount| {
             let found = |status, is_json| {
                 let mut headers = HeaderMap::new();
@@ -48,6 +50,7 @@ impl Templates {
             missing.remove(CONTENT_LENGTH);
             let (before, after) = body.split_once(PLACEHOLDER).unwrap_or_default();
             Template {
+                is_open: guard::is_open(options.control.as_deref(), &mount.name),
                 attributes: found(StatusCode::OK, true),
                 block: found(StatusCode::OK, false),
                 not_modified: found(StatusCode::NOT_MODIFIED, false),
@@ -61,9 +64,9 @@ impl Templates {
 }
 
 /// The headers that the layer adds to an answer to a request without an origin.
-fn cors(origins: &[String]) -> HeaderMap {
+fn cors(options: &Options) -> HeaderMap {
     let inner = service_fn(|_: Request<()>| std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(()))));
-    let answer = forwarded::cors(origins).layer(inner).oneshot(Request::new(())).now_or_never();
+    let answer = forwarded::cors(options).layer(inner).oneshot(Request::new(())).now_or_never();
     answer.and_then(Result::ok).map(|answer| answer.into_parts().0.headers).unwrap_or_default()
 }
 

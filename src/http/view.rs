@@ -22,7 +22,7 @@ pub(super) async fn answer(ask: &Ask<'_>, view: &dyn View) -> Answer {
     if !view.accepts(parameters) {
         return Err(Problem::missing());
     }
-    let Some((mount, key)) = ask.app.locate(path)? else {
+    let Some((mount, key)) = ask.locate(path)? else {
         return if ask.target.trailing_slash { listing::of_mounts(ask) } else { Err(Problem::missing()) };
     };
     let query = query::pairs(ask.query());

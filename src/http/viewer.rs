@@ -11,7 +11,7 @@ use axum::http::{HeaderValue, Request, Response, StatusCode};
 use tower_http::services::ServeDir;
 
 use super::problem::{self, Problem};
-use super::{Answer, Ask, stored, target, vary};
+use super::{Answer, Ask, page, stored, target, vary};
 
 /// What the viewer starts from.
 const INDEX: &str = "index.html";
@@ -89,6 +89,9 @@ impl Viewer {
         let text = headers.get(CONTENT_TYPE).and_then(|found| found.to_str().ok()).filter(|t| t.starts_with("text/"));
         if let Some(Ok(typed)) = text.map(|text| HeaderValue::from_str(&format!("{text}; charset=utf-8"))) {
             headers.insert(CONTENT_TYPE, typed);
+        }
+        if name.ends_with(".html") {
+            page::protect(headers, page::VIEWER_POLICY, &ask.app.options.frame_ancestors);
         }
         if response.status() == StatusCode::NOT_MODIFIED {
             vary(response.headers_mut(), "accept-encoding");

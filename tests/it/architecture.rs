@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// Module, and the modules of this crate that it may name.
 const IMPORTS: &[(&str, &[&str])] = &[
+    ("access", &["metrics"]),
     ("n5", &[]),
     ("metadata", &["n5"]),
     ("store", &[]),
@@ -16,11 +17,11 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("container", &["n5", "store", "cpu", "metrics"]),
     ("output", &["n5"]),
     ("view", &["n5", "metadata", "store", "container", "output"]),
-    ("http", &["n5", "metadata", "store", "cpu", "metrics", "container", "output", "view"]),
+    ("http", &["access", "n5", "metadata", "store", "cpu", "metrics", "container", "output", "view"]),
     ("config", &[]),
     ("healthcheck", &["config"]),
     ("telemetry", &["config", "metrics"]),
-    ("app", &["allocator", "cpu", "config", "telemetry", "container", "http", "store", "demo", "metrics", "n5"]),
+    ("app", &["access", "allocator", "cpu", "config", "telemetry", "container", "http", "store", "demo", "metrics", "n5"]),
 ];
 
 fn sources(path: &Path) -> Vec<PathBuf> {

@@ -1,7 +1,7 @@
 // Links that open volumes in Neuroglancer with everything set.
 
 import { fromStats } from "./contrast.js";
-import { directory, rebase, root, token } from "./server.js";
+import { carriesToken, directory, rebase, root, token } from "./server.js";
 import { ITEM_BYTES, isColour, kindOf } from "./volume.js";
 
 const PUBLIC = "https://neuroglancer-demo.appspot.com/";
@@ -16,7 +16,7 @@ export function viewerAdvice() {
   if (viewerBase() !== PUBLIC) return {};
   const loopback = /^(localhost|.*\.localhost|127(\.\d+){3}|\[::1\])$/.test(location.hostname);
   // A page of https may not load from http, save from the same machine.
-  return { blocked: location.protocol === "http:" && !loopback, tellsToken: token !== null };
+  return { blocked: location.protocol === "http:" && !loopback, tellsToken: token !== null || carriesToken };
 }
 
 /** Whether Neuroglancer can show it. */

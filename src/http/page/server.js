@@ -11,6 +11,9 @@ export const root = new URL(main.dataset.base, location.href.split(/[?#]/)[0]);
 /** The token of private data: it stays on every link and request. */
 export const token = new URLSearchParams(location.search).get("token");
 
+/** Whether the path itself carries a token. */
+export const carriesToken = main.dataset.token !== undefined;
+
 /** A name with everything encoded that the server encodes in its listings; quotes, too, for lines of shells. */
 export function encodeName(name) {
   return encodeURIComponent(name).replace(/[!'()*]/g, (c) => "%" + c.charCodeAt(0).toString(16).toUpperCase());

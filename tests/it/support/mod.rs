@@ -47,6 +47,9 @@ pub fn options() -> Options {
         concurrent_requests: 1024,
         origins: vec!["*".to_owned()],
         compress_slices: false,
+        credentials: false,
+        control: None,
+        frame_ancestors: Vec::new(),
         viewer: None,
         documents: None,
     }

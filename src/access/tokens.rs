@@ -1,0 +1,284 @@
+//! Tokens of the file: what a line says, whose token it is, and how a new one is made.
+//!
+//! The file holds no token, only SHA-256 of each. That is enough here, where a password would need a slow hash: a token is
+//! 256 random bits, made by [`issue`] and never chosen, so that nobody can try them all however fast the hash is.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom, SystemRandom};
+use subtle::ConstantTimeEq;
+
+use super::caller::Caller;
+use super::policy::parse_path;
+use super::Rejection;
+
+/// What every token of ours begins with, so that people and scanners recognise one where it should not be.
+pub(super) const PREFIX: &str = "n5t_";
+
+/// Random bytes of a token.
+const RANDOM_BYTES: usize = 32;
+
+/// SHA-256 of a token. It has no `==`: digests are compared in constant time, or not at all.
+#[derive(Clone, Copy)]
+struct Digest([u8; 32]);
+
+impl Digest {
+    fn of(token: &str) -> Self {
+        let mut bytes = [0; 32];
+        for (byte, made) in bytes.iter_mut().zip(digest(&SHA256, token.as_bytes()).as_ref()) {
+            *byte = *made;
+        }
+        Self(bytes)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let digits = text.as_bytes();
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        (digits.len() == 64 && digits.iter().all(u8::is_ascii_hexdigit)).then_some(Self(bytes))
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+
+    /// Where to look for it. Whoever could learn this from the time that a look-up takes would know eight bytes of the
+    /// hash of a token that they would have to know first.
+    fn bucket(&self) -> u64 {
+        self.0.iter().take(8).fold(0, |number, byte| (number << 8) | u64::from(*byte))
+    }
+}
+
+impl std::fmt::Display for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+struct Entry {
+    digest: Digest,
+    expires: Option<SystemTime>,
+    caller: Caller,
+}
+
+/// The tokens of a file.
+pub(super) struct Tokens {
+    buckets: HashMap<u64, Vec<Entry>>,
+    /// Compared with where nothing is found, so that this takes the same time.
+    nothing: Digest,
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokens").field("tokens", &self.buckets.len()).finish_non_exhaustive()
+    }
+}
+
+impl Tokens {
+    /// Reads a file: a token a line, `NAME SHA256` and then any of `expires=2027-01-31T00:00:00Z`, `groups=a,b`,
+    /// `read=/path,/path`; lines that begin with `#` say nothing.
+    ///
+    /// # Errors
+    /// Number of the line, and what is wrong; never its text, which may be a token by mistake.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let mut tokens = Self { buckets: HashMap::new(), nothing: Digest([0; 32]) };
+        for (number, line) in text.lines().enumerate().map(|(n, line)| (n + 1, line.trim())) {
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let entry = Entry::parse(line).map_err(|why| format!("line {number}: {why}"))?;
+            let bucket = tokens.buckets.entry(entry.digest.bucket()).or_default();
+            if bucket.iter().any(|other| other.digest.is(&entry.digest)) {
+                return Err(format!("line {number}: the same token stands there twice"));
+            }
+            bucket.push(entry);
+        }
+        Ok(tokens)
+    }
+
+    /// Whose token this is.
+    pub(super) fn caller(&self, token: &str, now: SystemTime) -> Result<Caller, Rejection> {
+        let presented = Digest::of(token);
+        let bucket = self.buckets.get(&presented.bucket()).map_or(&[][..], Vec::as_slice);
+        let found = bucket.iter().find(|entry| entry.digest.is(&presented));
+        if bucket.is_empty() {
+            let _ = self.nothing.is(&presented);
+        }
+        let entry = found.ok_or(Rejection::Unknown)?;
+        if entry.expires.is_some_and(|end| end <= now) {
+            return Err(Rejection::Expired);
+        }
+        Ok(entry.caller.clone())
+    }
+}
+
+impl Entry {
+    fn parse(line: &str) -> Result<Self, String> {
+        if line.contains(PREFIX) {
+            return Err("this is a token: the file holds hashes, which `n5-server token` prints beside it".to_owned());
+        }
+        let mut words = line.split_whitespace();
+        let name = words.next().filter(|name| is_name(name)).ok_or("the name is not letters, digits and - . _")?;
+        let digest = words.next().and_then(Digest::parse).ok_or("after the name stands no SHA-256 in hexadecimal")?;
+        let (mut expires, mut groups, mut reads) = (None, Vec::new(), None);
+        for word in words {
+            match word.split_once('=') {
+                Some(("expires", time)) if expires.is_none() => expires = Some(parse_time(time)?),
+                Some(("groups", names)) if groups.is_empty() => groups = parse_groups(names)?,
+                Some(("read", paths)) if reads.is_none() => reads = Some(parse_paths(paths)?),
+                _ => return Err("after the hash stand expires=, groups= and read=, each once, and nothing else".into()),
+            }
+        }
+        let caller = Caller { is_jwt: false, name: name.to_owned(), groups, reads };
+        Ok(Self { digest, expires, caller })
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    name.len() <= 64 && name.bytes().all(inner) && !["public", "nobody"].contains(&name)
+}
+
+fn parse_groups(names: &str) -> Result<Vec<String>, String> {
+    let name = |name: &str| if is_name(name) && !name.is_empty() { Ok(name.to_owned()) } else { Err("") };
+    let wrong = |_| "groups= is not a list of names such as a,b".to_owned();
+    names.split(',').map(name).collect::<Result<_, _>>().map_err(wrong)
+}
+
+fn parse_paths(paths: &str) -> Result<Vec<String>, String> {
+    paths.split(',').map(parse_path).collect()
+}
+
+fn parse_time(text: &str) -> Result<SystemTime, String> {
+    humantime::parse_rfc3339(text).map_err(|_not| "expires= is not a time such as 2027-01-31T00:00:00Z".to_owned())
+}
+
+/// A new token.
+pub struct Issued {
+    /// The token itself, which is nowhere else.
+    pub token: String,
+    /// The line of the file that stands for it.
+    pub line: String,
+}
+
+impl std::fmt::Debug for Issued {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Issued").field("line", &self.line).finish_non_exhaustive()
+    }
+}
+
+/// Makes a token of 256 random bits; it cannot be chosen. `expires`: a duration from `now` such as `90d`, or a time such as
+/// `2027-01-31T00:00:00Z`.
+///
+/// # Errors
+/// In words: a name, time, group or path that cannot stand in the file, or a system without random numbers.
+pub fn issue(
+    name: &str,
+    expires: Option<&str>,
+    groups: &[String],
+    read: &[String],
+    now: SystemTime,
+) -> Result<Issued, String> {
+    let mut random = [0; RANDOM_BYTES];
+    SystemRandom::new().fill(&mut random).map_err(|_none| "the system gives no random numbers".to_owned())?;
+    let token = format!("{PREFIX}{}", Digest(random));
+    let mut line = format!("{name} {}", Digest::of(&token));
+    if let Some(text) = expires {
+        let end = match humantime::parse_duration(text) {
+            Ok(time) => now.checked_add(time).ok_or("that is too long")?,
+            Err(_no_duration) => parse_time(text)?,
+        };
+        if end <= now {
+            return Err(format!("{text:?} is over already"));
+        }
+        // Whole seconds, rounded up.
+        let end = end.checked_add(Duration::from_nanos(999_999_999)).ok_or("that is too long")?;
+        line += &format!(" expires={}", humantime::format_rfc3339_seconds(end));
+    }
+    for (key, values) in [("groups", groups), ("read", read)] {
+        if !values.is_empty() {
+            line += &format!(" {key}={}", values.join(","));
+        }
+    }
+    Tokens::parse(&line).map_err(|why| why.replace("line 1: ", ""))?;
+    Ok(Issued { token, line })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> SystemTime {
+        parse_time("2026-06-01T00:00:00Z").unwrap()
+    }
+
+    fn issue_for(name: &str, expires: Option<&str>) -> Issued {
+        issue(name, expires, &["lab".into()], &["/em/x".into()], now()).unwrap()
+    }
+
+    #[test]
+    fn an_issued_token_is_found_by_its_line_and_no_other_is() {
+        let (a, b) = (issue_for("a", None), issue_for("b", Some("1d")));
+        let tokens = Tokens::parse(&format!("# people\n\n{}\n  {}\n", a.line, b.line)).unwrap();
+        let found = tokens.caller(&a.token, now()).unwrap();
+        assert_eq!((found.to_string().as_str(), found.groups.as_slice()), ("a", &["lab".to_owned()][..]));
+        assert_eq!(found.reads.as_deref(), Some(&["em/x".to_owned()][..]));
+        assert_eq!(tokens.caller(&b.token, now()).unwrap().name, "b");
+        for wrong in ["", "a", &a.token[1..], &format!("{}0", a.token), &a.token.to_uppercase(), &a.line] {
+            assert_eq!(tokens.caller(wrong, now()), Err(Rejection::Unknown), "{wrong}");
+        }
+        assert!(!format!("{a:?}{tokens:?}").contains(&a.token));
+    }
+
+    #[test]
+    fn tokens_are_long_and_never_the_same() {
+        let tokens: std::collections::BTreeSet<String> = (0..100).map(|_| issue_for("a", None).token).collect();
+        assert_eq!(tokens.len(), 100);
+        assert!(tokens.iter().all(|token| token.len() == 68 && token.starts_with("n5t_")));
+    }
+
+    #[test]
+    fn a_token_ends_at_its_second() {
+        let token = issue_for("a", Some("2026-06-01T00:01:00Z"));
+        let tokens = Tokens::parse(&token.line).unwrap();
+        let at = |seconds| tokens.caller(&token.token, now() + Duration::from_secs(seconds));
+        assert!(at(59).is_ok());
+        assert_eq!(at(60), Err(Rejection::Expired));
+        assert!(issue("a", Some("2026-05-01T00:00:00Z"), &[], &[], now()).is_err());
+        assert!(issue("a", Some("0s"), &[], &[], now()).is_err());
+    }
+
+    #[test]
+    fn a_broken_line_is_named_by_its_number_and_never_repeated() {
+        let good = issue_for("a", None).line;
+        let hash = "0".repeat(64);
+        for (bad, word) in [
+            (issue_for("a", None).token, "is a token"),
+            ("alice".to_owned(), "no SHA-256"),
+            (format!("alice {}", &hash[1..]), "no SHA-256"),
+            (format!("alice +{}", &hash[1..]), "no SHA-256"),
+            (format!("al@ce {hash}"), "letters"),
+            (format!("public {hash}"), "letters"),
+            (format!("a {hash} expires=tomorrow"), "expires="),
+            (format!("a {hash} reads=/x"), "nothing else"),
+            (format!("a {hash} groups=a groups=b"), "each once"),
+            (format!("a {hash} read=x"), "slash"),
+            (good.clone(), "twice"),
+        ] {
+            let error = Tokens::parse(&format!("{good}\n{bad}")).unwrap_err();
+            assert!(error.starts_with("line 2: ") && error.contains(word), "{error}");
+            assert!(!error.contains(&bad), "{error}");
+        }
+    }
+
+    #[test]
+    fn names_and_paths_that_could_not_stand_in_the_file_are_refused_when_made() {
+        for (name, group, path) in [("a b", "g", "/x"), ("", "g", "/x"), ("a", "g,h i", "/x"), ("a", "g", "x")] {
+            assert!(issue(name, None, &[group.into()], &[path.into()], now()).is_err(), "{name} {group} {path}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Tokens that a request presents: taken out of it before anything else looks at it, so that no log line, problem, link or
+//! cache can repeat one by accident.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use axum::extract::Request;
+use axum::http::header::AUTHORIZATION;
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderMap, Uri};
+use percent_encoding::percent_decode_str;
+
+/// First segment of paths that carry a token: `/token/TOKEN/...`.
+pub(super) const WORD: &str = "token";
+
+/// What our tokens begin with.
+const PREFIX: &str = "n5t_";
+
+/// A shorter run of letters and digits is no token.
+const LEAST_BYTES: usize = 32;
+
+/// What a request said of who asks.
+#[derive(Clone, Default)]
+pub(super) struct Presented {
+    /// Each once.
+    tokens: Vec<String>,
+    /// The token of the path, decoded.
+    in_path: Option<String>,
+    /// The token of the query, decoded.
+    in_query: Option<String>,
+    /// Whether the path ended in its token.
+    pub(super) is_bare: bool,
+}
+
+impl fmt::Debug for Presented {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Presented").field("tokens", &self.tokens.len()).finish_non_exhaustive()
+    }
+}
+
+impl Presented {
+    /// The token, if there is one; an error where there are several that differ.
+    pub(super) fn token(&self) -> Result<Option<&str>, ()> {
+        match self.tokens.as_slice() {
+            [] => Ok(None),
+            [only] => Ok(Some(only)),
+            _ => Err(()),
+        }
+    }
+
+    /// The token of the URL, which links must carry on.
+    pub(super) fn in_url(&self) -> Option<&str> {
+        self.in_path.as_deref().or(self.in_query.as_deref())
+    }
+
+    /// The token of the query alone: what is relative to the path does not carry it on.
+    pub(super) fn in_query(&self) -> Option<&str> {
+        self.in_query.as_deref()
+    }
+
+    fn add(&mut self, token: &str) {
+        if !token.is_empty() && !self.tokens.iter().any(|known| known == token) {
+            self.tokens.push(token.to_owned());
+        }
+    }
+}
+
+/// Takes the tokens out of a request: from `Authorization: Bearer`, from `token` in the query, and from the beginning of the
+/// path, behind `base_path`. What looks like a token and stands elsewhere in the URL is made unreadable.
+pub(super) fn take(request: &mut Request, base_path: &str) -> Presented {
+    let mut presented = Presented::default();
+    let path = take_from_path(request.uri().path(), base_path, &mut presented).into_owned();
+    let query = request.uri().query().map(|query| take_from_query(query, &mut presented));
+    let query = query.filter(|query| !query.is_empty());
+    let text = query.map_or_else(|| hidden(&path), |query| format!("{}?{}", hidden(&path), hidden(&query)));
+    if *text != *request.uri().path_and_query().map_or("", PathAndQuery::as_str) {
+        let mut parts = request.uri().clone().into_parts();
+        // A part of a URL without its tokens is one, too.
+        parts.path_and_query = Some(text.parse().unwrap_or(PathAndQuery::from_static("/")));
+        *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
+    }
+    take_from_headers(request.headers_mut(), &mut presented);
+    presented
+}
+
+/// The path without the tokens it begins with. Without the base path, too: an operation may be asked for there, and a token
+/// that stands in the wrong place must not be told, either.
+fn take_from_path<'a>(path: &'a str, base_path: &str, presented: &mut Presented) -> Cow<'a, str> {
+    let inner = path.strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/'));
+    let (base, mut rest) = inner.map_or(("", path), |rest| (base_path, rest));
+    let whole = rest;
+    while let Some((raw, after)) = split_token(rest) {
+        let token = percent_decode_str(raw).decode_utf8_lossy().into_owned();
+        presented.add(&token);
+        presented.in_path = Some(token);
+        presented.is_bare = after.is_empty();
+        rest = after;
+    }
+    match (rest.len() == whole.len(), rest.is_empty()) {
+        (true, _) => Cow::Borrowed(path),
+        (false, true) => format!("{base}/").into(),
+        (false, false) => format!("{base}{rest}").into(),
+    }
+}
+
+/// The token of `/token/TOKEN...` and what follows it.
+fn split_token(path: &str) -> Option<(&str, &str)> {
+    let (word, rest) = path.strip_prefix('/')?.split_once('/')?;
+    if percent_decode_str(word).decode_utf8().ok()? != WORD {
+        return None;
+    }
+    let end = rest.find('/').unwrap_or(rest.len());
+    rest.split_at_checked(end).filter(|(token, _)| !token.is_empty())
+}
+
+fn take_from_query(query: &str, presented: &mut Presented) -> String {
+    let mut kept = Vec::new();
+    for pair in query.split('&') {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        if percent_decode_str(name).decode_utf8().is_ok_and(|name| name == WORD) {
+            let token = percent_decode_str(value).decode_utf8_lossy().into_owned();
+            presented.add(&token);
+            presented.in_query = Some(token).filter(|token| !token.is_empty());
+        } else {
+            kept.push(pair);
+        }
+    }
+    kept.join("&")
+}
+
+/// Other schemes are a proxy's affair.
+fn take_from_headers(headers: &mut HeaderMap, presented: &mut Presented) {
+    if !headers.contains_key(AUTHORIZATION) {
+        return;
+    }
+    for value in headers.get_all(AUTHORIZATION) {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        let (scheme, token) = value.trim().split_once(' ').unwrap_or((value.trim(), ""));
+        if scheme.eq_ignore_ascii_case("bearer") {
+            // Given, and good for nobody.
+            presented.add(Some(token.trim()).filter(|token| !token.is_empty()).unwrap_or("-"));
+        }
+    }
+    headers.remove(AUTHORIZATION);
+}
+
+/// A text without what looks like one of our tokens or a JWT.
+fn hidden(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let mut rest = text;
+    while let Some(at) = [rest.find(PREFIX), rest.find("eyJ")].into_iter().flatten().min() {
+        let (before, from) = rest.split_at(at);
+        let end = from.find(|c| !is_inner(c)).unwrap_or(from.len());
+        let (word, after) = from.split_at(end);
+        let is_secret = word.len() >= LEAST_BYTES && (word.starts_with(PREFIX) || word.matches('.').count() == 2);
+        shown.push_str(before);
+        shown.push_str(if is_secret { "..." } else { word });
+        rest = after;
+    }
+    shown + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn asked(uri: &str, headers: &[&str]) -> (String, Presented) {
+        let mut request = Request::builder().uri(uri);
+        for value in headers {
+            request = request.header(AUTHORIZATION, *value);
+        }
+        let mut request = request.body(Body::empty()).unwrap();
+        let presented = take(&mut request, "/x");
+        assert!(!request.headers().contains_key(AUTHORIZATION));
+        (request.uri().to_string(), presented)
+    }
+
+    #[test]
+    fn a_token_is_found_wherever_it_may_stand_and_is_gone_afterwards() {
+        for (uri, left, token) in [
+            ("/x/token/T/a/0?size=1", "/x/a/0?size=1", "T"),
+            ("/x/%74oken/%54/a", "/x/a", "T"),
+            ("/x/a?token=T", "/x/a", "T"),
+            ("/x/a?b=1&tok%65n=%54&c", "/x/a?b=1&c", "T"),
+            ("/token/T/metrics", "/metrics", "T"),
+            ("/x/token/T/", "/x/", "T"),
+            ("http://h/x/token/T/a", "http://h/x/a", "T"),
+            ("/x/token/T/a?token=T", "/x/a", "T"),
+        ] {
+            let (rest, presented) = asked(uri, &[]);
+            assert_eq!((rest.as_str(), presented.token()), (left, Ok(Some(token))), "{uri}");
+            assert_eq!(presented.in_url(), Some(token), "{uri}");
+        }
+        let (rest, presented) = asked("/x/a", &["bEARER  T "]);
+        assert_eq!((rest.as_str(), presented.token(), presented.in_url()), ("/x/a", Ok(Some("T")), None));
+    }
+
+    #[test]
+    fn the_root_of_a_token_has_a_slash() {
+        let (rest, presented) = asked("/x/token/T", &[]);
+        assert_eq!((rest.as_str(), presented.is_bare), ("/x/", true));
+        assert!(!asked("/x/token/T/", &[]).1.is_bare);
+    }
+
+    #[test]
+    fn what_is_no_token_stays() {
+        for uri in ["/x/tokens/T/a", "/x/a/token/T", "/x/token", "/x/token/", "/x/token//a", "/x/n5/token/T/a", "/x/a?b"] {
+            let (rest, presented) = asked(uri, &["Basic YTpi"]);
+            assert_eq!((rest.as_str(), presented.token()), (uri, Ok(None)), "{uri}");
+        }
+        assert_eq!(asked("/x/a?token=", &[]).1.token(), Ok(None));
+        assert_eq!(asked("/x/a", &["Bearer"]).1.token(), Ok(Some("-")));
+    }
+
+    #[test]
+    fn tokens_that_differ_are_no_token() {
+        for (uri, header) in [
+            ("/x/token/T/a?token=U", "Basic x"),
+            ("/x/a?token=T&token=U", "Basic x"),
+            ("/x/token/T/token/U/a", "Basic x"),
+            ("/x/a?token=T", "Bearer U"),
+        ] {
+            assert_eq!(asked(uri, &[header]).1.token(), Err(()), "{uri}");
+        }
+        assert_eq!(asked("/x/a", &["Bearer T", "Bearer U"]).1.token(), Err(()));
+        assert_eq!(asked("/x/token/T/token/T/a?token=T", &["Bearer T"]).1.token(), Ok(Some("T")));
+    }
+
+    #[test]
+    fn a_token_in_the_wrong_place_is_hidden() {
+        let token = format!("n5t_{}", "0".repeat(64));
+        let jwt = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl";
+        for secret in [token.as_str(), jwt] {
+            for uri in [format!("/x/zarr2/token/{secret}/a"), format!("/x/a?access_token={secret}&b"), format!("/y/{secret}")] {
+                let (rest, _) = asked(&uri, &[]);
+                assert!(!rest.contains(secret) && rest.contains("..."), "{rest}");
+            }
+        }
+        assert_eq!(asked("/x/n5t_volume/eyJ/0.0.0", &[]).0, "/x/n5t_volume/eyJ/0.0.0");
+    }
+
+    proptest! {
+        #[test]
+        fn no_url_makes_it_stumble(uri in "/(x/)?((token|%74oken|n5t_|eyJ|é|%ff|a)/?){0,5}(\\?[a-z=&%]{0,20})?") {
+            if uri.parse::<Uri>().is_ok() {
+                let _ = asked(&uri, &[]);
+            }
+        }
+    }
+}
