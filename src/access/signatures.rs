@@ -28,7 +28,7 @@ fn check(algorithm: Algorithm) -> Option<Check> {
         Algorithm::ES256 => Check::Other(&algorithms::ECDSA_P256_SHA256_FIXED),
         Algorithm::ES384 => Check::Other(&algorithms::ECDSA_P384_SHA384_FIXED),
         Algorithm::EdDSA => Check::Other(&algorithms::ED25519),
-        _ => return None,
+        Algorithm::HS256 | Algorithm::HS384 | Algorithm::HS512 => return None,
     })
 }
 
@@ -64,6 +64,7 @@ impl JwtVerifier for Ring {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that the crate calls")]
 fn verifier(algorithm: &Algorithm, key: &DecodingKey) -> Result<Box<dyn JwtVerifier>, Error> {
     let check = check(*algorithm).filter(|_| key.family() == algorithm.family() && is_asymmetric(key.family()));
     let check = check.ok_or(ErrorKind::InvalidAlgorithm)?;

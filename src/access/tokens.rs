@@ -4,15 +4,16 @@
 //! 256 random bits, made by [`issue`] and never chosen, so that nobody can try them all however fast the hash is.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq;
 
+use super::Rejection;
 use super::caller::Caller;
 use super::policy::parse_path;
-use super::Rejection;
 
 /// What every token of ours begins with, so that people and scanners recognise one where it should not be.
 pub(super) const PREFIX: &str = "n5t_";
@@ -187,6 +188,7 @@ pub fn issue(
     SystemRandom::new().fill(&mut random).map_err(|_none| "the system gives no random numbers".to_owned())?;
     let token = format!("{PREFIX}{}", Digest(random));
     let mut line = format!("{name} {}", Digest::of(&token));
+    // Writing to a String cannot fail.
     if let Some(text) = expires {
         let end = match humantime::parse_duration(text) {
             Ok(time) => now.checked_add(time).ok_or("that is too long")?,
@@ -197,11 +199,11 @@ pub fn issue(
         }
         // Whole seconds, rounded up.
         let end = end.checked_add(Duration::from_nanos(999_999_999)).ok_or("that is too long")?;
-        line += &format!(" expires={}", humantime::format_rfc3339_seconds(end));
+        let _ = write!(line, " expires={}", humantime::format_rfc3339_seconds(end));
     }
     for (key, values) in [("groups", groups), ("read", read)] {
         if !values.is_empty() {
-            line += &format!(" {key}={}", values.join(","));
+            let _ = write!(line, " {key}={}", values.join(","));
         }
     }
     Tokens::parse(&line).map_err(|why| why.replace("line 1: ", ""))?;

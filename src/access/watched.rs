@@ -97,6 +97,7 @@ pub(super) fn read(path: &Path) -> Result<String, String> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a file is written to be read")]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 

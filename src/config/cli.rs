@@ -182,7 +182,12 @@ impl Config {
         }
         if self.is_guarded() {
             let default = if self.access.default == super::Exposure::Public { "public" } else { "private" };
-            let _ = write!(text, "\naccess      {default} but for {} rules; metrics: {}", self.access.rules.len(), self.access.metrics);
+            let _ = write!(
+                text,
+                "\naccess      {default} but for {} rules; metrics: {}",
+                self.access.rules.len(),
+                self.access.metrics
+            );
             if !self.access.tokens.as_os_str().is_empty() {
                 let _ = write!(text, "; tokens of {}", self.access.tokens.display());
             }

@@ -157,7 +157,11 @@ impl Container {
             GroupState::Dataset(dataset) if !self.sees_below(&dataset.key) => {
                 Arc::new(Group { state: GroupState::NoAttributes, len: 0 })
             }
-            _ => group,
+            GroupState::Dataset(_)
+            | GroupState::NoAttributes
+            | GroupState::Broken(_)
+            | GroupState::Attributes(_)
+            | GroupState::Unusable(..) => group,
         }
     }
 

@@ -208,7 +208,9 @@ mod tests {
 
     #[test]
     fn what_is_no_token_stays() {
-        for uri in ["/x/tokens/T/a", "/x/a/token/T", "/x/token", "/x/token/", "/x/token//a", "/x/n5/token/T/a", "/x/a?b"] {
+        for uri in
+            ["/x/tokens/T/a", "/x/a/token/T", "/x/token", "/x/token/", "/x/token//a", "/x/n5/token/T/a", "/x/a?b"]
+        {
             let (rest, presented) = asked(uri, &["Basic YTpi"]);
             assert_eq!((rest.as_str(), presented.token()), (uri, Ok(None)), "{uri}");
         }
@@ -235,7 +237,9 @@ mod tests {
         let token = format!("n5t_{}", "0".repeat(64));
         let jwt = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl";
         for secret in [token.as_str(), jwt] {
-            for uri in [format!("/x/zarr2/token/{secret}/a"), format!("/x/a?access_token={secret}&b"), format!("/y/{secret}")] {
+            for uri in
+                [format!("/x/zarr2/token/{secret}/a"), format!("/x/a?access_token={secret}&b"), format!("/y/{secret}")]
+            {
                 let (rest, _) = asked(&uri, &[]);
                 assert!(!rest.contains(secret) && rest.contains("..."), "{rest}");
             }

@@ -105,7 +105,9 @@ pub(super) fn public_base(ask: &Ask<'_>) -> String {
 
 /// The client's address as a trusted proxy tells it.
 pub(super) fn client(parts: &Parts, peer: Option<IpAddr>, app: &App) -> Option<String> {
-    first_of(&parts.headers, "x-forwarded-for").filter(|_| is_trusted(peer, &app.options)).filter(|client| is_host(client))
+    first_of(&parts.headers, "x-forwarded-for")
+        .filter(|_| is_trusted(peer, &app.options))
+        .filter(|client| is_host(client))
 }
 
 fn first_of(headers: &HeaderMap, name: &str) -> Option<String> {

@@ -83,7 +83,8 @@ pub(super) fn keep_private(headers: &mut HeaderMap) {
     }
     let words = policy.split(',').map(str::trim).filter(|word| !["public", "private", ""].contains(word));
     let text = std::iter::once("private").chain(words).collect::<Vec<_>>().join(", ");
-    headers.insert(CACHE_CONTROL, HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("private, no-store")));
+    headers
+        .insert(CACHE_CONTROL, HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("private, no-store")));
 }
 
 /// Whether everybody may read everything of a mount: then nothing is asked, and the lane may answer.

@@ -22,8 +22,13 @@ const PAGE_BYTES: u64 = 8 << 20;
 
 /// The listing of the containers, where there are several.
 pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
-    let mut entries: Vec<ListedEntry> =
-        ask.app.mounts.iter().filter(|mount| ask.shows(&mount.name)).map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group }).collect();
+    let mut entries: Vec<ListedEntry> = ask
+        .app
+        .mounts
+        .iter()
+        .filter(|mount| ask.shows(&mount.name))
+        .map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group })
+        .collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     let is_html = wants_html(ask)?;
     if let Some(page) = page_with_token(ask, is_html) {
@@ -146,8 +151,7 @@ fn rendered(
         let format = if is_html { "" } else { "&format=json" };
         // Whoever needs one for this page needs it for the next.
         let token = ask.presented.in_query().map(str::to_owned).or_else(|| query::parameter(ask.query(), "token"));
-        let token = token
-            .map_or_else(String::new, |token| format!("&token={}", target::encode(&token)));
+        let token = token.map_or_else(String::new, |token| format!("&token={}", target::encode(&token)));
         let link = format!("<?{}{format}{token}>; rel=\"next\"", next_query(&next, blocks));
         if let Ok(link) = HeaderValue::from_str(&link) {
             response.headers_mut().insert(LINK, link);

@@ -92,7 +92,7 @@ pub(super) fn answer(ask: &Ask<'_>, path: &[String]) -> Answer {
 }
 
 /// Asked for anew each time, so that scripts of two releases never meet; 304 where nothing has changed.
-fn file(method: &Method, headers: &axum::http::HeaderMap, asset: Asset) -> Response<Body> {
+fn file(method: &Method, headers: &HeaderMap, asset: Asset) -> Response<Body> {
     let etag = asset.etag();
     let mut response = if conditional::evaluate(method, headers, Some(&etag), None, None) == Verdict::NotModified {
         let mut response = Response::new(Body::empty());
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn an_unchanged_file_is_not_sent_again() {
         let asset = asset("page.js").unwrap();
-        let mut headers = axum::http::HeaderMap::new();
+        let mut headers = HeaderMap::new();
         let first = file(&Method::GET, &headers, asset);
         assert_eq!(first.status(), StatusCode::OK);
         headers.insert("if-none-match", first.headers()[ETAG].clone());

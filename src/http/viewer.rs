@@ -90,7 +90,7 @@ impl Viewer {
         if let Some(Ok(typed)) = text.map(|text| HeaderValue::from_str(&format!("{text}; charset=utf-8"))) {
             headers.insert(CONTENT_TYPE, typed);
         }
-        if name.ends_with(".html") {
+        if name == INDEX {
             page::protect(headers, page::VIEWER_POLICY, &ask.app.options.frame_ancestors);
         }
         if response.status() == StatusCode::NOT_MODIFIED {

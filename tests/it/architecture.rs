@@ -21,7 +21,10 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("config", &[]),
     ("healthcheck", &["config"]),
     ("telemetry", &["config", "metrics"]),
-    ("app", &["access", "allocator", "cpu", "config", "telemetry", "container", "http", "store", "demo", "metrics", "n5"]),
+    (
+        "app",
+        &["access", "allocator", "cpu", "config", "telemetry", "container", "http", "store", "demo", "metrics", "n5"],
+    ),
 ];
 
 fn sources(path: &Path) -> Vec<PathBuf> {

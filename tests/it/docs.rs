@@ -16,10 +16,11 @@ use tokio::sync::oneshot;
 use crate::support::Client;
 use crate::support::writer::N5;
 
-const DOCUMENTS: [&str; 8] = [
+const DOCUMENTS: [&str; 9] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "docs/ACCESS.md",
     "docs/ARCHITECTURE.md",
     "docs/DEPENDENCIES.md",
     "docs/DEPLOYMENT.md",

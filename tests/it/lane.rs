@@ -36,22 +36,28 @@ fn container() -> N5 {
     n5
 }
 
-struct Answer {
-    status: String,
+pub struct Answer {
+    pub status: String,
     headers: BTreeSet<(String, String)>,
-    body: Vec<u8>,
+    pub body: Vec<u8>,
 }
 
 impl Answer {
-    fn header(&self, name: &str) -> Option<&str> {
+    /// All values of a header, as one.
+    pub fn all(&self, name: &str) -> String {
+        let values = self.headers.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str());
+        values.collect::<Vec<_>>().join(", ")
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 }
 
-struct Client(BufReader<TcpStream>);
+pub struct Client(BufReader<TcpStream>);
 
 impl Client {
-    async fn connect(server: &Running) -> Self {
+    pub async fn connect(server: &Running) -> Self {
         Self(BufReader::new(TcpStream::connect(server.address).await.unwrap()))
     }
 
@@ -85,7 +91,7 @@ impl Client {
         Ok(answer)
     }
 
-    async fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    pub async fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         self.write(&request(method, path, headers)).await;
         self.answer(method).await.unwrap()
     }

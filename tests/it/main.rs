@@ -13,6 +13,8 @@
     clippy::cast_sign_loss
 )]
 
+mod access;
+mod access_jwt;
 mod architecture;
 mod concurrency;
 mod config;

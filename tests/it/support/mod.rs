@@ -149,3 +149,19 @@ impl Reply {
         kind.rsplit('#').next().unwrap().to_owned()
     }
 }
+
+/// Two containers, `em` and `seg`, of which rules say who may read what; without tokens.
+pub fn guarded(em: &writer::N5, seg: &writer::N5, rules: &[&str]) -> Arc<App> {
+    use n5_server::access::{Control, Policy};
+    let resources = Resources::new(settings());
+    let mount = |name: &str, n5: &writer::N5| Mount {
+        name: name.to_owned(),
+        container: Container::new(local(n5.root()), Arc::clone(&resources)),
+        cache_found: HeaderValue::from_static("no-cache"),
+        cache_missing: HeaderValue::from_static("no-cache"),
+    };
+    let policy = Policy::parse(true, rules, "public").unwrap();
+    let control = Some(Arc::new(Control::open(policy, None, None).unwrap()));
+    let mounts = vec![mount("em", em), mount("seg", seg)];
+    App::new(mounts, Arc::clone(&resources), Options { control, ..options() }, String::new)
+}

@@ -1,0 +1,413 @@
+"""Who may read what, as seen from outside: behind a proxy's cache, in logs, by HTTP/2, with an issuer's keys from a URL."""
+
+import base64
+import http.server
+import json
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+import urllib.parse
+
+import httpx
+import neuroglancer
+import pytest
+import support
+from support import Server, write_dataset
+from test_nginx import NGINX, Proxy
+
+OPENSSL = shutil.which("openssl")
+SHAPE, BLOCK = (16, 16, 16), (8, 8, 8)
+
+
+def issue(name, *options):
+    """A token and its line."""
+    printed = subprocess.run([support.binary(), "token", name, *options], check=True, capture_output=True, text=True)
+    token, line = printed.stdout.splitlines()
+    assert token.startswith("n5t_") and token not in printed.stderr and token not in line
+    return token, line
+
+
+class Site:
+    def __init__(self, directory, *more, level="warn"):
+        self.root = directory / "em.n5"
+        write_dataset(self.root / "open", support.counting(*SHAPE), BLOCK, "raw")
+        write_dataset(self.root / "secret/a", support.counting(*SHAPE), BLOCK, "raw")
+        write_dataset(self.root / "secret/b", support.counting(*SHAPE), BLOCK, "raw")
+        issued = {"ann": issue("ann"), "bob": issue("bob", "--expires", "1h"), "eve": issue("eve", "--group", "lab")}
+        self.tokens = {name: token for name, (token, _) in issued.items()}
+        (directory / "tokens").write_text("".join(f"{line}\n" for _, line in issued.values()))
+        rules = '["/secret/a = ann", "/secret/b = bob", "/secret = nobody"]'
+        settings = [f"access.rules={rules}", f"access.tokens={directory}/tokens", *more]
+        flags = [flag for setting in settings for flag in ("--set", setting)]
+        self.server = Server(self.root, *flags, level=level)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    site = Site(tmp_path_factory.mktemp("access"), "container_defaults.cache_control=1h")
+    with site.server:
+        yield site
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+# ---------------------------------------------------------------------------------------------------
+# Shared caches
+
+
+@pytest.mark.skipif(not NGINX, reason="nginx is not installed (Debian: nginx-light)")
+@pytest.mark.parametrize("location", ["", "/em"])
+def test_a_shared_cache_gives_nobody_what_is_anothers(site, tmp_path, location):
+    """Through nginx, whose cache knows neither callers nor tokens, in every order of asking."""
+    proxy = Proxy(tmp_path, site.server)
+    try:
+        private = ["/secret/a/0/0/0", "/secret/a/attributes.json", "/slice/secret/a?size=2,2,2", "/zarr2/secret/a/0/0/0",
+                   "/info/secret/a", "/n5/secret/a/", "/secret/a/9/9/9"]  # fmt: skip
+        mixed = ["/", "/zarr2/.zmetadata", "/info/", "/?format=json"]
+        ann, bob = site.tokens["ann"], site.tokens["bob"]
+        for turn in range(3):
+            for path in private:
+                target = location + path
+                expected = site.server.ask(path, headers=bearer(ann))
+                assert proxy.ask(target).status == 401, (turn, path)
+                answer = proxy.ask(target, headers=bearer(ann))
+                assert (answer.status, answer.body) == (expected.status, expected.body) or "urls" in answer.text, path
+                assert proxy.ask(target).status == 401, (turn, path)
+                assert proxy.ask(target, headers=bearer(bob)).status == 404, (turn, path)
+                assert proxy.ask(target, headers=bearer("wrong")).status == 401, (turn, path)
+                for token, status in ((ann, expected.status), (bob, 404), ("wrong", 401)):
+                    and_ = "&" if "?" in target else "?"
+                    assert proxy.ask(f"{target}{and_}token={token}").status == status, (turn, path)
+                    assert proxy.ask(f"{location}/token/{token}{path}").status == status, (turn, path)
+                assert proxy.ask(target).status == 401, (turn, path)
+            for path in mixed:
+                for headers in (bearer(ann), None, bearer(bob), None):
+                    through, direct = proxy.ask(location + path, headers=headers), site.server.ask(path, headers=headers)
+                    names = [name in through.text for name in ("secret", "open")]
+                    assert names == [name in direct.text for name in ("secret", "open")], (turn, path, headers)
+            # What is public may be kept, and is the same for all.
+            for headers in (None, bearer(ann), bearer(bob)):
+                assert proxy.ask(f"{location}/open/0/0/0", headers=headers).status == 200
+        kept = b"".join(file.read_bytes() for file in (tmp_path / "cache").rglob("*") if file.is_file())
+        for token in site.tokens.values():
+            assert token.encode() not in kept
+        assert b"/secret/" not in kept
+        if location:
+            assert b"/open/0/0/0" in kept, "the cache was not on: nothing was tested"
+    finally:
+        proxy.stop()
+
+
+# ---------------------------------------------------------------------------------------------------
+# Logs, metrics, problems
+
+
+@pytest.mark.parametrize("level", ["info", "trace"])
+def test_no_token_is_logged_counted_or_repeated(tmp_path, level):
+    site = Site(tmp_path, "log.format=json", level=level)
+    wrong = "n5t_" + "a1" * 32
+    jwt = "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJzb21lYm9keSBzZWNyZXQifQ.c2lnbmF0dXJlLW9mLXNvbWVib2R5"
+    secrets = [*site.tokens.values(), wrong, jwt]
+    said = []
+    with site.server as server:
+        with httpx.Client(http1=False, http2=True, base_url=server.url) as http2:
+            for token in secrets:
+                for path in ("/secret/a/0/0/0", "/open/0/0/0", "/secret/", "/absent", "/slice/secret/a?nonsense=1", "/metrics",
+                             "/%zz", "/slice/open?start=9,9,9", "/info/secret/a/absent"):  # fmt: skip
+                    and_ = "&" if "?" in path else "?"
+                    for target, headers in (
+                        (path, bearer(token)),
+                        (f"{path}{and_}token={token}", {"X-Request-Id": "mine"}),
+                        (f"{path}{and_}tok%65n={token}", {}),
+                        (f"/token/{token}{path}", {"Referer": f"{server.url}token/{token}/"}),
+                        (f"/zarr2/token/{token}{path}", {}),
+                        (f"{path}{and_}access_token={token}", {}),
+                        (f"/x/{token}", {}),
+                    ):
+                        answers = [server.ask(target, headers=headers)]
+                        if "%zz" not in target:
+                            answers.append(http2.get(target, headers=headers))
+                        for answer in answers:
+                            headers = dict(answer.headers)
+                            # An answer may lead back to where the token was given; never a refusal or a problem.
+                            if getattr(answer, "status", None) or answer.status_code >= 400:
+                                body = answer.text if isinstance(answer.text, str) else answer.text()
+                                status = getattr(answer, "status", None) or answer.status_code
+                                if status >= 400:
+                                    said.append(body + str(headers))
+        said.append(server.get("/metrics").text)
+        log = server.log()
+    assert '"access refused"' in log and '"caller":"eve"' in log and '"reason":"no_token"' not in "".join(said)
+    for secret in secrets:
+        assert secret not in log, next(line for line in log.splitlines() if secret in line)
+        assert not [text for text in said if secret in text]
+
+
+def test_every_refusal_has_a_line_and_is_counted(tmp_path):
+    site = Site(tmp_path, "log.format=json")
+    with site.server as server:
+        server.ask("/secret/a/0/0/0")
+        server.ask("/secret/a/0/0/0", headers=bearer(site.tokens["bob"]))
+        server.ask("/secret/a/0/0/0?token=wrong")
+        server.ask(f"/secret/a/0/0/0?token=x&token=y")
+        lines = [json.loads(line) for line in server.log().splitlines()]
+        told = [(line["reason"], line.get("caller"), line["path"], line["peer"]) for line in lines if "reason" in line]
+        path, peer = "/secret/a/0/0/0", "127.0.0.1"
+        assert told == [
+            ("no_token", None, path, peer), ("forbidden", "bob", path, peer),
+            ("unknown_token", None, path, peer), ("several_tokens", None, path, peer),
+        ]  # fmt: skip
+        for reason in ("no_token", "forbidden", "unknown_token", "several_tokens"):
+            assert server.metric("n5_access_refusals_total", reason=reason) == 1
+
+
+# ---------------------------------------------------------------------------------------------------
+# HTTP/2
+
+
+def test_streams_of_one_connection_have_callers_of_their_own(site):
+    with httpx.Client(http1=False, http2=True, base_url=site.server.url) as client:
+        for _ in range(20):
+            for headers, path, status in [
+                (None, "/secret/a/0/0/0", 401),
+                (bearer(site.tokens["ann"]), "/secret/a/0/0/0", 200),
+                (bearer(site.tokens["bob"]), "/secret/a/0/0/0", 404),
+                (None, f"/token/{site.tokens['ann']}/secret/a/0/0/0", 200),
+                (None, f"/secret/a/0/0/0?token={site.tokens['bob']}", 404),
+                (None, "/secret/a/0/0/0", 401),
+                (None, "/open/0/0/0", 200),
+            ]:
+                assert client.get(path, headers=headers).status_code == status, (headers, path)
+        assert client.get("/open/0/0/0").http_version == "HTTP/2"
+
+
+# ---------------------------------------------------------------------------------------------------
+# An issuer
+
+
+def encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def openssl(*arguments, data=None) -> bytes:
+    return subprocess.run([OPENSSL, *map(str, arguments)], check=True, capture_output=True, input=data).stdout
+
+
+class Issuer:
+    """An issuer with TLS whose keys can be exchanged, and which counts who asks."""
+
+    def __init__(self, directory):
+        self.directory, self.asked, self.answers, self.delay = directory, 0, True, 0
+        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", directory / "tls.pem", "-out", directory / "roots.pem",
+                "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+                "-addext", "basicConstraints=critical,CA:FALSE")  # fmt: skip
+        self.exchange("first")
+        issuer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                issuer.asked += 1
+                time.sleep(issuer.delay)
+                if not issuer.answers:
+                    return self.send_error(500)
+                body = json.dumps({"keys": [issuer.key]}).encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(directory / "roots.pem", directory / "tls.pem")
+        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
+        self.url = f"https://localhost:{self.http.server_port}/keys"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def exchange(self, name):
+        self.name = name
+        openssl("genrsa", "-out", self.directory / "key.pem", "2048")
+        modulus = openssl("rsa", "-in", self.directory / "key.pem", "-modulus", "-noout").decode().strip().split("=")[1]
+        self.key = {"kty": "RSA", "kid": name, "use": "sig", "alg": "RS256", "e": "AQAB", "n": encoded(bytes.fromhex(modulus))}
+
+    def token(self, kid=None, **claims):
+        claims = {"iss": "https://issuer", "aud": "n5", "sub": "ann", "exp": int(time.time()) + 300} | claims
+        header = {"alg": "RS256", "kid": kid or self.name}
+        message = ".".join(encoded(json.dumps(part).encode()) for part in (header, claims)).encode()
+        return f"{message.decode()}.{encoded(openssl('dgst', '-sha256', '-sign', self.directory / 'key.pem', data=message))}"
+
+
+@pytest.fixture()
+def issuer(tmp_path):
+    if not OPENSSL:
+        pytest.skip("openssl is not installed")
+    issuer = Issuer(tmp_path)
+    yield issuer
+    issuer.http.shutdown()
+    issuer.http.server_close()
+
+
+def settings(issuer, *more):
+    return ['access.rules=["/secret = jwt:ann", "/secret/b = nobody"]', f"jwt.keys={issuer.url}", f"jwt.roots={issuer.directory}/roots.pem",
+            "jwt.issuer=https://issuer", "jwt.audience=n5", *more]  # fmt: skip
+
+
+def serve(issuer, *more):
+    root = issuer.directory / "em.n5"
+    write_dataset(root / "secret/a", support.counting(*SHAPE), BLOCK, "raw")
+    return Server(root, *[flag for setting in settings(issuer, *more) for flag in ("--set", setting)])
+
+
+def status(server, token):
+    return server.ask("/secret/a/0/0/0", headers=bearer(token)).status
+
+
+def test_keys_come_by_tls_and_are_fetched_anew_when_a_name_is_not_known(issuer):
+    with serve(issuer, "jwt.refetch=1s") as server:
+        # Also the very first request waits for them.
+        assert status(server, issuer.token()) == 200
+        assert status(server, issuer.token(aud="other")) == 401
+        assert issuer.asked == 1
+        old = issuer.token()
+        time.sleep(1)  # What refetch allows; not a wait for the server.
+        issuer.exchange("second")
+        assert status(server, issuer.token()) == 200
+        assert status(server, old) == 401
+        assert issuer.asked == 2
+
+
+def test_names_that_nobody_has_make_nobody_busy(issuer):
+    with serve(issuer, "jwt.refetch=1h") as server:
+        assert status(server, issuer.token()) == 200
+        for number in range(30):
+            assert status(server, issuer.token(kid=f"none-{number}")) == 401
+        assert issuer.asked == 1
+
+
+def test_while_the_issuer_is_away_its_keys_stay_good_for_a_time(issuer):
+    with serve(issuer, "jwt.refresh=1s", "jwt.refetch=1s", "jwt.stale=4s") as server:
+        assert status(server, issuer.token()) == 200
+        issuer.answers = False
+        asked = issuer.asked
+        ended = time.monotonic() + 30
+        seen = []
+        while time.monotonic() < ended and 503 not in seen:
+            seen.append(status(server, issuer.token()))
+            time.sleep(0.1)
+        assert seen[0] == 200 and set(seen) == {200, 503} and issuer.asked > asked
+        answer = server.ask("/secret/a/0/0/0", headers=bearer(issuer.token()))
+        assert answer.problem() == "issuer-unavailable" and answer["retry-after"]
+        assert server.ask("/secret/a/0/0/0").status == 401
+        issuer.answers = True
+        while time.monotonic() < ended and status(server, issuer.token()) != 200:
+            time.sleep(0.1)
+        assert status(server, issuer.token()) == 200
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused_and_the_server_serves(issuer):
+    # Of the roots that browsers trust, none has signed this.
+    with serve(issuer, "jwt.roots=") as server:
+        assert status(server, issuer.token()) == 503
+        assert server.ask("/healthz").status == 200 and server.ask("/").status == 200
+        assert issuer.asked == 0
+
+
+def test_a_slow_issuer_delays_no_other_request(issuer):
+    issuer.delay = 8
+    with serve(issuer) as server:
+        waiting = threading.Thread(target=status, args=(server, issuer.token()))
+        waiting.start()
+        began = time.monotonic()
+        assert server.ask("/").status == 200 and server.ask("/secret/a/0/0/0").status == 401
+        # Not a speed: less than what is waited for.
+        assert time.monotonic() - began < 4
+        waiting.join(15)
+        assert not waiting.is_alive()
+
+
+# ---------------------------------------------------------------------------------------------------
+# The page and the viewer
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if not neuroglancer.chromium():
+        pytest.skip("no Chromium: N5_TEST_CHROMIUM names one")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=neuroglancer.chromium(), args=neuroglancer.FLAGS)
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """A tab that remembers what it was told and asked for."""
+
+    def __init__(self, browser):
+        self.context = browser.new_context()
+        self.page = self.context.new_page()
+        self.said, self.asked = [], []
+        self.page.on("console", lambda message: self.said.append(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", self.asked.append)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+
+    def faults(self):
+        """Errors but for honest 404s."""
+        return [text for text in self.said if "status of 404" not in text and "status of 406" not in text]
+
+
+def test_a_person_walks_from_a_link_with_a_token_through_pages(site, chromium):
+    token = site.tokens["ann"]
+    with Tab(chromium) as tab:
+        tab.page.goto(f"{site.server.url}secret/a/?token={token}")
+        tab.page.wait_for_selector("main[data-ready]")
+        tab.page.wait_for_load_state("networkidle")
+        assert tab.page.url == f"{site.server.url}token/{token}/secret/a/"
+        assert tab.page.locator(".preview canvas").count() > 0
+        assert f"/token/{token}/" in tab.page.content(), "no link carries the token"
+        assert not tab.faults()
+        for request in tab.asked:
+            assert "referer" not in request.all_headers(), request.url
+            assert urllib.parse.urlsplit(request.url).netloc in ("", f"{site.server.host}:{site.server.port}")
+
+
+@pytest.mark.skipif(not (support.VIEWER / "index.html").is_file(), reason="no viewer: viewer/build makes it")
+def test_the_viewer_shows_private_data_by_a_path_with_a_token(tmp_path, chromium):
+    site = Site(tmp_path, f"server.viewer={support.VIEWER}")
+    with site.server as server, Tab(chromium) as tab:
+        base = f"{server.url}token/{site.tokens['ann']}/"
+        layer = {"type": "image", "name": "a", "source": f"n5://{base}n5/secret/a"}
+        state = urllib.parse.quote(json.dumps({"layers": [layer], "layout": "xy"}))
+        with tab.page.expect_response(lambda answer: answer.url.endswith("/secret/a/0/0/0"), timeout=60_000) as block:
+            answer = tab.page.goto(f"{base}viewer/#!{state}")
+        assert block.value.status == 200
+        policy = answer.headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in policy and answer.headers["referrer-policy"] == "no-referrer"
+        tab.page.wait_for_load_state("networkidle")
+        assert not tab.faults()
+
+
+def test_a_wrong_configuration_is_told_at_the_start(tmp_path):
+    (tmp_path / "tokens").write_text("ann not-a-hash\n")
+    for setting, word in [
+        ('access.rules=["secret = ann"]', "slash"),
+        (f"access.tokens={tmp_path}/tokens", "line 1: after the name"),
+        (f"access.tokens={tmp_path}/absent", "cannot be read"),
+        ("jwt.keys=http://issuer", "https://"),
+        ("cors.credentials=true", "cors.origins"),
+    ]:
+        ended = subprocess.run([support.binary(), "--check-config", "--set", setting], capture_output=True, text=True)
+        assert ended.returncode == 2 and word in ended.stderr, (setting, ended.stderr)

@@ -1,0 +1,709 @@
+//! Who may read what: the checklist. Each line of docs/ACCESS.md that promises something names a test of this file, of
+//! `access_jwt.rs` or of `tests/clients/test_access.py`.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use n5_server::access::issue;
+use n5_server::config::{Config, ContainerConfig, Exposure, Symlinks};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::connections::{Running, start_with};
+use crate::lane::{Answer, Client};
+use crate::support::writer::N5;
+
+/// Two containers behind one server, `em` for Alice and the lab, `seg` for everybody but for a part, and their tokens.
+struct Site {
+    em: N5,
+    seg: N5,
+    server: Running,
+    secrets: TempDir,
+    /// May read `em`.
+    alice: String,
+    /// Of the group that may read `seg/draft`.
+    lab: String,
+    /// May read nothing that is not public.
+    nobody: String,
+    /// May read `em/open` alone.
+    link: String,
+    expired: String,
+}
+
+impl Site {
+    async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    async fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let em = volume();
+        let seg = volume();
+        seg.dataset("draft/s0", &[8, 8], &[4, 4], "raw").fill(|_| true, |_| false);
+        seg.file("draft/attributes.json", r#"{"name":"the draft"}"#);
+        let now = SystemTime::now();
+        let token = |name: &str, group: &[&str], read: &[&str], now: SystemTime, expires: Option<&str>| {
+            let owned = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+            issue(name, expires, &owned(group), &owned(read), now).unwrap()
+        };
+        let [alice, lab, nobody, link, expired] = [
+            token("alice", &[], &[], now, None),
+            token("bob", &["lab"], &[], now, Some("1h")),
+            token("nobody-in-particular", &[], &[], now, None),
+            token("link", &[], &["/em/open"], now, None),
+            token("alice", &[], &[], now - Duration::from_secs(3600), Some("1m")),
+        ];
+        let secrets = TempDir::new().unwrap();
+        let lines = [&alice, &lab, &nobody, &link, &expired].map(|issued| issued.line.clone());
+        std::fs::write(secrets.path().join("tokens"), lines.join("\n")).unwrap();
+        let mut config = Config::default();
+        config.containers = [("em", &em), ("seg", &seg)].map(|(name, n5)| container(name, n5)).to_vec();
+        config.access.rules = vec!["/em = alice".into(), "/seg/draft = @lab".into()];
+        config.access.tokens = secrets.path().join("tokens");
+        change(&mut config);
+        let server = start_with(Duration::from_secs(20), config).await;
+        let token = |issued: n5_server::access::Issued| issued.token;
+        let [alice, lab, nobody, link, expired] = [alice, lab, nobody, link, expired].map(token);
+        Self { em, seg, server, secrets, alice, lab, nobody, link, expired }
+    }
+
+    async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+        Client::connect(&self.server).await.ask(method, path, headers).await
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &[]).await
+    }
+
+    async fn get_as(&self, token: &str, path: &str) -> Answer {
+        self.ask("GET", path, &[("Authorization", &format!("Bearer {token}"))]).await
+    }
+
+    fn tokens(&self) -> PathBuf {
+        self.secrets.path().join("tokens")
+    }
+}
+
+fn container(name: &str, n5: &N5) -> ContainerConfig {
+    let defaults = Config::default().container_defaults;
+    ContainerConfig {
+        name: name.to_owned(),
+        root: n5.root().to_owned(),
+        cache_control: defaults.cache_control,
+        symlinks: Symlinks::Inside,
+    }
+}
+
+fn volume() -> N5 {
+    let n5 = N5::new();
+    n5.dataset("v", &[8, 8], &[4, 4], "raw").fill(|_| true, |_| false);
+    let scales = json!({"scales": [[1, 1], [2, 2]], "pixelResolution": {"unit": "nm", "dimensions": [4, 4]}});
+    n5.file("pyramid/attributes.json", scales.to_string());
+    n5.dataset("pyramid/s0", &[8, 8], &[4, 4], "raw").fill(|_| true, |_| false);
+    n5.dataset("pyramid/s1", &[4, 4], &[4, 4], "raw").fill(|_| true, |_| false);
+    n5.dataset("open/s0", &[8, 8], &[4, 4], "raw").fill(|_| true, |_| false);
+    n5
+}
+
+fn status(answer: &Answer) -> u16 {
+    answer.status.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+fn text(answer: &Answer) -> String {
+    String::from_utf8_lossy(&answer.body).into_owned()
+}
+
+/// Everything of a container that can be asked for: each route, and things that are there and are not.
+fn paths(of: &str) -> Vec<String> {
+    let things = [
+        "/{}/",
+        "/{}",
+        "/{}/attributes.json",
+        "/{}/v/0/0",
+        "/{}/v/9/9",
+        "/{}/v/attributes.json",
+        "/{}/nothing/attributes.json",
+        "/n5/{}/v/",
+        "/n5/{}/v",
+        "/slice/{}/v?size=1,1",
+        "/slice/{}/nothing",
+        "/info/{}/v",
+        "/info/{}/",
+        "/stats/{}/v",
+        "/as/gzip/{}/v/0/0",
+        "/as/gzip/{}/v/attributes.json",
+        "/zarr2/{}/v/0/0",
+        "/zarr2/{}/v/.zarray",
+        "/zarr2/{}/.zgroup",
+        "/zarr2/{}/.zmetadata",
+        "/zarr3/{}/zarr.json",
+        "/zarr3/{}/v/c/0/0",
+        "/precomputed/{}/pyramid/info",
+        "/precomputed/{}/pyramid/s0/raw/0-4_0-4_0-1",
+    ];
+    things.iter().map(|thing| thing.replace("{}", of)).collect()
+}
+
+#[tokio::test]
+async fn without_a_token_what_is_private_is_401_and_what_is_public_is_there() {
+    let site = Site::new().await;
+    for path in paths("em").into_iter().chain(["/seg/draft/".to_owned(), "/seg/draft/s0/0/0".to_owned()]) {
+        let answer = site.get(&path).await;
+        assert_eq!(status(&answer), 401, "{path}");
+        // RFC 6750: whoever gave no token is told of no error.
+        assert_eq!(answer.header("www-authenticate"), Some("Bearer realm=\"n5-server\""), "{path}");
+        assert_eq!(answer.header("cache-control"), Some("no-store"), "{path}");
+        assert!(text(&answer).contains("#unauthorized"), "{path}");
+    }
+    for path in [
+        "/seg/v/0/0",
+        "/seg/v/attributes.json",
+        "/seg/",
+        "/slice/seg/v?size=1,1",
+        "/info/seg/v",
+        "/",
+        "/zarr2/seg/v/0/0",
+    ] {
+        assert_eq!(status(&site.get(path).await), 200, "{path}");
+    }
+    assert_eq!(status(&site.get("/seg/v/9/9").await), 404);
+    // A proxy's own scheme is its own affair.
+    assert_eq!(status(&site.ask("GET", "/seg/v/0/0", &[("Authorization", "Basic eDp5")]).await), 200);
+}
+
+#[tokio::test]
+async fn a_wrong_token_is_401_also_where_none_is_needed() {
+    let site = Site::new().await;
+    let almost = format!("{}0", site.alice);
+    for token in ["x", "n5t_", &almost, "", "Bearer"] {
+        for path in ["/em/v/0/0", "/seg/v/0/0", "/metrics"] {
+            let answer = site.get_as(token, path).await;
+            assert_eq!(status(&answer), 401, "{token:?} {path}");
+            assert!(answer.header("www-authenticate").unwrap().contains("error=\"invalid_token\""), "{token:?} {path}");
+        }
+    }
+    assert_eq!(status(&site.get("/token/x/seg/v/0/0").await), 401);
+    assert_eq!(status(&site.get("/seg/v/0/0?token=x").await), 401);
+}
+
+#[tokio::test]
+async fn an_expired_token_is_401_and_says_so() {
+    let site = Site::new().await;
+    let answer = site.get_as(&site.expired, "/em/v/0/0").await;
+    assert_eq!(status(&answer), 401);
+    assert!(answer.header("www-authenticate").unwrap().contains("expired"));
+}
+
+#[tokio::test]
+async fn another_containers_token_opens_nothing_here() {
+    let site = Site::new().await;
+    for path in paths("em") {
+        assert_eq!(status(&site.get_as(&site.lab, &path).await), 404, "{path}");
+    }
+    assert_eq!(status(&site.get_as(&site.lab, "/seg/draft/s0/0/0").await), 200);
+    assert_eq!(status(&site.get_as(&site.alice, "/seg/draft/s0/0/0").await), 404);
+    // A token that names its paths opens these alone.
+    for (path, expected) in
+        [("/em/open/s0/0/0", 200), ("/em/v/0/0", 404), ("/em/", 404), ("/em/opening", 404), ("/seg/v/0/0", 200)]
+    {
+        assert_eq!(status(&site.get_as(&site.link, path).await), expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_counts_in_header_query_and_path_alike() {
+    let site = Site::new().await;
+    let block = std::fs::read(site.em.root().join("v/0/0")).unwrap();
+    let token = &site.alice;
+    for path in paths("em").into_iter().filter(|path| !path.contains("nothing") && !path.contains("9/9")) {
+        let by_header = site.get_as(token, &path).await;
+        assert!([200, 301].contains(&status(&by_header)), "{path}: {}", by_header.status);
+        let and = if path.contains('?') { '&' } else { '?' };
+        for other in
+            [site.get(&format!("{path}{and}token={token}")).await, site.get(&format!("/token/{token}{path}")).await]
+        {
+            assert_eq!(status(&other), status(&by_header), "{path}");
+            assert!(other.header("cache-control").unwrap().starts_with("private"), "{path}");
+        }
+    }
+    for path in [
+        format!("/em/v/0/0?token={token}"),
+        format!("/token/{token}/em/v/0/0"),
+        format!("/%74oken/{token}/n5/em/v/0/0?x"),
+    ] {
+        assert_eq!(site.get(&path).await.body, block, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn two_tokens_that_differ_are_400_and_one_twice_is_one() {
+    let site = Site::new().await;
+    let (a, b) = (&site.alice, &site.lab);
+    for path in [
+        format!("/token/{a}/em/v/0/0?token={b}"),
+        format!("/em/v/0/0?token={a}&token={b}"),
+        format!("/token/{a}/token/{b}/em/v/0/0"),
+    ] {
+        let answer = site.get(&path).await;
+        assert_eq!((status(&answer), answer.header("cache-control")), (400, Some("no-store")), "{path}");
+    }
+    assert_eq!(status(&site.get_as(b, &format!("/em/v/0/0?token={a}")).await), 400);
+    assert_eq!(status(&site.get_as(a, &format!("/token/{a}/em/v/0/0?token={a}")).await), 200);
+}
+
+/// What is measured would only be noise: that digests have no comparison but the constant one is what holds.
+#[test]
+fn tokens_are_compared_by_digest_and_in_constant_time() {
+    let source = include_str!("../../src/access/tokens.rs");
+    let code = source.split("#[cfg(test)]").next().unwrap();
+    let digest = code.split("struct Digest").next().unwrap().rsplit("#[derive(").next().unwrap();
+    assert!(!digest.contains("Eq"), "a digest can be compared by == now");
+    assert!(code.contains("self.0.ct_eq(&other.0)"));
+    // The token itself goes into the hash and nowhere else.
+    let lookup = code.split("fn caller(&self, token").nth(1).unwrap().split("\n    }").next().unwrap();
+    assert_eq!(lookup.matches("token").count(), 1 + lookup.matches("Digest::of(token)").count() - 1, "{lookup}");
+}
+
+#[tokio::test]
+async fn what_may_not_be_read_is_refused_alike_whether_it_exists_or_not() {
+    let site = Site::new().await;
+    for token in [&site.nobody, &site.link] {
+        let mut seen = std::collections::BTreeSet::new();
+        for path in [
+            "/em/v/0/0",
+            "/em/v/9/9",
+            "/em/v/",
+            "/em/v",
+            "/em/absent/",
+            "/em/attributes.json",
+            "/slice/em/v",
+            "/slice/em/absent",
+            "/info/em/v",
+            "/zarr3/em/v/zarr.json",
+        ] {
+            for headers in
+                [vec![], vec![("Range", "bytes=0-1")], vec![("If-None-Match", "*")], vec![("If-Match", "\"x\"")]]
+            {
+                let bearer = format!("Bearer {token}");
+                let headers = [vec![("Authorization", bearer.as_str()), ("X-Request-Id", "same")], headers].concat();
+                let mut client = Client::connect(&site.server).await;
+                let answer = client.ask("GET", path, &headers).await;
+                let body = text(&answer).replace(path, "PATH");
+                let headers: Vec<_> =
+                    ["cache-control", "content-type", "vary", "etag", "last-modified", "accept-ranges"]
+                        .map(|name| answer.header(name).map(str::to_owned))
+                        .to_vec();
+                seen.insert((answer.status.clone(), headers, body));
+            }
+        }
+        assert_eq!(seen.len(), 1, "{seen:#?}");
+        assert!(seen.first().unwrap().0.contains("404"));
+    }
+}
+
+#[tokio::test]
+async fn conditions_ranges_heads_and_options_tell_nothing() {
+    let site = Site::new().await;
+    let known = site.get_as(&site.alice, "/em/v/0/0").await;
+    let tag = known.header("etag").unwrap().to_owned();
+    for headers in [
+        vec![("If-None-Match", tag.as_str())],
+        vec![("If-None-Match", "*")],
+        vec![("Range", "bytes=0-3")],
+        vec![("If-Modified-Since", "Thu, 01 Jan 2099 00:00:00 GMT")],
+    ] {
+        for method in ["GET", "HEAD"] {
+            let answer = site.ask(method, "/em/v/0/0", &headers).await;
+            assert_eq!((status(&answer), answer.header("etag")), (401, None), "{method} {headers:?}");
+            let mut headers = headers.clone();
+            let bearer = format!("Bearer {}", site.nobody);
+            headers.push(("Authorization", &bearer));
+            let answer = site.ask(method, "/em/v/0/0", &headers).await;
+            assert_eq!((status(&answer), answer.header("etag")), (404, None), "{method} {headers:?}");
+        }
+    }
+    let mine = [("If-None-Match", tag.as_str()), ("Authorization", &format!("Bearer {}", site.alice))];
+    let answer = site.ask("GET", "/em/v/0/0", &mine).await;
+    assert_eq!((status(&answer), answer.header("cache-control")), (304, Some("private, no-cache")));
+    // Preflights carry no token, and are the same wherever they go.
+    let preflight = [
+        ("Origin", "https://viewer.example"),
+        ("Access-Control-Request-Method", "GET"),
+        ("Access-Control-Request-Headers", "authorization"),
+    ];
+    for path in ["/em/v/0/0", "/em/absent", "/seg/v/0/0"] {
+        let answer = site.ask("OPTIONS", path, &preflight).await;
+        assert_eq!((status(&answer), answer.header("access-control-allow-origin")), (204, Some("*")), "{path}");
+        assert!(answer.header("access-control-allow-headers").unwrap().contains("authorization"));
+        assert_eq!(answer.header("access-control-allow-credentials"), None);
+    }
+    assert_eq!(status(&site.ask("POST", "/em/v/0/0", &[("Content-Length", "0")]).await), 405);
+}
+
+#[tokio::test]
+async fn a_connection_on_which_callers_alternate_gives_each_their_own() {
+    let site = Site::new().await;
+    let mut client = Client::connect(&site.server).await;
+    let bearer = |token: &str| format!("Bearer {token}");
+    let (alice, lab) = (bearer(&site.alice), bearer(&site.lab));
+    let in_path = format!("/token/{}/em/v/0/0", site.alice);
+    // Often enough that what can be remembered is.
+    for round in 0..20 {
+        for (path, token, expected) in [
+            ("/seg/v/0/0", None, 200),
+            ("/em/v/0/0", None, 401),
+            ("/em/v/0/0", Some(&alice), 200),
+            ("/em/v/0/0", None, 401),
+            (&in_path, None, 200),
+            ("/em/v/0/0", Some(&lab), 404),
+            ("/seg/v/0/0", Some(&lab), 200),
+            ("/zarr2/em/v/0/0", Some(&alice), 200),
+            ("/zarr2/em/v/0/0", None, 401),
+            ("/zarr2/seg/v/0/0", None, 200),
+            ("/seg/draft/s0/0/0", Some(&lab), 200),
+            ("/seg/draft/s0/0/0", None, 401),
+            ("/em/v/9/9", None, 401),
+        ] {
+            let headers: Vec<_> = token.map(|token| ("Authorization", token.as_str())).into_iter().collect();
+            let answer = client.ask("GET", path, &headers).await;
+            assert_eq!(status(&answer), expected, "{round} {path} {token:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_path_is_decided_as_it_is_read_however_it_is_written() {
+    let site = Site::new().await;
+    for path in [
+        "/%65m/v/0/0",
+        "/em/%76/0/0",
+        "/n5/em/v/0/0",
+        "/n5/%65%6d/v/0/0",
+        "/%6e5/em/v/0/0",
+        "/seg/dr%61ft/s0/0/0",
+        "/slice/seg/%64raft/s0",
+        "/zarr2/%73eg/draft/s0/0/0",
+        "/as/gzip/em/v/0/0",
+        "/as/gzip,uint8/em/v/0/0",
+    ] {
+        assert_eq!(status(&site.get(path).await), 401, "{path}");
+    }
+    // What is no path is none before anybody asks for whom.
+    for path in [
+        "/seg/../em/v/0/0",
+        "/seg/%2e%2e/em/v/0/0",
+        "/seg/./draft",
+        "/seg//draft/s0/0/0",
+        "/em%2Fv/0/0",
+        "/seg/draft%2Fs0/0/0",
+        "//em/v/0/0",
+        "/seg/..%2fem/v",
+        "/em\\v",
+        "/em/v%00",
+    ] {
+        assert_eq!(status(&site.get(path).await), 400, "{path}");
+    }
+    for path in ["/em%252Fv/0/0", "/EM/v/0/0", "/seg/draft%20/s0/0/0"] {
+        assert_eq!(status(&site.get(path).await), 404, "{path}");
+    }
+    assert_eq!(status(&site.get("http://else.example/em/v/0/0").await), 401);
+}
+
+#[tokio::test]
+async fn listings_documents_and_views_show_nothing_that_may_not_be_read() {
+    let site = Site::new().await;
+    for path in [
+        "/seg/",
+        "/seg/?format=json",
+        "/zarr2/seg/",
+        "/zarr2/seg/.zmetadata",
+        "/zarr3/seg/zarr.json",
+        "/info/seg/",
+        "/as/gzip/seg/",
+    ] {
+        let public = site.get(path).await;
+        assert_eq!(status(&public), 200, "{path}");
+        assert!(!text(&public).contains("draft"), "{path}: {}", text(&public));
+        assert!(public.header("cache-control").unwrap().starts_with("private"), "{path}");
+        assert!(public.all("vary").contains("authorization"), "{path}");
+        assert!(!text(&site.get_as(&site.alice, path).await).contains("draft"), "{path}");
+    }
+    for path in ["/seg/?format=json", "/zarr2/seg/.zmetadata", "/zarr3/seg/zarr.json"] {
+        assert!(text(&site.get_as(&site.lab, path).await).contains("draft"), "{path}");
+    }
+    let names = |answer: Answer| text(&answer);
+    assert!(!names(site.get("/?format=json").await).contains("\"em\""));
+    assert!(names(site.get("/?format=json").await).contains("\"seg\""));
+    assert!(names(site.get_as(&site.alice, "/?format=json").await).contains("\"em\""));
+}
+
+#[tokio::test]
+async fn levels_attributes_above_and_parts_of_datasets_are_decided_where_they_are_read() {
+    let rules = |config: &mut Config| {
+        config.access.rules = vec![
+            "/seg/pyramid/s0 = alice".into(),
+            "/seg/v/0 = alice".into(),
+            "/em/pyramid = alice".into(),
+            "/em/pyramid/s1 = public".into(),
+        ];
+    };
+    let site = Site::with(rules).await;
+    // The finest level is private: the pyramid is what is left of it.
+    for path in ["/info/seg/pyramid", "/precomputed/seg/pyramid/info", "/zarr3/seg/pyramid/zarr.json"] {
+        let (public, alices) = (site.get(path).await, site.get_as(&site.alice, path).await);
+        assert!(!text(&public).contains("\"s0"), "{path}: {}", text(&public));
+        assert!(text(&alices).contains("s0"), "{path}: {}", text(&alices));
+    }
+    assert_eq!(status(&site.get("/precomputed/seg/pyramid/s0/raw/0-4_0-4_0-1").await), 401);
+    // A dataset with a private part is read by nobody who may not read that: a slice asks for no block's key.
+    for path in
+        ["/slice/seg/v?size=1,1", "/zarr2/seg/v/1/1", "/stats/seg/v", "/as/gzip/seg/v/1/1", "/zarr3/seg/v/c/1/1"]
+    {
+        assert_eq!(status(&site.get(path).await), 404, "{path}");
+        assert_eq!(status(&site.get_as(&site.alice, path).await), 200, "{path}");
+    }
+    assert_eq!(status(&site.get("/seg/v/0/1").await), 401);
+    assert_eq!(status(&site.get("/seg/v/1/1").await), 200);
+    // The group above a public dataset tells nothing of itself.
+    let info = site.get("/info/em/pyramid/s1").await;
+    let voxel = "nm";
+    assert_eq!(status(&info), 200);
+    assert!(!text(&info).contains(&format!("\"{voxel}\"")), "{}", text(&info));
+    assert_eq!(status(&site.get("/em/pyramid/attributes.json").await), 401);
+    assert_eq!(status(&site.get("/em/pyramid/s1/0/0").await), 200);
+}
+
+#[tokio::test]
+async fn only_what_depends_on_the_caller_is_private_in_caches() {
+    let site = Site::with(|config| {
+        for container in &mut config.containers {
+            container.cache_control = n5_server::config::CachePolicy::Immutable;
+        }
+    })
+    .await;
+    let public = "public, max-age=31536000, immutable";
+    let private = "private, max-age=31536000, immutable";
+    let bearer = format!("Bearer {}", site.alice);
+    let alice = [("Authorization", bearer.as_str())];
+    for (path, headers, expected, varies) in [
+        ("/seg/v/0/0", &[][..], public, false),
+        ("/slice/seg/v", &[], public, false),
+        ("/zarr2/seg/v/0/0", &[], public, false),
+        ("/seg/v/0/0", &alice, public, false),
+        ("/em/v/0/0", &alice, private, true),
+        ("/slice/em/v", &alice, private, true),
+        ("/zarr2/em/v/0/0", &alice, private, true),
+        ("/em/v/9/9", &alice, "private, max-age=60", true),
+    ] {
+        let answer = site.ask("GET", path, headers).await;
+        assert_eq!(answer.header("cache-control"), Some(expected), "{path}");
+        let vary = answer.all("vary");
+        assert_eq!(vary.contains("authorization"), varies, "{path}: {vary}");
+    }
+    let by_url = site.get(&format!("/seg/v/0/0?token={}", site.alice)).await;
+    assert_eq!(by_url.header("cache-control"), Some(private));
+}
+
+#[tokio::test]
+async fn links_carry_the_token_of_the_url_on_and_no_other() {
+    let site = Site::new().await;
+    let token = &site.alice;
+    let info = site.get(&format!("/token/{token}/info/em/pyramid")).await;
+    let document: serde_json::Value = serde_json::from_slice(&info.body).unwrap();
+    for (name, url) in document["urls"].as_object().unwrap() {
+        let url = url.as_str().or(url["source"].as_str());
+        assert!(url.is_none_or(|url| url.contains(&format!("//test/token/{token}/"))), "{name}: {url:?}");
+    }
+    let n5 = document["urls"]["attributes"].as_str().unwrap().strip_prefix("http://test").unwrap().to_owned();
+    assert_eq!(status(&site.get(&n5).await), 200);
+    assert!(text(&site.get(&format!("/info/em/v?token={token}")).await).contains(&format!("/token/{token}/")));
+    assert!(!text(&site.get_as(token, "/info/em/v").await).contains("token"));
+    // Listings are relative; what leads elsewhere keeps the token where it was.
+    let listing = text(&site.get(&format!("/token/{token}/em/")).await);
+    assert!(
+        listing.contains("<li><a href=\"v/\">v/</a></li>") && listing.contains("data-base=\"../\" data-token"),
+        "{listing}"
+    );
+    for (path, location) in [
+        (format!("/token/{token}"), format!("{token}/")),
+        (format!("/token/{token}/em/v"), "v/".to_owned()),
+        (format!("/em/v?token={token}"), format!("v/?token={token}")),
+    ] {
+        let answer = site.get(&path).await;
+        assert_eq!(answer.header("location"), Some(location.as_str()), "{path}");
+        assert!(["private, no-cache", "no-store"].contains(&answer.header("cache-control").unwrap()), "{path}");
+    }
+    // A person's page moves to where its links work; a program's listing stays.
+    let page =
+        site.ask("GET", &format!("/n5/em/v/?blocks=1&token={token}"), &[("Accept", "text/html,*/*;q=0.8")]).await;
+    assert_eq!((status(&page), page.header("cache-control")), (303, Some("no-store")));
+    assert_eq!(page.header("location"), Some(format!("../../../token/{token}/n5/em/v/?blocks=1").as_str()));
+    let listing = site.get(&format!("/n5/em/v/?token={token}")).await;
+    assert!(status(&listing) == 200 && !text(&listing).contains(token.as_str()));
+}
+
+#[tokio::test]
+async fn metrics_have_a_rule_of_their_own_and_probes_have_none() {
+    let site = Site::with(|config| {
+        config.access.metrics = "@lab".into();
+        config.access.default = Exposure::Private;
+        config.access.rules = vec!["/em = alice".into()];
+    })
+    .await;
+    assert_eq!(status(&site.get("/metrics").await), 401);
+    assert_eq!(status(&site.get_as(&site.alice, "/metrics").await), 404);
+    assert_eq!(status(&site.get_as(&site.lab, "/metrics").await), 200);
+    for path in ["/healthz", "/readyz", "/version", "/openapi.yaml", "/viewer/page/page.js"] {
+        assert_eq!(status(&site.get(path).await), 200, "{path}");
+        assert_eq!(status(&site.get_as("wrong", path).await), 200, "{path}");
+    }
+    // By default private, and nothing shown: a token is needed to see even that.
+    for path in ["/", "/seg/v/0/0", "/absent/x", "/info/"] {
+        assert_eq!(status(&site.get(path).await), 401, "{path}");
+    }
+    assert_eq!(status(&site.get_as(&site.nobody, "/").await), 404);
+}
+
+#[tokio::test]
+async fn tokens_come_and_go_with_the_file_and_a_broken_file_changes_nothing() {
+    let site = Site::new().await;
+    let mut lines = std::fs::read_to_string(site.tokens()).unwrap();
+    let new = issue("alice", None, &[], &[], SystemTime::now()).unwrap();
+    assert_eq!(status(&site.get_as(&new.token, "/em/v/0/0").await), 401);
+    let becomes = async |token: &str, expected: u16| {
+        for _ in 0..400 {
+            if status(&site.get_as(token, "/em/v/0/0").await) == expected {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        false
+    };
+    lines = format!("{}\n{lines}", new.line);
+    std::fs::write(site.tokens(), &lines).unwrap();
+    assert!(becomes(&new.token, 200).await);
+    // Broken and then good again: had the broken one counted, the first line would be gone, and the good one only takes
+    // the last away.
+    std::fs::write(site.tokens(), "nonsense").unwrap();
+    let second = issue("alice", None, &[], &[], SystemTime::now()).unwrap();
+    for _ in 0..60 {
+        assert_eq!(status(&site.get_as(&new.token, "/em/v/0/0").await), 200);
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    std::fs::write(site.tokens(), &second.line).unwrap();
+    assert!(becomes(&second.token, 200).await);
+    assert!(becomes(&new.token, 401).await);
+    assert!(becomes(&site.alice, 401).await);
+}
+
+#[tokio::test]
+async fn pages_may_load_only_what_they_need_and_tell_nobody_where_they_are() {
+    for (ancestors, expected) in [
+        (vec![], "frame-ancestors 'none'"),
+        (vec!["https://a.example".to_owned()], "frame-ancestors https://a.example"),
+    ] {
+        let site = Site::with(|config| config.server.frame_ancestors = ancestors).await;
+        let page = site.get("/seg/").await;
+        let policy = page.header("content-security-policy").unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self';") && policy.ends_with(expected), "{policy}");
+        assert_eq!(page.header("referrer-policy"), Some("no-referrer"));
+        assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
+    }
+}
+
+#[tokio::test]
+async fn cookies_are_let_in_for_listed_origins_only() {
+    let site = Site::with(|config| {
+        config.cors.origins = vec!["https://viewer.example".into()];
+        config.cors.credentials = true;
+    })
+    .await;
+    for path in ["/seg/v/0/0", "/em/v/0/0"] {
+        let listed = site.ask("GET", path, &[("Origin", "https://viewer.example")]).await;
+        assert_eq!(listed.header("access-control-allow-origin"), Some("https://viewer.example"));
+        assert_eq!(listed.header("access-control-allow-credentials"), Some("true"));
+        let exposed = listed.header("access-control-expose-headers").unwrap();
+        assert!(exposed.contains("www-authenticate") && !exposed.contains('*'), "{exposed}");
+        let other = site.ask("GET", path, &[("Origin", "https://else.example")]).await;
+        assert_eq!(other.header("access-control-allow-origin"), None);
+    }
+}
+
+#[tokio::test]
+async fn without_rules_and_tokens_nothing_is_special() {
+    let n5 = volume();
+    n5.dataset("token/x", &[8, 8], &[4, 4], "raw").fill(|_| true, |_| false);
+    let mut config = Config::default();
+    config.containers = vec![container("", &n5)];
+    let server = start_with(Duration::from_secs(20), config).await;
+    let mut client = Client::connect(&server).await;
+    for path in ["/token/x/0/0", "/v/0/0?token=wrong", "/n5/token/x/0/0"] {
+        let plain = client.ask("GET", path, &[]).await;
+        assert_eq!(status(&plain), 200, "{path}");
+        assert_eq!((plain.header("cache-control"), plain.header("vary")), (Some("no-cache"), None));
+        let named = client.ask("GET", path, &[("Authorization", "Bearer wrong")]).await;
+        assert_eq!((status(&named), named.header("cache-control")), (200, Some("no-cache")), "{path}");
+    }
+    assert!(
+        !client.ask("GET", "/v/0/0", &[]).await.header("access-control-expose-headers").unwrap().contains("www-auth")
+    );
+}
+
+#[tokio::test]
+async fn where_tokens_are_known_a_group_of_that_name_is_below_n5() {
+    let n5 = volume();
+    n5.dataset("token/x", &[8, 8], &[4, 4], "raw").fill(|_| true, |_| false);
+    let mut config = Config::default();
+    config.containers = vec![container("", &n5)];
+    config.access.rules = vec!["/v = nobody".into()];
+    let server = start_with(Duration::from_secs(20), config).await;
+    let mut client = Client::connect(&server).await;
+    for (path, expected) in
+        [("/n5/token/x/0/0", 200), ("/token/x/0/0", 401), ("/pyramid/s0/0/0", 200), ("/v/0/0", 401), ("/n5/v/0/0", 401)]
+    {
+        assert_eq!(status(&client.ask("GET", path, &[]).await), expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_base_path_stands_before_the_token() {
+    let site = Site::with(|config| config.server.base_path = "/data/n5".into()).await;
+    let token = &site.alice;
+    for (path, expected) in [
+        (format!("/data/n5/token/{token}/em/v/0/0"), 200),
+        ("/data/n5/em/v/0/0".to_owned(), 401),
+        ("/em/v/0/0".to_owned(), 404),
+        (format!("/token/{token}/metrics"), 200),
+    ] {
+        assert_eq!(status(&site.get(&path).await), expected, "{path}");
+    }
+    let info = text(&site.get(&format!("/data/n5/token/{token}/info/em/v")).await);
+    assert!(info.contains(&format!("http://test/data/n5/token/{token}/n5/em/v")), "{info}");
+}
+
+#[tokio::test]
+async fn what_is_public_stays_as_fast_and_what_is_private_is_left_to_the_library() {
+    use n5_server::http::quick::{Received, look};
+    let (em, seg) = (volume(), volume());
+    let paths = |of: &str| {
+        ["/{}/v/0/0", "/{}/v/attributes.json", "/{}/v/9/9", "/zarr2/{}/v/0/0"].map(|path| path.replace("{}", of))
+    };
+    for (rules, is_open) in [(&["/em = alice"][..], true), (&["/em = alice", "/seg/draft = bob"], false)] {
+        let app = crate::support::guarded(&em, &seg, rules);
+        let router = n5_server::http::router(std::sync::Arc::clone(&app));
+        let answered = |path: &str| {
+            let head = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
+            matches!(look(&app, None, head.as_bytes()), Received::Request(_, Some(_)))
+        };
+        for round in 0..3 {
+            for (path, expected) in
+                paths("em").map(|path| (path, false)).into_iter().chain(paths("seg").map(|p| (p, is_open)))
+            {
+                // The library first: what it has read is at hand.
+                let request = axum::http::Request::builder().uri(&path).body(axum::body::Body::empty()).unwrap();
+                let _ = tower::ServiceExt::oneshot(router.clone(), request).await.unwrap();
+                assert_eq!(answered(&path), expected, "{round} {rules:?} {path}");
+                assert!(!answered(&format!("/token/x{path}")), "{path}");
+            }
+        }
+    }
+}

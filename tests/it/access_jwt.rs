@@ -1,0 +1,206 @@
+//! Callers that an issuer vouches for: what a JWT must say, and which are refused. Keys from a URL, by TLS, are in
+//! `tests/clients/test_access.py`.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use n5_server::access::{Caller, Control, Expected, Policy, Rejection, Where};
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let number = chunk.iter().fold(0u32, |n, b| (n << 8) | u32::from(*b)) << (8 * (3 - chunk.len()));
+        for digit in 0..=chunk.len() {
+            text.push(char::from(DIGITS[(number >> (18 - 6 * digit)) as usize & 63]));
+        }
+    }
+    text
+}
+
+/// An issuer with a key of each of two kinds.
+struct Issuer {
+    ed: Ed25519KeyPair,
+    ec: EcdsaKeyPair,
+    directory: TempDir,
+    control: Control,
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
+/// What all is well with.
+fn claims() -> Value {
+    json!({"iss": "https://issuer", "aud": ["other", "n5"], "sub": "ann", "groups": ["lab", "staff"], "exp": now() + 600})
+}
+
+impl Issuer {
+    fn new() -> Self {
+        let random = SystemRandom::new();
+        let ed = Ed25519KeyPair::from_pkcs8(Ed25519KeyPair::generate_pkcs8(&random).unwrap().as_ref()).unwrap();
+        let ec = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
+        let ec = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, ec.as_ref(), &random).unwrap();
+        let directory = TempDir::new().unwrap();
+        let path = directory.path().join("keys.json");
+        std::fs::write(&path, keys(&ed, &ec).to_string()).unwrap();
+        let expected = Expected {
+            issuer: "https://issuer".into(),
+            audience: vec!["n5".into()],
+            algorithms: vec!["ES256".into(), "EdDSA".into(), "RS256".into()],
+            name_claim: "sub".into(),
+            groups_claim: "groups".into(),
+            leeway_seconds: 5,
+        };
+        let policy = Policy::parse(false, &["/a = jwt:ann", "/b = jwt:@staff", "/c = ann @staff"], "public").unwrap();
+        let control = Control::open(policy, None, Some((Where::File(path), expected))).unwrap();
+        Self { ed, ec, directory, control }
+    }
+
+    fn sign(&self, header: &Value, claims: &Value) -> String {
+        let message = format!("{}.{}", base64(header.to_string().as_bytes()), base64(claims.to_string().as_bytes()));
+        let signature = match header["alg"].as_str() {
+            Some("ES256") => self.ec.sign(&SystemRandom::new(), message.as_bytes()).unwrap().as_ref().to_vec(),
+            _ => self.ed.sign(message.as_bytes()).as_ref().to_vec(),
+        };
+        format!("{message}.{}", base64(&signature))
+    }
+
+    fn with(&self, change: impl FnOnce(&mut Value)) -> String {
+        let mut claims = claims();
+        change(&mut claims);
+        self.sign(&json!({"alg": "EdDSA", "kid": "ed"}), &claims)
+    }
+
+    async fn asks(&self, token: &str) -> Result<Caller, Rejection> {
+        self.control.caller(token, SystemTime::now()).await
+    }
+}
+
+fn keys(ed: &Ed25519KeyPair, ec: &EcdsaKeyPair) -> Value {
+    let point = ec.public_key().as_ref();
+    json!({"keys": [
+        {"kty": "OKP", "crv": "Ed25519", "use": "sig", "kid": "ed", "alg": "EdDSA", "x": base64(ed.public_key().as_ref())},
+        {"kty": "EC", "crv": "P-256", "kid": "ec", "x": base64(&point[1..33]), "y": base64(&point[33..])},
+        {"kty": "oct", "kid": "shared", "k": base64(b"a secret that is shared by many")},
+        {"kty": "OKP", "crv": "Ed25519", "use": "enc", "kid": "enc", "x": base64(ed.public_key().as_ref())},
+        {"kty": "unknown to all", "kid": "odd"},
+    ]})
+}
+
+#[tokio::test]
+async fn a_good_jwt_names_its_caller_and_groups() {
+    let issuer = Issuer::new();
+    for (algorithm, kid) in [("EdDSA", Some("ed")), ("ES256", Some("ec")), ("EdDSA", None), ("ES256", None)] {
+        let mut header = json!({"alg": algorithm, "typ": "JWT"});
+        if let Some(kid) = kid {
+            header["kid"] = kid.into();
+        }
+        let caller = issuer.asks(&issuer.sign(&header, &claims())).await.unwrap();
+        assert_eq!(caller.to_string(), "jwt:ann");
+        let may = |path| issuer.control.policy().decide(path, Some(&caller)) == n5_server::access::Decision::Granted;
+        assert!(may("a") && may("b") && !may("c"), "{algorithm} {kid:?}");
+    }
+    let one = issuer.with(|claims| claims["groups"] = "staff".into());
+    let caller = issuer.asks(&one).await.unwrap();
+    assert_eq!(issuer.control.policy().decide("b", Some(&caller)), n5_server::access::Decision::Granted);
+}
+
+#[tokio::test]
+async fn a_jwt_of_another_time_issuer_or_audience_is_refused() {
+    let issuer = Issuer::new();
+    for (what, expected, token) in [
+        ("over", Rejection::Expired, issuer.with(|claims| claims["exp"] = (now() - 10).into())),
+        ("not yet", Rejection::Early, issuer.with(|claims| claims["nbf"] = (now() + 60).into())),
+        ("no end", Rejection::Malformed, issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("exp")))),
+        ("no issuer", Rejection::Malformed, issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("iss")))),
+        (
+            "no audience",
+            Rejection::Malformed,
+            issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("aud"))),
+        ),
+        ("no name", Rejection::Malformed, issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("sub")))),
+        ("an empty name", Rejection::Malformed, issuer.with(|claims| claims["sub"] = "".into())),
+        ("issuer", Rejection::Audience, issuer.with(|claims| claims["iss"] = "https://issuer/".into())),
+        ("audience", Rejection::Audience, issuer.with(|claims| claims["aud"] = "n5-other".into())),
+    ] {
+        assert_eq!(issuer.asks(&token).await, Err(expected), "{what}");
+    }
+    // Clocks may differ a little.
+    assert!(issuer.asks(&issuer.with(|claims| claims["exp"] = (now() - 2).into())).await.is_ok());
+    assert!(issuer.asks(&issuer.with(|claims| claims["nbf"] = (now() + 2).into())).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_signature_must_be_by_the_key_that_is_named_and_an_algorithm_that_is_allowed() {
+    let issuer = Issuer::new();
+    let good = issuer.with(|_| {});
+    let parts: Vec<&str> = good.split('.').collect();
+    let altered = base64(claims().to_string().replace("ann", "bob").as_bytes());
+    let unsigned = base64(br#"{"alg":"none"}"#);
+    for token in [
+        format!("{}.{altered}.{}", parts[0], parts[2]),
+        format!("{}.{}.{}", parts[0], parts[1], base64(&[0; 64])),
+        format!("{}.{}.", parts[0], parts[1]),
+        issuer.sign(&json!({"alg": "EdDSA", "kid": "ec"}), &claims()),
+        issuer.sign(&json!({"alg": "EdDSA", "kid": "enc"}), &claims()),
+        issuer.sign(&json!({"alg": "EdDSA", "kid": "absent"}), &claims()),
+        issuer.sign(&json!({"alg": "HS256", "kid": "shared"}), &claims()),
+        issuer.sign(&json!({"alg": "HS256", "kid": "ed"}), &claims()),
+        issuer.sign(&json!({"alg": "RS256", "kid": "ed"}), &claims()),
+        issuer.sign(&json!({"alg": "ES384", "kid": "ec"}), &claims()),
+        Issuer::new().with(|_| {}),
+    ] {
+        assert_eq!(issuer.asks(&token).await, Err(Rejection::Signature), "{token}");
+    }
+    for token in [
+        format!("{unsigned}.{}.", parts[1]),
+        issuer.sign(&json!({"alg": "EdDSA", "kid": "ed", "crit": ["b64"]}), &claims()),
+        "eyJ..".to_owned(),
+        "ey.ey.ey".to_owned(),
+        format!("{}.{}", "e".repeat(20_000), good),
+    ] {
+        assert_eq!(issuer.asks(&token).await, Err(Rejection::Malformed), "{token:.60}");
+    }
+    assert_eq!(issuer.asks("n5t_nothing").await, Err(Rejection::Unknown));
+}
+
+#[tokio::test]
+async fn keys_are_exchanged_with_their_file() {
+    let issuer = Issuer::new();
+    let next = Issuer::new();
+    let token = next.with(|_| {});
+    assert_eq!(issuer.asks(&token).await, Err(Rejection::Signature));
+    std::fs::write(issuer.directory.path().join("keys.json"), keys(&next.ed, &next.ec).to_string()).unwrap();
+    let mut found = false;
+    for _ in 0..400 {
+        found = issuer.asks(&token).await.is_ok();
+        if found {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    assert!(found);
+    assert_eq!(issuer.asks(&issuer.with(|_| {})).await, Err(Rejection::Signature));
+}
+
+#[test]
+fn algorithms_with_a_shared_secret_cannot_be_allowed() {
+    let issuer = Issuer::new();
+    for name in ["HS256", "none", "", "RS1"] {
+        let expected = Expected {
+            issuer: "i".into(),
+            audience: vec!["a".into()],
+            algorithms: vec!["ES256".into(), name.into()],
+            name_claim: "sub".into(),
+            groups_claim: "groups".into(),
+            leeway_seconds: 0,
+        };
+        let policy = Policy::parse::<&str>(true, &[], "public").unwrap();
+        let keys = Where::File(issuer.directory.path().join("keys.json"));
+        assert!(Control::open(policy, None, Some((keys, expected))).unwrap_err().contains("jwt.algorithms"), "{name}");
+    }
+}
