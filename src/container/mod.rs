@@ -216,15 +216,6 @@ impl Container {
         }
     }
 
-    /// [`Self::object`], or [`Self::meta`] where no bytes are wanted, as far as it can be answered without waiting for
-    /// a disk, memory or another request.
-    pub fn object_at_once(&self, access: Access, key: &Key, with_bytes: bool) -> AtOnce {
-        if !self.sees(key) {
-            return AtOnce::Unknown;
-        }
-        self.resources.objects.at_once(self.id, &*self.store, key, access, with_bytes)
-    }
-
     /// A share of the slice budget for an answer that is no slice: `bytes`, or the whole budget where
     /// that is less.
     ///

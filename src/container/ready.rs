@@ -7,6 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::FutureExt;
 
+use super::Container;
 use super::again::Found;
 use super::fresh::{Access, Checked};
 use super::objects::{Entry, EntryKey, Objects, Uncached, WHOLE_BYTES};
@@ -33,6 +34,17 @@ pub enum AtOnce {
     Object(Meta, Bytes, Option<Found>),
     /// It is open, to be sent from the kernel's memory.
     Open(Sendable),
+}
+
+impl Container {
+    /// [`Self::object`], or [`Self::meta`] where no bytes are wanted, as far as it can be answered without waiting for
+    /// a disk, memory or another request.
+    pub fn object_at_once(&self, access: Access, key: &Key, with_bytes: bool) -> AtOnce {
+        if !self.sees(key) {
+            return AtOnce::Unknown;
+        }
+        self.resources.objects.at_once(self.id, &*self.store, key, access, with_bytes)
+    }
 }
 
 impl Objects {

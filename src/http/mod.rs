@@ -1,6 +1,7 @@
 //! HTTP: syntax, statuses and headers. One function answers every request; the table of routes is
 //! [`target::views`].
 
+mod ask;
 mod compress;
 mod conditional;
 mod credentials;
@@ -38,17 +39,17 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::header::{CONTENT_LENGTH, HeaderName, VARY};
-use axum::http::request::Parts;
+use axum::http::header::{CONTENT_LENGTH, VARY};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::access::Control;
-use crate::container::{ATTRIBUTES, Access, Container, Resources};
+use crate::container::{ATTRIBUTES, Container, Resources};
 use crate::metrics;
 use crate::store::Key;
+use ask::Ask;
 use compress::Compressible;
 use credentials::Presented;
 use guard::Viewpoint;
@@ -214,66 +215,6 @@ impl App {
 /// Whether an id that a client gave can be repeated in headers and logs.
 fn is_request_id(id: &str) -> bool {
     (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
-}
-
-/// A request as the handlers see it.
-struct Ask<'a> {
-    app: &'a App,
-    parts: &'a Parts,
-    id: &'a str,
-    /// The other end of the connection.
-    peer: Option<IpAddr>,
-    access: Access,
-    target: &'a Target,
-    presented: &'a Presented,
-    /// Who asks, where that makes a difference.
-    viewpoint: Option<&'a Viewpoint>,
-    /// The mount of the path as whoever asks sees it, where that makes a difference.
-    seen: Option<Mount>,
-}
-
-impl Ask<'_> {
-    fn method(&self) -> &Method {
-        &self.parts.method
-    }
-
-    fn headers(&self) -> &HeaderMap {
-        &self.parts.headers
-    }
-
-    /// As [`App::locate`], as whoever asks sees it.
-    fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
-        let Some((mount, key)) = self.app.locate(segments)? else { return Ok(None) };
-        Ok(Some((self.seen.as_ref().filter(|seen| seen.name == mount.name).unwrap_or(mount), key)))
-    }
-
-    /// Whether the mount of that name is shown.
-    fn shows(&self, mount: &str) -> bool {
-        self.viewpoint.is_none_or(|viewpoint| viewpoint.shows(mount))
-    }
-
-    /// The raw path.
-    fn path(&self) -> &str {
-        self.parts.uri.path()
-    }
-
-    /// The raw query string.
-    fn query(&self) -> Option<&str> {
-        self.parts.uri.query()
-    }
-
-    /// The raw query string with the token that was in it.
-    fn query_with_token(&self) -> Option<String> {
-        let token = self.presented.in_query().map(|token| format!("token={}", target::encode(token)));
-        let parts: Vec<String> = self.query().map(str::to_owned).into_iter().chain(token).collect();
-        (!parts.is_empty()).then(|| parts.join("&"))
-    }
-
-    /// All lines of a list header as one; `None` where there is none that is text.
-    fn list_header(&self, name: &HeaderName) -> Option<String> {
-        let lines: Vec<&str> = self.headers().get_all(name).iter().filter_map(|line| line.to_str().ok()).collect();
-        (!lines.is_empty()).then(|| lines.join(", "))
-    }
 }
 
 /// The router: one fallback that answers everything, within the layers that touch every answer.

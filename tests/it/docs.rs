@@ -161,10 +161,10 @@ fn the_import_table_is_that_of_the_architecture_test() {
     let source = read("tests/it/architecture.rs");
     let table = source.split("const IMPORTS").nth(1).unwrap().split("\n];").next().unwrap();
     let held: BTreeMap<String, BTreeSet<String>> = table
-        .lines()
-        .filter(|line| line.trim_start().starts_with("(\""))
-        .map(|line| {
-            let mut words = words(line, '"').into_iter();
+        .split(']')
+        .filter(|row| row.contains('"'))
+        .map(|row| {
+            let mut words = words(row, '"').into_iter();
             (words.next().unwrap(), words.collect())
         })
         .collect();
