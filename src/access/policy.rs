@@ -97,6 +97,11 @@ impl Policy {
         below.map(|rule| rule.decide(&rule.path, caller)).fold(self.decide(path, caller), Decision::max)
     }
 
+    /// Whether something below `path` is for everybody by a rule of its own.
+    pub fn is_public_below(&self, path: &str) -> bool {
+        self.rules.iter().any(|rule| rule.audience == Audience::Public && is_within(&rule.path, path))
+    }
+
     /// Whether `caller` may read the metrics.
     pub fn decide_metrics(&self, caller: Option<&Caller>) -> Decision {
         self.metrics.decide(caller)
@@ -276,6 +281,7 @@ mod tests {
         assert_eq!(policy.decide_below("a/c", None), Public);
         assert_eq!(policy.decide_below("c/d", None), Public);
         assert_eq!(policy.decide_below("c", Some(&alice)), Granted);
+        assert!(policy.is_public_below("c") && policy.is_public_below("c/d") && !policy.is_public_below("a"));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::problem::{self, Problem};
 use super::target::{self, Operation, Target, View};
 use super::{App, Mount, forwarded};
 use crate::access::{Caller, Control, Decision, Rejection};
-use crate::container::Sight;
+use crate::container::{ATTRIBUTES, Sight};
 use crate::metrics;
 use crate::store::Key;
 
@@ -92,9 +92,9 @@ pub(super) fn is_open(control: Option<&Control>, mount: &str) -> bool {
     control.is_none_or(|control| control.policy().decide_below(mount, None) == Decision::Public)
 }
 
-/// A redirect to the root of a token's path, whose relative links need the slash; `None` for other paths.
+/// A redirect to the root of a token's path, whose relative links need the slash.
 pub(super) fn slash(presented: &Presented) -> Option<Response<Body>> {
-    let token = presented.in_url().filter(|_| presented.is_bare)?;
+    let token = presented.in_url()?;
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
     let headers = response.headers_mut();
@@ -127,7 +127,11 @@ impl Asking<'_> {
             View::Other(view) => Some(self.target.segments.get(view.parameters()..).unwrap_or_default()),
             View::Stored | View::Slice | View::Info | View::Stats => Some(self.target.segments.as_slice()),
         };
-        let caller = self.caller(control).await?;
+        let caller = match self.caller(control).await {
+            // `/token/attributes.json`: Neuroglancer looks for attributes all the way up, and gives up where it finds a 401.
+            Err(_) if self.presented.is_bare => return Err(Problem::missing().uncached()),
+            caller => caller?,
+        };
         let viewpoint = |mount: &str| Viewpoint {
             control: Arc::clone(control),
             mount: mount.to_owned(),
@@ -182,7 +186,19 @@ impl Asking<'_> {
     /// dataset, and take 404 for "there are none", but 403 for a fault (TensorStore, Java N5).
     fn refuse(&self, caller: Option<&Caller>) -> Problem {
         self.report(if caller.is_some() { "forbidden" } else { "no_token" }, caller);
-        if caller.is_some() { Problem::missing().uncached() } else { Problem::unauthorized(None) }
+        if caller.is_some() || self.is_walk() { Problem::missing().uncached() } else { Problem::unauthorized(None) }
+    }
+
+    /// Whether attributes are asked for that clients without a token come by on their way up from something that they may
+    /// read: below a path with a token, or public. To them 401 is a fault (Neuroglancer), and 404 is "none".
+    fn is_walk(&self) -> bool {
+        let (name, above) = match self.target.segments.split_last() {
+            Some((name, above)) if self.target.view == View::Stored => (name, above),
+            _ => return false,
+        };
+        let control = self.app.options.control.as_ref();
+        let is_above_public = || control.is_some_and(|control| control.policy().is_public_below(&above.join("/")));
+        name == ATTRIBUTES && !self.target.trailing_slash && (above.is_empty() || is_above_public())
     }
 
     /// The audit line of a refusal. The path has no token any more.

@@ -276,12 +276,12 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
             return Err(Problem::own(problem::OVERLOADED, "too many requests at once; try again", "too many requests"));
         }
         if let Some(control) = &app.options.control {
-            if let Some(redirect) = guard::slash(&presented) {
-                return Ok(redirect);
-            }
             let (parts, target, presented) = (&parts, &target, &presented);
             let asking = guard::Asking { app: &app, parts, target, presented, peer, id };
             viewpoint = asking.admit(control).await?;
+            if let Some(redirect) = guard::slash(presented).filter(|_| presented.is_bare) {
+                return Ok(redirect);
+            }
         }
         let access = app.resources.begin();
         let viewpoint = viewpoint.as_ref();

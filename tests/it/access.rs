@@ -469,7 +469,9 @@ async fn levels_attributes_above_and_parts_of_datasets_are_decided_where_they_ar
     let voxel = "nm";
     assert_eq!(status(&info), 200);
     assert!(!text(&info).contains(&format!("\"{voxel}\"")), "{}", text(&info));
-    assert_eq!(status(&site.get("/em/pyramid/attributes.json").await), 401);
+    // Whoever walks up from there meets no 401, which would be a fault; nor does a path with a token end in one.
+    assert_eq!(status(&site.get("/em/pyramid/attributes.json").await), 404);
+    assert_eq!(status(&site.get("/em/attributes.json").await), 200);
     assert_eq!(status(&site.get("/em/pyramid/s1/0/0").await), 200);
 }
 
@@ -520,10 +522,8 @@ async fn links_carry_the_token_of_the_url_on_and_no_other() {
     assert!(!text(&site.get_as(token, "/info/em/v").await).contains("token"));
     // Listings are relative; what leads elsewhere keeps the token where it was.
     let listing = text(&site.get(&format!("/token/{token}/em/")).await);
-    assert!(
-        listing.contains("<li><a href=\"v/\">v/</a></li>") && listing.contains("data-base=\"../\" data-token"),
-        "{listing}"
-    );
+    assert!(listing.contains("<li><a href=\"v/\">v/</a></li>") && listing.contains("data-base=\"../\""), "{listing}");
+    assert!(listing.contains(" data-token>"), "{listing}");
     for (path, location) in [
         (format!("/token/{token}"), format!("{token}/")),
         (format!("/token/{token}/em/v"), "v/".to_owned()),
@@ -540,6 +540,26 @@ async fn links_carry_the_token_of_the_url_on_and_no_other() {
     assert_eq!(page.header("location"), Some(format!("../../../token/{token}/n5/em/v/?blocks=1").as_str()));
     let listing = site.get(&format!("/n5/em/v/?token={token}")).await;
     assert!(status(&listing) == 200 && !text(&listing).contains(token.as_str()));
+}
+
+#[tokio::test]
+async fn whoever_walks_up_from_what_may_be_read_meets_no_401() {
+    let site = Site::with(|config| {
+        config.access.default = Exposure::Private;
+        config.access.rules = vec!["/em = alice".into(), "/seg/pyramid/s0 = public".into()];
+    })
+    .await;
+    // What Neuroglancer asks for above /token/T/n5/em/v: without the token, it goes on to the root of the host.
+    for path in ["/token/attributes.json", "/attributes.json", "/seg/pyramid/attributes.json", "/seg/attributes.json"] {
+        let answer = site.get(path).await;
+        assert_eq!((status(&answer), answer.header("cache-control")), (404, Some("no-store")), "{path}");
+    }
+    for path in ["/em/attributes.json", "/seg/v/attributes.json", "/seg/pyramid/", "/seg/pyramid/s1/attributes.json"] {
+        assert_eq!(status(&site.get(path).await), 401, "{path}");
+    }
+    assert_eq!(status(&site.get("/seg/pyramid/s0/attributes.json").await), 200);
+    let root = site.get(&format!("/token/{}", site.alice)).await;
+    assert_eq!((status(&root), root.header("location")), (307, Some(format!("{}/", site.alice).as_str())));
 }
 
 #[tokio::test]
