@@ -407,7 +407,6 @@ def test_the_viewer_shows_private_data_by_a_path_with_a_token(tmp_path, chromium
         assert block.value.status == 200
         policy = answer.headers["content-security-policy"]
         assert "frame-ancestors 'none'" in policy and answer.headers["referrer-policy"] == "no-referrer"
-        tab.page.wait_for_load_state("networkidle")
         assert not tab.faults()
 
 
