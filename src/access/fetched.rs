@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use ureq::Agent;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
@@ -23,6 +23,9 @@ const FETCH_TIME: Duration = Duration::from_secs(10);
 
 /// How long a request waits for keys that may be on their way.
 const WAIT: Duration = Duration::from_secs(5);
+
+/// How many requests wait at once. Who they are is not known yet: they must not keep others out.
+const WAITERS: usize = 32;
 
 /// After a failure it is tried again after this time.
 const RETRY: Duration = Duration::from_secs(30);
@@ -48,6 +51,7 @@ pub(super) struct Fetched {
     ask: SyncSender<()>,
     /// Fetches that have ended, well or not, and when the last began.
     rounds: watch::Receiver<(u64, Option<Instant>)>,
+    waiters: Semaphore,
     patience: Patience,
 }
 
@@ -97,7 +101,7 @@ impl Fetched {
         };
         let started = std::thread::Builder::new().name("fetch-keys".to_owned()).spawn(fetch);
         started.map_err(|error| format!("no thread can be started: {error}"))?;
-        Ok(Self { known, ask, rounds, patience })
+        Ok(Self { known, ask, rounds, waiters: Semaphore::new(WAITERS), patience })
     }
 
     /// The keys that are good now.
@@ -113,6 +117,7 @@ impl Fetched {
         if let Some(keys) = self.current().filter(has) {
             return Ok(keys);
         }
+        let Ok(_place) = self.waiters.try_acquire() else { return self.current().ok_or(Rejection::NoKeys) };
         let mut rounds = self.rounds.clone();
         let last = rounds.borrow_and_update().1;
         // The first fetch has begun already; later ones begin only so often, or names that nobody has would make us

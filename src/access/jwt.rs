@@ -9,6 +9,9 @@ use super::caller::Caller;
 use super::keys::{Keys, Where};
 use super::signatures;
 
+/// Longer names are none; they are written to logs.
+const NAME_BYTES: usize = 256;
+
 /// Most groups of a caller that are looked at.
 const GROUPS: usize = 1000;
 
@@ -83,7 +86,10 @@ impl Jwt {
     }
 
     fn named(&self, claims: &Map<String, Value>) -> Option<Caller> {
-        let name = claims.get(&self.expected.name_claim)?.as_str().filter(|name| !name.is_empty())?;
+        // The library also takes a list that holds the issuer.
+        claims.get("iss")?.as_str()?;
+        let is_name = |name: &&str| (1..=NAME_BYTES).contains(&name.len()) && !name.contains(char::is_control);
+        let name = claims.get(&self.expected.name_claim)?.as_str().filter(is_name)?;
         let groups = match claims.get(&self.expected.groups_claim) {
             Some(Value::String(group)) => vec![group.clone()],
             Some(Value::Array(groups)) => {

@@ -22,8 +22,10 @@ enum Who {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Audience {
     Public,
-    /// These; none of them: nobody.
+    /// These; none of them: nobody but tokens that say themselves what they open.
     Some(Vec<Who>),
+    /// Nobody at all, as it was written.
+    Nobody,
 }
 
 #[derive(Debug)]
@@ -115,7 +117,7 @@ impl Rule {
         // A token that says itself what it opens opens nothing else, and what is below its paths only as far as no longer
         // rule is about that.
         match caller.and_then(|caller| caller.reads.as_ref()) {
-            Some(reads) if named != Decision::Public => {
+            Some(reads) if named != Decision::Public && self.audience != Audience::Nobody => {
                 let longest = reads.iter().filter(|read| is_within(path, read)).map(String::len).max();
                 let may = longest.is_some_and(|bytes| bytes >= self.path.len() || named == Decision::Granted);
                 if may { Decision::Granted } else { Decision::Refused }
@@ -130,7 +132,7 @@ impl Audience {
         match (self, caller) {
             (Self::Public, _) => Decision::Public,
             (Self::Some(who), Some(caller)) if who.iter().any(|who| who.is(caller)) => Decision::Granted,
-            (Self::Some(_), _) => Decision::Refused,
+            (Self::Some(_) | Self::Nobody, _) => Decision::Refused,
         }
     }
 }
@@ -176,7 +178,7 @@ fn parse_audience(text: &str) -> Result<Audience, String> {
     match words.as_slice() {
         [] => return Err("it names nobody: write \"nobody\" if that is meant".to_owned()),
         ["public"] => return Ok(Audience::Public),
-        ["nobody"] => return Ok(Audience::Some(Vec::new())),
+        ["nobody"] => return Ok(Audience::Nobody),
         _ => {}
     }
     let who = |word: &&str| {
@@ -267,6 +269,11 @@ mod tests {
         ] {
             assert_eq!(policy.decide(path, Some(&bob)), expected, "{path}");
         }
+        let policy = Policy::parse(false, &["/vault = nobody"], "public").unwrap();
+        for read in ["", "vault", "vault/x"] {
+            assert_eq!(policy.decide("vault/x", Some(&caller("bob", &[], Some(&[read])))), Refused, "{read}");
+        }
+        let policy = Policy::parse(false, &["/a/secret = alice"], "public").unwrap();
         let alice = caller("alice", &[], Some(&["a"]));
         assert_eq!(policy.decide("a/secret/s0", Some(&alice)), Granted);
     }

@@ -86,6 +86,10 @@ impl Tokens {
     /// # Errors
     /// Number of the line, and what is wrong; never its text, which may be a token by mistake.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
+        // Cut off anywhere, a line could still be one, without its limits.
+        if !text.ends_with('\n') {
+            return Err("the last line does not end: the file is empty or cut off".to_owned());
+        }
         let mut tokens = Self { buckets: HashMap::new(), nothing: Digest([0; 32]) };
         for (number, line) in text.lines().enumerate().map(|(n, line)| (n + 1, line.trim())) {
             if line.is_empty() || line.starts_with('#') {
@@ -206,7 +210,7 @@ pub fn issue(
             let _ = write!(line, " {key}={}", values.join(","));
         }
     }
-    Tokens::parse(&line).map_err(|why| why.replace("line 1: ", ""))?;
+    Tokens::parse(&format!("{line}\n")).map_err(|why| why.replace("line 1: ", ""))?;
     Ok(Issued { token, line })
 }
 
@@ -244,9 +248,18 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_cut_off_is_none() {
+        let line = format!("# people\n{} expires=2027-01-01T00:00:00Z\n", issue_for("a", None).line);
+        for end in (0..line.len()).filter(|end| !line[..*end].ends_with('\n')) {
+            assert!(Tokens::parse(&line[..end]).unwrap_err().contains("cut off"), "{end}");
+        }
+        assert!(Tokens::parse(&line).is_ok());
+    }
+
+    #[test]
     fn a_token_ends_at_its_second() {
         let token = issue_for("a", Some("2026-06-01T00:01:00Z"));
-        let tokens = Tokens::parse(&token.line).unwrap();
+        let tokens = Tokens::parse(&format!("{}\n", token.line)).unwrap();
         let at = |seconds| tokens.caller(&token.token, now() + Duration::from_secs(seconds));
         assert!(at(59).is_ok());
         assert_eq!(at(60), Err(Rejection::Expired));
@@ -271,7 +284,7 @@ mod tests {
             (format!("a {hash} read=x"), "slash"),
             (good.clone(), "twice"),
         ] {
-            let error = Tokens::parse(&format!("{good}\n{bad}")).unwrap_err();
+            let error = Tokens::parse(&format!("{good}\n{bad}\n")).unwrap_err();
             assert!(error.starts_with("line 2: ") && error.contains(word), "{error}");
             assert!(!error.contains(&bad), "{error}");
         }

@@ -170,6 +170,17 @@ fn guarded(config: &Config) -> Vec<Fault> {
             }
         }
     }
+    let names: Vec<&str> = config.containers.iter().map(|container| container.name.as_str()).collect();
+    for (index, rule) in config.access.rules.iter().enumerate() {
+        let first = rule.trim_start().trim_start_matches('/').split([' ', '/']).next().unwrap_or_default();
+        let first = percent_encoding::percent_decode_str(first).decode_utf8_lossy();
+        let is_named = !names.is_empty() && names.iter().all(|name| !name.is_empty());
+        if is_named && !first.is_empty() && !names.contains(&&*first) {
+            // It would protect nothing.
+            let message = format!("{rule:?} is about no container: a path begins with one of {}", names.join(", "));
+            faults.push(Fault::new(format!("access.rules[{index}]"), message));
+        }
+    }
     for (index, container) in config.containers.iter().enumerate() {
         if container.name == "token" && config.is_guarded() {
             let message = "\"token\" begins the paths that carry a token: choose another name";

@@ -16,13 +16,16 @@ pub(super) const WORD: &str = "token";
 /// What our tokens begin with.
 const PREFIX: &str = "n5t_";
 
+/// What tokens begin with: ours, and JWTs.
+const BEGINNINGS: [&str; 2] = [PREFIX, "eyJ"];
+
 /// A shorter run of letters and digits is no token.
 const LEAST_BYTES: usize = 32;
 
 /// What a request said of who asks.
 #[derive(Clone, Default)]
 pub(super) struct Presented {
-    /// Each once.
+    /// At most two, which differ.
     tokens: Vec<String>,
     /// The token of the path, decoded.
     in_path: Option<String>,
@@ -59,7 +62,7 @@ impl Presented {
     }
 
     fn add(&mut self, token: &str) {
-        if !token.is_empty() && !self.tokens.iter().any(|known| known == token) {
+        if !token.is_empty() && self.tokens.len() < 2 && !self.tokens.iter().any(|known| known == token) {
             self.tokens.push(token.to_owned());
         }
     }
@@ -148,17 +151,30 @@ fn take_from_headers(headers: &mut HeaderMap, presented: &mut Presented) {
 fn hidden(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let mut rest = text;
-    while let Some(at) = [rest.find(PREFIX), rest.find("eyJ")].into_iter().flatten().min() {
-        let (before, from) = rest.split_at(at);
-        let end = from.find(|c| !is_inner(c)).unwrap_or(from.len());
-        let (word, after) = from.split_at(end);
+    let next = |beginning: &str, from: usize| text.get(from..)?.find(beginning).map(|at| from + at);
+    // Each looked for once from the text's beginning to its end, however many there are.
+    let mut places = BEGINNINGS.map(|beginning| (beginning, next(beginning, 0)));
+    let mut done = 0;
+    while let Some(at) = places.iter().filter_map(|(_, place)| *place).min() {
+        let rest = text.get(at..).unwrap_or_default();
+        let end = rest.find(|c| !is_inner(c)).unwrap_or(rest.len());
+        let word = rest.get(..end).unwrap_or_default();
         let is_secret = word.len() >= LEAST_BYTES && (word.starts_with(PREFIX) || word.matches('.').count() == 2);
-        shown.push_str(before);
+        shown.push_str(text.get(done..at).unwrap_or_default());
         shown.push_str(if is_secret { "..." } else { word });
-        rest = after;
+        done = at + end;
+        for (beginning, place) in &mut places {
+            if place.is_some_and(|place| place < done) {
+                *place = next(beginning, done);
+            }
+        }
     }
-    shown + rest
+    shown + text.get(done..).unwrap_or_default()
+}
+
+/// Whether there may be something in a path that [`take`] would take out or hide.
+pub(super) fn may_be_in(path: &str) -> bool {
+    BEGINNINGS.iter().any(|beginning| path.contains(beginning))
 }
 
 #[cfg(test)]
@@ -245,6 +261,17 @@ mod tests {
             }
         }
         assert_eq!(asked("/x/n5t_volume/eyJ/0.0.0", &[]).0, "/x/n5t_volume/eyJ/0.0.0");
+    }
+
+    #[test]
+    fn a_long_url_is_read_once() {
+        // 64 MB of these would take minutes if each were looked for among all that follow.
+        for piece in ["/eyJ", "/n5t_", "/eyJ/n5t_"] {
+            let text = piece.repeat((8 << 20) / piece.len());
+            assert_eq!(hidden(&text), text);
+        }
+        let (_, presented) = asked(&format!("/x/a?{}", "token=a&token=b&token=c&".repeat(1000)), &[]);
+        assert_eq!((presented.token(), presented.tokens.len()), (Err(()), 2));
     }
 
     proptest! {

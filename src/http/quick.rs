@@ -20,7 +20,7 @@ use super::observe::{self, Line};
 use super::recent::{self, Seen};
 use super::target::Target;
 use super::templates::Template;
-use super::{App, is_request_id, quick_chunk, stored};
+use super::{App, credentials, is_request_id, quick_chunk, stored};
 use crate::container::{ATTRIBUTES, AtOnce, Trail};
 use crate::metrics;
 use crate::store::{Key, Meta, Sendable};
@@ -179,6 +179,10 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     if (templates.by_origin && asked.has_origin)
         || app.running.load(Ordering::Relaxed) >= app.options.concurrent_requests
     {
+        return None;
+    }
+    // Not to be told, wherever it stands.
+    if app.options.control.is_some() && credentials::may_be_in(asked.path) {
         return None;
     }
     let access = app.resources.begin();

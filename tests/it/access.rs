@@ -55,7 +55,7 @@ impl Site {
         ];
         let secrets = TempDir::new().unwrap();
         let lines = [&alice, &lab, &nobody, &link, &expired].map(|issued| issued.line.clone());
-        std::fs::write(secrets.path().join("tokens"), lines.join("\n")).unwrap();
+        std::fs::write(secrets.path().join("tokens"), lines.join("\n") + "\n").unwrap();
         let containers = [("em", &em), ("seg", &seg)].map(|(name, n5)| container(name, n5)).to_vec();
         let mut config = Config { containers, ..Config::default() };
         config.access.rules = vec!["/em = alice".into(), "/seg/draft = @lab".into()];
@@ -610,7 +610,7 @@ async fn tokens_come_and_go_with_the_file_and_a_broken_file_changes_nothing() {
         assert_eq!(status(&site.get_as(&new.token, "/em/v/0/0").await), 200);
         tokio::time::sleep(Duration::from_millis(25)).await;
     }
-    std::fs::write(site.tokens(), &second.line).unwrap();
+    std::fs::write(site.tokens(), format!("{}\n", second.line)).unwrap();
     assert!(becomes(&second.token, 200).await);
     assert!(becomes(&new.token, 401).await);
     assert!(becomes(&site.alice, 401).await);
