@@ -207,3 +207,18 @@ fn any_text_is_answered_without_a_panic() {
     assert!(Config::load(&from_file("containers = [1]")).is_err());
     assert!(Config::load(&from_file("containers = 1")).is_err());
 }
+
+#[test]
+fn a_rule_about_no_container_is_a_fault() {
+    let with = |rule: &str| {
+        let containers = "[[containers]]\nname = 'em'\nroot = '/a'\n[[containers]]\nname = 'seg'\nroot = '/b'\n";
+        Config::load(&from_file(&format!("{containers}[access]\nrules = ['{rule}']")))
+    };
+    for rule in ["/ = nobody", "/em = nobody", "/seg/draft = nobody", "/s%65g = nobody"] {
+        assert!(with(rule).is_ok(), "{rule}: {:?}", with(rule));
+    }
+    for rule in ["/slice/em = nobody", "/Em = nobody", "/em2/x = nobody"] {
+        let fault = with(rule).unwrap_err().to_string();
+        assert!(fault.contains("access.rules[0]") && fault.contains("em, seg"), "{fault}");
+    }
+}

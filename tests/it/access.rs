@@ -730,6 +730,9 @@ async fn what_is_public_stays_as_fast_and_what_is_private_is_left_to_the_library
             }
             assert_eq!(was_answered, is_open, "{rules:?} {path}");
             assert!(!answered(&format!("/token/x{path}")), "{path}");
+            // A token in the wrong place is not to be told, not even that nothing is there.
+            let misplaced = format!("{path}/token/n5t_{}/0", "0".repeat(64));
+            assert!(!answered(&misplaced), "{misplaced}");
         }
         for path in paths("em") {
             ask(&path).await;
