@@ -1,0 +1,93 @@
+//! Stored blocks: the header in all its forms, and decoding by every codec within a limit.
+//!
+//! Input: codec, type, rank, then a block size, a dimension and a grid position per axis, a byte each; the rest is the
+//! block's file.
+
+use std::cell::RefCell;
+use std::mem::discriminant;
+
+use bytes::Bytes;
+use n5_server::n5::{
+    Block, BlockError, BlockHeader, CODECS, Coords, DataType, DatasetAttributes, Document, Encoding, Room, Unpacked,
+    big_endian, encode_block,
+};
+use serde_json::{Value, json};
+
+use super::Numbers;
+
+/// What one block may take.
+const LIMIT_BYTES: u64 = 8 << 20;
+
+thread_local! {
+    /// Used for one block after the other.
+    static ROOM: RefCell<Room> = RefCell::default();
+}
+
+pub(crate) fn run(data: &[u8]) {
+    let mut numbers = Numbers::new(data);
+    let codec = numbers.of(CODECS).0;
+    let types: Vec<&str> = DataType::names().chain(["string"]).collect();
+    let data_type = numbers.of(&types);
+    let rank = numbers.below(6);
+    let axes: Vec<[u64; 3]> = (0..rank).map(|_| [(); 3].map(|()| numbers.byte().into())).collect();
+    let blocks: Vec<u64> = axes.iter().map(|axis| axis[0].max(1)).collect();
+    let dimensions: Vec<u64> = axes.iter().map(|axis| axis[1]).collect();
+    let position: Coords = axes.iter().map(|axis| axis[2]).collect();
+    let attributes = attributes(&dimensions, &blocks, data_type, &json!({ "type": codec }));
+    check(&attributes, &position, numbers.rest());
+}
+
+fn attributes(dimensions: &[u64], blocks: &[u64], data_type: &str, compression: &Value) -> DatasetAttributes {
+    let members = json!({"dimensions": dimensions, "blockSize": blocks, "dataType": data_type,
+        "compression": compression});
+    DatasetAttributes::parse(Document::parse(members.to_string().as_bytes()).unwrap()).unwrap()
+}
+
+fn check(attributes: &DatasetAttributes, position: &Coords, stored: &[u8]) {
+    if let Ok(header) = BlockHeader::parse(stored) {
+        assert!(header.len <= stored.len());
+    }
+    let needed = Block::decoding_bytes(stored, attributes, position);
+    if let Ok(needed) = needed {
+        let most = Block::most_decoding_bytes(attributes, stored.len() as u64);
+        assert!(needed <= most, "{needed} bytes are needed, {most} were said to suffice");
+    }
+    let block = Block::decode(Bytes::copy_from_slice(stored), attributes, position, LIMIT_BYTES);
+    ROOM.with_borrow_mut(|room| {
+        let unpacked = Unpacked::new(stored, attributes, position, LIMIT_BYTES, room);
+        match (&block, &unpacked) {
+            (Ok(block), Ok(unpacked)) => {
+                let width = attributes.data_type().size_bytes().unwrap();
+                assert_eq!(block.size, unpacked.size);
+                assert!(block.data == big_endian(unpacked.data.to_vec().into(), width), "two ways to decode differ");
+            }
+            // How a library says it depends on the room it is given.
+            (Err(one), Err(other)) => assert_eq!(discriminant(one), discriminant(other), "{one} but {other}"),
+            (one, other) => panic!("{one:?} but {other:?}"),
+        }
+    });
+    match block {
+        Ok(block) => sound(attributes, position, &block, needed.unwrap()),
+        Err(BlockError::OverLimit { needed_bytes, .. }) => assert!(needed_bytes > LIMIT_BYTES),
+        Err(error) => drop(error.to_string()),
+    }
+}
+
+/// A block that decodes is as large as it says, and comes back out of every encoding.
+fn sound(attributes: &DatasetAttributes, position: &Coords, block: &Block, needed: u64) {
+    let width = attributes.data_type().size_bytes().unwrap();
+    let elements: u64 = block.size.iter().product();
+    assert_eq!(block.data.len() as u64, elements * width as u64);
+    assert!(needed >= block.data.len() as u64 && needed <= LIMIT_BYTES);
+    assert!(block.size.iter().zip(attributes.block_size()).all(|(size, most)| size <= most));
+    if block.data.len() > 64 << 10 {
+        return;
+    }
+    for encoding in Encoding::ALL {
+        let stored = encode_block(&block.size, width, block.data.clone(), encoding).unwrap();
+        let (dimensions, blocks) = (attributes.dimensions(), attributes.block_size());
+        let encoded = self::attributes(dimensions, blocks, attributes.data_type().name(), &encoding.attribute());
+        let again = Block::decode(stored, &encoded, position, LIMIT_BYTES).unwrap();
+        assert!(again.size == block.size && again.data == block.data, "{encoding:?}");
+    }
+}

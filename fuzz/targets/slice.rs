@@ -1,0 +1,393 @@
+//! Slices of small containers against looking up each element.
+
+use axum::http::StatusCode;
+use bytes::Bytes;
+use n5_server::n5::{Encoding, encode_block};
+use serde_json::json;
+
+use super::Numbers;
+use super::server::{Answer, Server};
+
+/// A type of elements.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Kind {
+    name: &'static str,
+    /// Bytes of an element.
+    width: usize,
+    class: Class,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Class {
+    Unsigned,
+    Signed,
+    Float,
+}
+
+const fn kind(name: &'static str, width: usize, class: Class) -> Kind {
+    Kind { name, width, class }
+}
+
+const TYPES: [Kind; 10] = [
+    kind("uint8", 1, Class::Unsigned),
+    kind("int8", 1, Class::Signed),
+    kind("uint16", 2, Class::Unsigned),
+    kind("int16", 2, Class::Signed),
+    kind("uint32", 4, Class::Unsigned),
+    kind("int32", 4, Class::Signed),
+    kind("uint64", 8, Class::Unsigned),
+    kind("int64", 8, Class::Signed),
+    kind("float32", 4, Class::Float),
+    kind("float64", 8, Class::Float),
+];
+
+/// Where types end and rounding begins.
+const LIMITS: [f64; 16] = [
+    0.0,
+    -0.0,
+    -1.0,
+    0.5,
+    127.0,
+    128.0,
+    255.0,
+    256.0,
+    65_535.0,
+    16_777_217.0,
+    2_147_483_648.0,
+    -9_223_372_036_854_775_808.0,
+    18_446_744_073_709_551_616.0,
+    f64::INFINITY,
+    f64::NAN,
+    1e300,
+];
+
+/// What an element means.
+#[derive(Debug, Clone, Copy)]
+enum Number {
+    Integer(i128),
+    Float(f64),
+}
+
+impl Kind {
+    /// The element of which these are the bits.
+    fn number(self, bits: u64) -> Number {
+        let unused = 64 - 8 * self.width as u32;
+        match (self.class, self.width) {
+            (Class::Unsigned, _) => Number::Integer((bits << unused >> unused).into()),
+            (Class::Signed, _) => Number::Integer((((bits << unused) as i64) >> unused).into()),
+            (Class::Float, 4) => Number::Float(f32::from_bits(bits as u32).into()),
+            (Class::Float, _) => Number::Float(f64::from_bits(bits)),
+        }
+    }
+
+    /// The bits of a number, rounded where this is a type of floats; of integers only those that it has.
+    fn bits(self, number: Number) -> Option<u64> {
+        if self.class == Class::Float {
+            return Some(match (self.width, number) {
+                (4, Number::Integer(n)) => (n as f32).to_bits().into(),
+                (4, Number::Float(x)) => (x as f32).to_bits().into(),
+                (_, Number::Integer(n)) => (n as f64).to_bits(),
+                (_, Number::Float(x)) => x.to_bits(),
+            });
+        }
+        let whole = match number {
+            Number::Integer(n) => n,
+            Number::Float(x) if x.fract() == 0.0 => x as i128,
+            Number::Float(_) => return None,
+        };
+        let bits = 8 * self.width as u32;
+        let (least, end) = match self.class {
+            Class::Signed => (-(1i128 << (bits - 1)), 1i128 << (bits - 1)),
+            Class::Unsigned | Class::Float => (0, 1i128 << bits),
+        };
+        (least..end).contains(&whole).then_some(whole as u64)
+    }
+
+    fn bytes(self, bits: u64) -> Vec<u8> {
+        bits.to_le_bytes()[..self.width].to_vec()
+    }
+
+    /// One of all that there are, the more often the closer it is to an end.
+    fn any(self, hash: u64, choice: u8) -> u64 {
+        match choice % 4 {
+            0 => self.bits(Number::Integer((hash % 100 + 1).into())).unwrap_or_default(),
+            1 => hash,
+            2 => match self.bits(Number::Float(LIMITS[hash as usize % LIMITS.len()])) {
+                Some(bits) => bits,
+                // All bits, all but the sign, or the sign alone.
+                None => [u64::MAX, u64::MAX >> (65 - 8 * self.width), 1 << (8 * self.width - 1)][hash as usize % 3],
+            },
+            _ => self.any(hash >> 8, (hash % 3) as u8),
+        }
+    }
+}
+
+/// A dataset, and the numbers that its blocks hold.
+struct Model {
+    dimensions: Vec<u64>,
+    blocks: Vec<u64>,
+    /// By grid position, first axis fastest: the size that is stored, or nothing.
+    stored: Vec<Option<Vec<u64>>>,
+    kind: Kind,
+    seed: u8,
+}
+
+/// What is asked for: the first sample, how many, and how far apart, along every axis.
+struct Wanted {
+    start: Vec<i64>,
+    shape: Vec<u64>,
+    step: Vec<u64>,
+}
+
+pub(crate) fn run(data: &[u8]) {
+    let mut numbers = Numbers::new(data);
+    let kind = numbers.of(&TYPES);
+    let encoding = numbers.of(&Encoding::ALL);
+    let rank = numbers.below(5);
+    let model = Model::new(&mut numbers, rank, kind);
+    let server = model.server(encoding);
+    for _ in 0..3 {
+        if numbers.byte() & 1 == 0 {
+            boxed(&mut numbers, &model, &server);
+        } else {
+            indexed(&mut numbers, &model, &server);
+        }
+    }
+}
+
+impl Model {
+    fn new(numbers: &mut Numbers<'_>, rank: usize, kind: Kind) -> Self {
+        let dimensions: Vec<u64> = (0..rank).map(|_| numbers.below(9) as u64).collect();
+        let blocks: Vec<u64> = (0..rank).map(|_| numbers.below(5) as u64 + 1).collect();
+        let seed = numbers.byte();
+        let grid: Vec<u64> = dimensions.iter().zip(&blocks).map(|(d, b)| d.div_ceil(*b)).collect();
+        let stored = indices(&grid).map(|position| {
+            let kind = numbers.byte();
+            let size = (0..rank).map(|axis| match kind % 4 {
+                // Cropped, as Java writes it; full, as TensorStore does; or less than there is.
+                1 => blocks[axis].min(dimensions[axis] - position[axis] * blocks[axis]),
+                2 => blocks[axis],
+                _ => (u64::from(kind >> 2) + axis as u64) % blocks[axis] + 1,
+            });
+            (kind & 3 > 0).then(|| size.collect())
+        });
+        let stored = stored.collect();
+        Self { dimensions, blocks, stored, kind, seed }
+    }
+
+    /// The bits stored for `index`; in what pads a block, others.
+    fn written(&self, index: &[u64]) -> u64 {
+        let mut hash = u64::from(self.seed);
+        for i in index {
+            hash = (hash ^ (*i + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            hash ^= hash >> 29;
+        }
+        self.kind.any(hash, self.seed)
+    }
+
+    /// The bits that a reader sees at `index`.
+    fn value(&self, index: &[i64]) -> u64 {
+        let inside = index.iter().zip(&self.dimensions).all(|(i, d)| u64::try_from(*i).is_ok_and(|i| i < *d));
+        if !inside {
+            return 0;
+        }
+        let index: Vec<u64> = index.iter().map(|i| i.unsigned_abs()).collect();
+        let mut linear = 0;
+        for axis in (0..index.len()).rev() {
+            linear = linear * self.dimensions[axis].div_ceil(self.blocks[axis]) + index[axis] / self.blocks[axis];
+        }
+        let held = self.stored[linear as usize]
+            .as_ref()
+            .is_some_and(|size| index.iter().zip(&self.blocks).zip(size).all(|((i, block), size)| i % block < *size));
+        if held { self.written(&index) } else { 0 }
+    }
+
+    fn server(&self, encoding: Encoding) -> Server {
+        let Kind { name, width, .. } = self.kind;
+        let attributes = json!({"dimensions": self.dimensions, "blockSize": self.blocks, "dataType": name,
+            "compression": encoding.attribute()});
+        let grid: Vec<u64> = self.dimensions.iter().zip(&self.blocks).map(|(d, b)| d.div_ceil(*b)).collect();
+        let mut objects = vec![("v/attributes.json".to_owned(), Bytes::from(attributes.to_string()))];
+        for (position, size) in indices(&grid).zip(&self.stored) {
+            let Some(size) = size else { continue };
+            let data: Vec<u8> = indices(size)
+                .flat_map(|within| {
+                    let index: Vec<u64> = (0..within.len()).map(|a| position[a] * self.blocks[a] + within[a]).collect();
+                    self.kind.bytes(self.written(&index))
+                })
+                .collect();
+            let path = if position.is_empty() { "/0".to_owned() } else { joined(&position, "/", "/") };
+            let block = encode_block(size, width, data.into(), encoding).unwrap();
+            objects.push((format!("v{path}"), block));
+        }
+        Server::of(objects.iter().map(|(path, bytes)| (path.as_str(), bytes.clone())))
+    }
+
+    /// What an answer to `wanted` holds as elements of `kind`, by looking up each; nothing where one has no such element.
+    fn elements(&self, wanted: &Wanted, kind: Kind) -> Option<Vec<u8>> {
+        let mut elements = Vec::new();
+        for k in indices(&wanted.shape) {
+            let at: Vec<i64> = (0..k.len()).map(|a| wanted.start[a] + (k[a] * wanted.step[a]) as i64).collect();
+            let bits = self.value(&at);
+            let bits = if kind == self.kind { bits } else { kind.bits(self.kind.number(bits))? };
+            elements.extend(kind.bytes(bits));
+        }
+        Some(elements)
+    }
+}
+
+/// `start`, `size`, `step` and `outside`.
+fn boxed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
+    let rank = model.dimensions.len();
+    let start: Vec<i64> = (0..rank).map(|_| numbers.below(16) as i64 - 4).collect();
+    let size: Vec<u64> = (0..rank).map(|_| numbers.below(12) as u64).collect();
+    let step: Vec<u64> = (0..rank).map(|_| numbers.below(4) as u64 + 1).collect();
+    let outside = numbers.of(&["error", "zero", "clip"]);
+    let converted = numbers.of(&TYPES);
+    let (convert, big, c_order) = (numbers.below(4) == 0, numbers.byte() & 1 == 1, numbers.byte() & 1 == 1);
+    let stop: Vec<i64> = start.iter().zip(&size).map(|(start, size)| start + *size as i64).collect();
+    let end = if numbers.byte() & 1 == 0 {
+        format!("size={}", joined(&size, "", ","))
+    } else {
+        format!("stop={}", joined(&stop, "", ","))
+    };
+    let mut path =
+        format!("/slice/v?start={}&{end}&step={}&outside={outside}", joined(&start, "", ","), joined(&step, "", ","));
+    let kind = if convert { converted } else { model.kind };
+    if convert {
+        path += "&dtype=";
+        path += converted.name;
+    }
+    path += if big { "&endian=big" } else { "" };
+    path += if c_order { "&order=C" } else { "" };
+    let answer = server.get(&path);
+    let shape: Vec<u64> = size.iter().zip(&step).map(|(size, step)| size.div_ceil(*step)).collect();
+    let leaves = (0..rank).any(|a| start[a] < 0 || stop[a] > model.dimensions[a] as i64);
+    let negative = start.iter().chain(&stop).any(|n| *n < 0);
+    // A region that lies outside, or an end that is told with a sign where none is allowed.
+    let may_be_refused = leaves && outside == "error" || negative && end_is_refused(&stop, outside);
+    if may_be_refused && answer.status != 200 {
+        return;
+    }
+    assert!(outside != "error" || !leaves || shape.contains(&0), "{path} leaves the dataset");
+    let wanted = match outside {
+        "clip" => clipped(model, &start, &stop, &step),
+        _ => Wanted { start, shape, step },
+    };
+    let Some(mut expected) = model.elements(&wanted, kind) else {
+        assert_eq!(answer.status, 422, "{path} cannot be converted: {answer:?}");
+        return;
+    };
+    if big {
+        expected.chunks_mut(kind.width).for_each(<[u8]>::reverse);
+    }
+    let mut answer = answer;
+    if kind != model.kind && kind.class == Class::Float {
+        answer.body = with_nan_as(&expected, &answer.body, kind.width, big);
+    }
+    check(&answer, &path, &wanted.shape, &expected, c_order);
+}
+
+/// `body` with the NaN that are expected in place of others: which one conversion makes is left open.
+fn with_nan_as(expected: &[u8], body: &[u8], width: usize, big: bool) -> Bytes {
+    let is_nan = |bytes: &[u8]| {
+        let mut bits = [0; 8];
+        bits[..width].copy_from_slice(bytes);
+        if big {
+            bits[..width].reverse();
+        }
+        let bits = u64::from_le_bytes(bits);
+        if width == 4 { f32::from_bits(bits as u32).is_nan() } else { f64::from_bits(bits).is_nan() }
+    };
+    let mut body = body.to_vec();
+    for (found, wanted) in body.chunks_exact_mut(width).zip(expected.chunks_exact(width)) {
+        if is_nan(found) && is_nan(wanted) {
+            found.copy_from_slice(wanted);
+        }
+    }
+    body.into()
+}
+
+fn end_is_refused(stop: &[i64], outside: &str) -> bool {
+    outside == "error" && stop.iter().any(|n| *n < 0)
+}
+
+/// What remains of a region inside the dataset: of its samples those that are inside.
+fn clipped(model: &Model, start: &[i64], stop: &[i64], step: &[u64]) -> Wanted {
+    let mut wanted = Wanted { start: Vec::new(), shape: Vec::new(), step: step.to_vec() };
+    for axis in 0..start.len() {
+        let samples = (start[axis]..stop[axis]).step_by(step[axis] as usize);
+        let inside: Vec<i64> = samples.filter(|i| (0..model.dimensions[axis] as i64).contains(i)).collect();
+        wanted.start.push(inside.first().copied().unwrap_or(0));
+        wanted.shape.push(inside.len() as u64);
+    }
+    wanted
+}
+
+/// `select`, as NumPy means it.
+fn indexed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
+    let mut items = Vec::new();
+    let mut wanted = Wanted { start: Vec::new(), shape: Vec::new(), step: Vec::new() };
+    let (mut shape, mut is_beyond) = (Vec::new(), false);
+    for size in &model.dimensions {
+        let (kind, first, second) = (numbers.below(4), numbers.below(24) as i64 - 12, numbers.below(24) as i64 - 12);
+        let step = numbers.below(4) as u64 + 1;
+        let size = *size as i64;
+        let (item, samples): (String, Vec<i64>) = match kind {
+            0 => {
+                let at = if first < 0 { first + size } else { first };
+                is_beyond |= !(0..size).contains(&at);
+                (first.to_string(), vec![at])
+            }
+            1 => (":".to_owned(), (0..size).collect()),
+            _ => {
+                let place = |n: i64| (if n < 0 { n + size } else { n }).clamp(0, size);
+                let (low, high) = (place(first), place(second));
+                (format!("{first}:{second}:{step}"), (low..high.max(low)).step_by(step as usize).collect())
+            }
+        };
+        items.push(item);
+        wanted.start.push(samples.first().copied().unwrap_or(0));
+        wanted.shape.push(samples.len() as u64);
+        wanted.step.push(samples.get(1).map_or(1, |next| (next - samples[0]) as u64));
+        if kind != 0 {
+            shape.push(samples.len() as u64);
+        }
+    }
+    let path = format!("/slice/v?select={}", items.join(","));
+    let answer = server.get(&path);
+    if answer.status != 200 {
+        assert!(is_beyond || items.is_empty(), "{path}: {answer:?}");
+        return;
+    }
+    assert!(!is_beyond, "{path} has a position that is not there");
+    let expected = model.elements(&wanted, model.kind).expect("as it is");
+    check(&answer, &path, &shape, &expected, false);
+}
+
+fn check(answer: &Answer, path: &str, shape: &[u64], expected: &[u8], c_order: bool) {
+    assert_eq!(answer.status, StatusCode::OK, "{path}: {answer:?}");
+    assert!(answer.body == expected, "{path} answers {:?} in place of {expected:?}", answer.body);
+    let mut shape = shape.to_vec();
+    if c_order {
+        shape.reverse();
+    }
+    assert_eq!(answer.header("n5-shape"), Some(joined(&shape, "", ",").as_str()), "{path}");
+}
+
+/// All indices below `shape`, first axis fastest.
+fn indices(shape: &[u64]) -> impl Iterator<Item = Vec<u64>> {
+    let total: u64 = shape.iter().product();
+    (0..total).map(move |mut linear| {
+        let next = |n: &u64| {
+            let i = linear % n;
+            linear /= n;
+            i
+        };
+        shape.iter().map(next).collect()
+    })
+}
+
+fn joined<T: ToString>(numbers: &[T], before: &str, between: &str) -> String {
+    before.to_owned() + &numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(between)
+}
