@@ -1,0 +1,90 @@
+"""One container hangs while requests pile up before it, at default bounds: the others are as ever."""
+
+import asyncio
+import json
+
+import traffic
+from system import Server
+
+NAME = "storage hangs, default bounds"
+# Longer than it takes a container to be known for stalled: a sixth of the default of server.request_timeout.
+SECONDS = 15
+# Nobody else's answer takes longer, also on a busy machine; a wait for memory in vain would be limits.budget_wait, 10 s.
+SLOWEST = 5
+# What fills all budgets: slices, stored blocks, listings.
+PILED_UP = [
+    "/slice/net/u8large?format=raw",
+    "/slice/net/u8large?format=npy",
+    "/net/u8large/0/0/0",
+    "/net/u8large/0/0/1",
+    "/zarr2/net/u8large/1/0/0",
+    "/net/u16gzip/?blocks=1",
+]
+
+
+class Unbounded:
+    """Default bounds are more than the control group of the others has."""
+
+    def enter(self):
+        pass
+
+
+async def pile_up(port, path, stop, seen):
+    """Asks again and again, and waits as long as the answer takes."""
+    while not stop.is_set():
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n".encode())
+            status = int((await reader.readuntil(b"\r\n")).split(b" ")[1])
+            seen[status] += 1
+            await reader.read()
+            writer.close()
+        except (OSError, EOFError, asyncio.IncompleteReadError):
+            await asyncio.sleep(0.05)
+
+
+async def run(soak, shared):
+    watch, fs = soak.watch, soak.fs
+    text = '[server]\nlisten = "127.0.0.1:0"\n[log]\nformat = "json"\n'
+    for name, root in soak.roots.items():
+        text += f"[[containers]]\nname = {json.dumps(name)}\nroot = {json.dumps(str(root))}\n"
+    config, directory = soak.directory / "defaults.toml", soak.directory / "defaults"
+    config.write_text(text)
+    directory.mkdir()
+    server, stop = Server(soak.options.binary, config, shared, directory, Unbounded()), asyncio.Event()
+    try:
+        others = [request for request in soak.requests if request.container != "net"]
+        watch.begin(NAME, ("net",))
+        watch.slowest = 0.0
+        fs.say("hang 1")
+        tasks = [
+            asyncio.create_task(pile_up(server.port, path, stop, watch.seen[f"{NAME}: who waits for it"]))
+            for path in PILED_UP * 40
+        ]
+        tasks.append(asyncio.create_task(soak.churn(stop)))
+        honest = [asyncio.create_task(traffic.honest(server.port, others, watch, stop, n)) for n in range(4)]
+        await asyncio.sleep(SECONDS)
+        stop.set()
+        await asyncio.gather(*honest)
+        fs.say("none")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        watch.end()
+        if watch.slowest > SLOWEST:
+            watch.wrong(f"{NAME}: an answer of another container took {watch.slowest:.1f} s")
+        await asyncio.sleep(2)
+        again, done = [request for request in soak.requests if request.container == "net"], asyncio.Event()
+        clients = [asyncio.create_task(traffic.honest(server.port, again, watch, done, n)) for n in range(4)]
+        await asyncio.sleep(2)
+        done.set()
+        await asyncio.gather(*clients)
+        if server.stop() != 0:
+            watch.wrong(f"{NAME}: exit status {server.process.returncode}")
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+    for name in (NAME, f"{NAME}: who waits for it"):
+        seen = ", ".join(f"{status}: {n}" for status, n in sorted(watch.seen[name].items(), key=str))
+        print(f"| {name} |  | {seen} | slowest answer of another: {watch.slowest:.2f} s |", flush=True)

@@ -1,0 +1,79 @@
+// Faults of the system that are not of a file system, put under a running program: LD_PRELOAD this, with FAULTS naming a
+// file of 16 numbers of 64 bits that whoever tests maps or writes, too:
+//
+//   0 nanoseconds that the wall clock is off      8 how often it was read so
+//   1 nanoseconds that the steady clock is ahead  9 how often
+//   2 error number of starting a thread          10 how often
+//   3 error number of writing to standard error  11 how often
+//   4 error number of accepting a connection     12 how often
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+static _Atomic int64_t none[16];
+static _Atomic int64_t *control = none;
+
+__attribute__((constructor)) static void begin(void) {
+    const char *name = getenv("FAULTS");
+    int file = name ? open(name, O_RDWR | O_CLOEXEC) : -1;
+    if (file < 0) return;
+    void *mapped = mmap(NULL, sizeof none, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (mapped != MAP_FAILED) control = mapped;
+}
+
+static int64_t meet(int which) {
+    int64_t value = atomic_load_explicit(&control[which], memory_order_relaxed);
+    if (value) atomic_fetch_add_explicit(&control[which + 8], 1, memory_order_relaxed);
+    return value;
+}
+
+#define REAL(name) \
+    static typeof(&name) real; \
+    if (!real) real = (typeof(&name))dlsym(RTLD_NEXT, #name)
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    REAL(clock_gettime);
+    int result = real(clock, now);
+    int64_t off = result ? 0 : clock == CLOCK_REALTIME ? meet(0) : clock == CLOCK_MONOTONIC ? meet(1) : 0;
+    if (off) {
+        int64_t rest = now->tv_nsec + off % 1000000000;
+        now->tv_sec += off / 1000000000 + (rest >= 1000000000) - (rest < 0);
+        now->tv_nsec = rest + (rest < 0 ? 1000000000 : rest >= 1000000000 ? -1000000000 : 0);
+    }
+    return result;
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*begin)(void *), void *argument) {
+    REAL(pthread_create);
+    int64_t error = meet(2);
+    return error ? (int)error : real(thread, attributes, begin, argument);
+}
+
+ssize_t write(int file, const void *bytes, size_t size) {
+    REAL(write);
+    int64_t error = file == STDERR_FILENO ? meet(3) : 0;
+    return error ? (errno = (int)error, -1) : real(file, bytes, size);
+}
+
+ssize_t writev(int file, const struct iovec *parts, int count) {
+    REAL(writev);
+    int64_t error = file == STDERR_FILENO ? meet(3) : 0;
+    return error ? (errno = (int)error, -1) : real(file, parts, count);
+}
+
+int accept4(int listener, struct sockaddr *restrict address, socklen_t *restrict size, int flags) {
+    REAL(accept4);
+    int64_t error = meet(4);
+    return error ? (errno = (int)error, -1) : real(listener, address, size, flags);
+}

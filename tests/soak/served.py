@@ -1,0 +1,64 @@
+"""A server of the release build, and containers for it."""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import struct
+import subprocess
+
+MIB = 1 << 20
+# The program itself, its threads and the kernel's part of what is mapped.
+PROCESS_BYTES = 64 * MIB
+
+
+def block(shape, payload):
+    return struct.pack(">HH", 0, len(shape)) + b"".join(struct.pack(">I", n) for n in shape) + payload
+
+
+def dataset(root, name, dimensions, shape, data_type, compression):
+    directory = root / name
+    directory.mkdir(parents=True)
+    attributes = {"dimensions": dimensions, "blockSize": shape, "dataType": data_type, "compression": compression}
+    (directory / "attributes.json").write_text(json.dumps(attributes))
+    return directory
+
+
+class Server:
+    """The release build on a port of its own."""
+
+    def __init__(self, program, root, *arguments, cores=None):
+        """`cores`: those that it may use, where that is not all."""
+        before = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
+        command = [*before, program, root, "--listen", "127.0.0.1:0", "--set", "log.level=error", *arguments]
+        self.process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
+        self.port = int(re.search(r":(\d+)/?$", self.process.stdout.readline().strip()).group(1))
+        announced = self.process.stdout.readline()
+        self.announced = int(re.search(r"at most (\d+) MiB", announced).group(1)) * MIB
+
+    def status(self, name):
+        text = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE).group(1)) << 10
+
+    def processor_seconds(self):
+        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def get(self, path):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(60)
