@@ -1,10 +1,21 @@
 //! Puts the parts together: configuration to containers to router; binds, serves, shuts down.
 
+mod bounded;
 mod connections;
+mod inspect;
 mod lane;
+mod mounts;
+mod notify;
+mod peers;
+mod progress;
+mod reload;
 mod sending;
+mod serving;
+mod settings;
 mod signals;
 mod socket;
+mod tls;
+mod verify;
 mod workers;
 
 use std::future::Future;
@@ -16,23 +27,31 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
-use axum::http::HeaderValue;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
+use bounded::off_thread;
 use connections::Connections;
+pub use inspect::inspect;
+use mounts::Mounts;
+pub use notify::Supervisor;
+pub use reload::Reloader;
+use reload::State;
+pub use settings::control;
+use settings::{control_after, options, settings};
+use tls::Tls;
+pub use verify::verify;
 use workers::{Documents, Workers};
 
-use crate::access::{Control, Expected, Patience, Policy, Where};
-use crate::config::{CachePolicy, Config, ContainerConfig, EvictionPolicy, Exposure, Listen, Recheck, Symlinks};
-use crate::container::{self, Container, Resources, Settings};
-use crate::cpu::Cpu;
-use crate::http::{self, App, Mount, Viewer};
-use crate::store::{LocalStore, Store, SymlinkPolicy};
-use crate::{allocator, demo, metrics, n5, telemetry};
+use crate::config::{Config, Listen};
+use crate::container::Resources;
+use crate::cpu::{Cpu, Length};
+use crate::http::{self, Viewer};
+use crate::seldom::Seldom;
+use crate::store::StoreError;
+use crate::{allocator, demo, metrics, n5, telemetry, trace};
 
-/// Time after a signal in which connections are still accepted, so that whoever asks `/readyz` learns
-/// that the server goes before it is gone.
-const DRAIN: Duration = Duration::from_secs(1);
+/// How long traces may take to leave at the end.
+const FLUSH: Duration = Duration::from_secs(2);
 
 /// How often memory that the allocator keeps for itself is given back.
 const TRIM: Duration = Duration::from_millis(250);
@@ -40,11 +59,12 @@ const TRIM: Duration = Duration::from_millis(250);
 /// A server that has its address and serves when run.
 #[derive(Debug)]
 pub struct Server {
-    app: Arc<App>,
     listener: Listener,
     workers: Workers,
     documents: Documents,
+    tls: Option<Tls>,
     config: Config,
+    reloader: Reloader,
 }
 
 #[derive(Debug)]
@@ -58,20 +78,55 @@ pub fn reserved() -> Vec<&'static str> {
     http::target::views().map(|(name, _)| name).collect()
 }
 
-/// Serves until SIGTERM or SIGINT.
+/// Serves until SIGTERM or SIGINT; at SIGHUP, by the configuration that `read` gives then. Tells `supervisor` how it goes.
 ///
 /// # Errors
 /// When a container cannot be opened or the address cannot be bound.
-pub async fn serve(config: Config) -> anyhow::Result<()> {
+pub async fn serve(
+    config: Config,
+    read: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
+    supervisor: Supervisor,
+) -> anyhow::Result<()> {
+    // Before anything that may take its time: a signal that comes meanwhile is not lost, and does not end the process its
+    // own way.
+    let mut stop = Box::pin(signal()?);
+    let mut again = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
     let metrics = telemetry::install_metrics()?;
     metrics::describe();
+    metrics::describe_store_errors(StoreError::KINDS);
     metrics::describe_codecs(n5::CODECS.iter().map(|(name, _)| *name));
     tokio::spawn(metrics.clone().upkeep());
-    let server = Server::bind(config, move || metrics.render()).await?;
-    // Before anybody can know the address.
-    let stop = signal()?;
+    if !config.tracing.otlp_endpoint.is_empty() {
+        trace::start(&config.tracing.otlp_endpoint, config.tracing.one_in).context("traces cannot be sent")?;
+    }
+    let server = tokio::select! {
+        server = Server::bind(config, move || metrics.render()) => server?,
+        () = &mut stop => {
+            tracing::info!("told to stop before anything was served");
+            supervisor.stopping();
+            return Ok(());
+        }
+    };
+    let reloader = server.reloader();
+    let supervisor = Arc::new(supervisor);
+    let told = Arc::clone(&supervisor);
+    let reloading = tokio::spawn(async move {
+        while again.recv().await.is_some() {
+            told.reloading();
+            reloader.reload(read.clone()).await;
+            told.ready();
+        }
+    });
     server.announce();
+    supervisor.ready();
+    let stop = async move {
+        stop.await;
+        // What it waits for may never come, and is not wanted any more.
+        reloading.abort();
+        supervisor.stopping();
+    };
     server.run(stop).await;
+    trace::flush(FLUSH);
     Ok(())
 }
 
@@ -86,12 +141,15 @@ impl Server {
     ) -> anyhow::Result<Self> {
         let resources = Resources::new(settings(&config));
         tokio::spawn(trim(Arc::downgrade(&resources)));
-        let mounts = mounts(&config, &resources)?;
-        let viewer = Viewer::find(&config.server.viewer).await;
+        let mounts = Mounts::start(&config, &resources).await?;
+        let limit = config.server.request_timeout;
+        let viewer = tokio::time::timeout(limit, Viewer::find(&config.server.viewer)).await;
+        let viewer = viewer.with_context(|| format!("server.viewer: the storage does not answer within {limit:?}"))?;
         let documents = Documents::start(threads(&config)).context("the threads cannot be started")?;
-        let control = control(&config)?;
-        let options = http::Options { documents: documents.handle(), control, ..options(&config, viewer) };
-        let app = App::new(mounts, resources, options, render_metrics);
+        let wanted = config.clone();
+        let (control, tls) = off_thread(limit, move || Ok((control(&wanted)?, tls(&wanted)?)))
+            .await
+            .context("the files of [access], [jwt] and [tls]")?;
         let listener = match &config.server.listen {
             Listen::Tcp(address) => {
                 Listener::Tcp(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?)
@@ -104,7 +162,15 @@ impl Server {
             }
         };
         let workers = Workers::start(threads(&config)).context("the threads cannot be started")?;
-        Ok(Self { app, listener, workers, documents, config })
+        let (handle, settled) = (documents.handle(), config.clone());
+        let state = State { config: settled, mounts, resources, control, viewer, documents: handle };
+        let reloader = Reloader::new(state, render_metrics);
+        Ok(Self { listener, workers, documents, tls, config, reloader })
+    }
+
+    /// What gives this server other configurations.
+    pub fn reloader(&self) -> Reloader {
+        self.reloader.clone()
     }
 
     /// The address in use, with the port that was picked.
@@ -118,9 +184,10 @@ impl Server {
     /// Where clients find it.
     fn url(&self) -> String {
         let base = &self.config.server.base_path;
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
         match (&self.listener, self.address()) {
             (Listener::Unix(_, path), _) => format!("unix:{}", path.display()),
-            (Listener::Tcp(_), Some(address)) => format!("http://{address}{base}/"),
+            (Listener::Tcp(_), Some(address)) => format!("{scheme}://{address}{base}/"),
             (Listener::Tcp(_), None) => "an unknown address".to_owned(),
         }
     }
@@ -139,14 +206,19 @@ impl Server {
             })
             .collect();
         let served = if served.is_empty() { "the embedded demo container".to_owned() } else { served.join(", ") };
-        let mebibytes = bound >> 20;
-        let viewer = self.app.viewer().map(|viewer| viewer.directory().display());
-        let viewer = viewer.map_or_else(|| "none".to_owned(), |directory| directory.to_string());
-        tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, "listening");
+        let serving = self.reloader.serving();
+        let (connections, connections_bytes) = (self.config.server.max_connections, self.config.connections_bytes());
+        let (mebibytes, more) = (bound >> 20, connections_bytes >> 20);
+        let viewer = serving.app.viewer().map(|viewer| viewer.directory().display().to_string());
+        let viewer = viewer.unwrap_or_else(|| "none".to_owned());
+        tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, connections_bytes, "listening");
         let mut out = std::io::stdout().lock();
         // Nobody may be reading; the log has it, too.
         let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
-        let _ = writeln!(out, "serving {served}; caches and budgets take at most {mebibytes} MiB");
+        let _ = writeln!(
+            out,
+            "serving {served}; caches and budgets take at most {mebibytes} MiB, {connections} connections {more} MiB more"
+        );
         if self.config.containers.is_empty() {
             let _ = writeln!(out, "{}", demo::tour(&url));
         }
@@ -155,8 +227,9 @@ impl Server {
 
     /// Serves until `stop` is ready, then finishes the answers that have begun.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { app, listener, workers, documents: _documents, config } = self;
-        let connections = Connections::new(&config, Arc::clone(&app), workers);
+        // Nothing of what is served with is kept here: it changes.
+        let Self { listener, workers, documents: _documents, tls, config, reloader } = self;
+        let connections = Connections::new(&config, reloader.news(), workers, tls);
         let accepting = async {
             match &listener {
                 Listener::Tcp(listener) => loop {
@@ -167,7 +240,11 @@ impl Server {
                             let _ = stream.set_nodelay(true);
                             match stream.into_std() {
                                 Ok(stream) => {
-                                    connections.serve(|| TcpStream::from_std(stream), Some(peer.ip()), slot);
+                                    connections.serve_tcp(
+                                        || TcpStream::from_std(stream),
+                                        peer.ip().to_canonical(),
+                                        slot,
+                                    );
                                 }
                                 Err(error) => refused(&error).await,
                             }
@@ -190,21 +267,30 @@ impl Server {
         let stopping = async {
             stop.await;
             tracing::info!("shutting down: not ready any more");
-            app.drain();
-            tokio::time::sleep(DRAIN).await;
+            reloader.drain();
+            tokio::time::sleep(reloader.serving().drain_delay).await;
+        };
+        let letting_go = async {
+            let mut news = reloader.news();
+            loop {
+                news.changed().await;
+                connections.wake();
+            }
         };
         tokio::select! {
             () = accepting => {}
             () = stopping => {}
+            () = letting_go => {}
+            () = reloader.find_containers() => {}
         }
         if let Listener::Unix(_, path) = &listener {
             let _ = tokio::fs::remove_file(path).await;
         }
         drop(listener);
-        let deadline = config.server.shutdown_timeout;
+        let deadline = reloader.serving().shutdown_timeout;
         // Connections on which part of a request has come would be waited for; nobody has an answer there.
         let unsent = connections.unsent();
-        let answered = async { while !quiet(&app, &unsent).await {} };
+        let answered = async { while !quiet(&reloader, &unsent).await {} };
         tokio::select! {
             () = connections.finished() => tracing::info!("all answers finished"),
             () = answered => tracing::info!("all answers finished"),
@@ -221,17 +307,17 @@ async fn trim(resources: Weak<Resources>) {
         let Some(resources) = resources.upgrade() else { return };
         resources.tidy();
         drop(resources);
-        if cpu.run(allocator::trim).await.is_err() {
+        if cpu.run(Length::Short, 0, allocator::trim).await.is_err() {
             return;
         }
     }
 }
 
 /// Whether no answer begins within a moment, and none is being sent.
-async fn quiet(app: &App, unsent: &AtomicUsize) -> bool {
+async fn quiet(reloader: &Reloader, unsent: &AtomicUsize) -> bool {
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        if app.running() > 0 || unsent.load(Ordering::Acquire) > 0 {
+        if reloader.serving().app.running() > 0 || unsent.load(Ordering::Acquire) > 0 {
             return false;
         }
     }
@@ -240,7 +326,11 @@ async fn quiet(app: &App, unsent: &AtomicUsize) -> bool {
 
 /// A connection that could not be accepted: out of descriptors, or gone already. Never the end.
 async fn refused(error: &std::io::Error) {
-    tracing::warn!(%error, "connection not accepted");
+    static REFUSED: Seldom = Seldom::new();
+    metrics::accept_error();
+    if let Some(unsaid) = REFUSED.may_say() {
+        tracing::warn!(%error, unsaid, "connection not accepted");
+    }
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
@@ -265,68 +355,6 @@ fn signal() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-fn mounts(config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Vec<Mount>> {
-    if config.containers.is_empty() {
-        let store: Arc<dyn Store> = Arc::new(demo::store());
-        return Ok(vec![mount("", store, CachePolicy::Revalidate, resources)]);
-    }
-    config.containers.iter().map(|container| open(container, config, resources)).collect()
-}
-
-fn open(container: &ContainerConfig, config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Mount> {
-    let symlinks = match container.symlinks {
-        Symlinks::Inside => SymlinkPolicy::Inside,
-        Symlinks::Deny => SymlinkPolicy::Deny,
-        Symlinks::Follow => SymlinkPolicy::Follow,
-    };
-    let shown = container.root.display();
-    let store = LocalStore::open(&container.root, symlinks, config.server.request_timeout)
-        .with_context(|| format!("cannot serve {shown}: it must be a directory that this user can read"))?;
-    Ok(mount(&container.name, Arc::new(store), container.cache_control, resources))
-}
-
-fn mount(name: &str, store: Arc<dyn Store>, policy: CachePolicy, resources: &Arc<Resources>) -> Mount {
-    let (found, missing) = match policy {
-        CachePolicy::Revalidate => ("no-cache".to_owned(), "no-cache".to_owned()),
-        // What is missing may be written yet.
-        CachePolicy::Immutable => ("public, max-age=31536000, immutable".to_owned(), "public, max-age=60".to_owned()),
-        CachePolicy::MaxAge(age) => {
-            let text = format!("public, max-age={}", age.as_secs());
-            (text.clone(), text)
-        }
-    };
-    let header = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("no-cache"));
-    Mount {
-        name: name.to_owned(),
-        container: Container::new(store, Arc::clone(resources)),
-        cache_found: header(&found),
-        cache_missing: header(&missing),
-    }
-}
-
-fn settings(config: &Config) -> Settings {
-    let recheck = |recheck| match recheck {
-        Recheck::Always => container::Recheck::Always,
-        Recheck::Never => container::Recheck::Never,
-        Recheck::After(age) => container::Recheck::After(age),
-    };
-    Settings {
-        decoded_cache: config.cache.decoded,
-        stored_cache: config.cache.stored,
-        weigh_frequency: config.cache.policy == EvictionPolicy::TinyLfu,
-        recheck_metadata: recheck(config.cache.recheck_cached_metadata),
-        recheck_data: recheck(config.cache.recheck_cached_data),
-        slice: config.limits.slice,
-        slice_budget: config.limits.slice_budget,
-        decode_budget: config.limits.decode_budget,
-        transfer_budget: config.limits.transfer_budget,
-        decode_factor: config.limits.decode_factor,
-        attributes: config.limits.attributes,
-        budget_wait: config.limits.budget_wait,
-        cores: threads(config),
-    }
-}
-
 /// Threads that serve connections, and jobs on the CPU lane at once.
 pub fn threads(config: &Config) -> usize {
     match config.server.threads {
@@ -335,48 +363,14 @@ pub fn threads(config: &Config) -> usize {
     }
 }
 
-/// Who may read what; `None` where everybody may read everything.
+/// Whether certificate and key can be used, where there are any.
 ///
 /// # Errors
-/// A rule, or a file of tokens or keys, that cannot be used.
-pub fn control(config: &Config) -> anyhow::Result<Option<Arc<Control>>> {
-    if !config.is_guarded() {
-        return Ok(None);
-    }
-    let (access, jwt) = (&config.access, &config.jwt);
-    let policy = Policy::parse(access.default == Exposure::Public, &access.rules, &access.metrics)?;
-    let given = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
-    let place = if jwt.keys.contains("://") {
-        let patience = Patience { refresh: jwt.refresh, least: jwt.refetch, stale: jwt.stale };
-        Where::Url { url: jwt.keys.clone(), roots: given(&jwt.roots), patience }
-    } else {
-        Where::File(jwt.keys.clone().into())
-    };
-    let expected = Expected {
-        issuer: jwt.issuer.clone(),
-        audience: jwt.audience.clone(),
-        algorithms: jwt.algorithms.clone(),
-        name_claim: jwt.name_claim.clone(),
-        groups_claim: jwt.groups_claim.clone(),
-        leeway_seconds: jwt.leeway.as_secs(),
-    };
-    let jwt = (!jwt.keys.is_empty()).then_some((place, expected));
-    let control = Control::open(policy, given(&access.tokens).as_deref(), jwt).map_err(anyhow::Error::msg)?;
-    Ok(Some(Arc::new(control)))
+/// What is wrong with them.
+pub fn check_tls(config: &Config) -> anyhow::Result<()> {
+    tls(config).map(drop)
 }
 
-fn options(config: &Config, viewer: Option<Viewer>) -> http::Options {
-    http::Options {
-        base_path: config.server.base_path.clone(),
-        trusted_proxies: config.server.trusted_proxies.clone(),
-        request_timeout: config.server.request_timeout,
-        concurrent_requests: config.limits.concurrent_requests,
-        origins: config.cors.origins.clone(),
-        credentials: config.cors.credentials,
-        control: None,
-        frame_ancestors: config.server.frame_ancestors.clone(),
-        compress_slices: config.compression.slices,
-        viewer,
-        documents: None,
-    }
+fn tls(config: &Config) -> anyhow::Result<Option<Tls>> {
+    Tls::open(&config.tls).map_err(anyhow::Error::msg)
 }

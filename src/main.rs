@@ -1,6 +1,7 @@
 //! The edge of the process: arguments, file and environment become a configuration; the exit status tells the end.
 //!
-//! Status 0 after a shutdown by signal, 1 when serving failed, 2 when the command line or configuration is wrong.
+//! Status 0 after a shutdown by signal, 1 when serving failed, 2 when the command line or configuration is wrong; those of
+//! `verify` and `inspect` are in their help.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -9,8 +10,12 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
+use n5_server::app::Supervisor;
 use n5_server::config::{Cli, Command, Config, DEFAULTS, File, NewToken};
 use n5_server::{access, allocator, app, healthcheck, n5, telemetry};
+
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 /// Exit status for a wrong command line or configuration, as clap has it.
 const USAGE: u8 = 2;
@@ -22,8 +27,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    if let Some(Command::Token(wanted)) = &cli.command {
-        return token(wanted);
+    match &cli.command {
+        Some(Command::Token(wanted)) => return token(wanted),
+        Some(Command::Verify(wanted)) => return care(&wanted.server(), |config| app::verify(config, wanted)),
+        Some(Command::Inspect(wanted)) => return care(&wanted.server(), |config| app::inspect(config, wanted)),
+        None => {}
     }
     if cli.print_default_config {
         return print(DEFAULTS);
@@ -33,7 +41,7 @@ fn main() -> ExitCode {
         Err(error) => return fail(&error, USAGE),
     };
     if cli.check_config {
-        if let Err(error) = app::control(&config) {
+        if let Err(error) = app::control(&config).and_then(|_control| app::check_tls(&config)) {
             return fail(&error, USAGE);
         }
         return print(&format!("configuration is valid\n{}\n", config.summary()));
@@ -44,10 +52,18 @@ fn main() -> ExitCode {
             Err(error) => fail(&error.into(), USAGE),
         };
     }
-    let ended = if cli.healthcheck { healthcheck::healthcheck(&config) } else { run(config) };
+    let ended = if cli.healthcheck { healthcheck::healthcheck(&config) } else { run(config, cli) };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, 1),
+    }
+}
+
+/// Looks after a container as a server with that command line would read it; status 2 where that cannot be done.
+fn care(server: &Cli, job: impl FnOnce(&Config) -> anyhow::Result<u8>) -> ExitCode {
+    match configuration(server).and_then(|config| job(&config)) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => fail(&error, USAGE),
     }
 }
 
@@ -89,13 +105,16 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
     Ok(variables)
 }
 
-fn run(config: Config) -> anyhow::Result<()> {
-    telemetry::install_log(&config.log)?;
+fn run(config: Config, cli: Cli) -> anyhow::Result<()> {
+    let _log = telemetry::install_log(&config.log)?;
     allow_descriptors();
+    #[expect(clippy::disallowed_methods, reason = "systemd names its socket there")]
+    let socket = std::env::var("NOTIFY_SOCKET");
+    let supervisor = socket.map_or_else(|_none| Supervisor::default(), |name| Supervisor::at(&name));
     // Accepts connections and looks after the whole; those who serve them have threads of their own.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime cannot be started")?;
-    let served = runtime.block_on(app::serve(config));
+    let served = runtime.block_on(app::serve(config, move || configuration(&cli), supervisor));
     // A read that hangs in the storage must not keep the process.
     runtime.shutdown_background();
     served
@@ -129,6 +148,7 @@ fn print(text: &str) -> ExitCode {
 }
 
 fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
-    eprintln!("n5-server: {error:#}");
+    // A full disk is no reason for another status.
+    let _ = writeln!(std::io::stderr(), "n5-server: {error:#}");
     ExitCode::from(status)
 }

@@ -1,183 +1,28 @@
 //! Every metric: names, units, labels, and one small function for each. Only the facade; without a recorder these do
 //! nothing. Units are base units (bytes, seconds), counters end in `_total`. No label holds a dataset's name.
 
-use std::time::Duration;
+mod faults;
+mod handles;
+mod labels;
+mod names;
 
-use metrics::{Counter, Histogram, SharedString, Unit, counter, gauge, histogram};
+use std::time::{Duration, Instant};
 
-/// How a metric behaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Only grows.
-    Counter,
-    /// Goes up and down.
-    Gauge,
-    /// Counts observations in buckets.
-    Histogram,
-}
+use metrics::{Counter, Gauge, Histogram, SharedString, counter, gauge, histogram};
 
-/// What `/metrics` says about a metric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Description {
-    /// Name, with the unit.
-    pub name: &'static str,
-    /// Behaviour.
-    pub kind: Kind,
-    /// Unit; `None` for plain counts.
-    pub unit: Option<Unit>,
-    /// Names of its labels.
-    pub labels: &'static [&'static str],
-    /// One sentence.
-    pub help: &'static str,
-}
-
-const HTTP_DURATION: &str = "n5_http_request_duration_seconds";
-const HTTP_RESPONSE_BYTES: &str = "n5_http_response_bytes_total";
-const HTTP_IN_FLIGHT: &str = "n5_http_requests_in_flight";
-const REQUESTS_SHED: &str = "n5_requests_shed_total";
-const BROKEN_ANSWERS: &str = "n5_broken_answers_total";
-const CACHE_REQUESTS: &str = "n5_cache_requests_total";
-const CACHE_BYTES: &str = "n5_cache_bytes";
-const CACHE_CAPACITY: &str = "n5_cache_capacity_bytes";
-const CACHE_EVICTIONS: &str = "n5_cache_evictions_total";
-const STORE_DURATION: &str = "n5_store_request_duration_seconds";
-const STORE_READ_BYTES: &str = "n5_store_read_bytes_total";
-const BLOCKS_DECODED: &str = "n5_blocks_decoded_total";
-const DECODE_DURATION: &str = "n5_decode_duration_seconds";
-const DECODE_ERRORS: &str = "n5_decode_errors_total";
-const BUDGET_BYTES: &str = "n5_budget_bytes";
-const BUDGET_CAPACITY: &str = "n5_budget_capacity_bytes";
-const ACCESS_REFUSALS: &str = "n5_access_refusals_total";
-const ACCESS_RELOAD_FAILURES: &str = "n5_access_reload_failures_total";
-const BUILD_INFO: &str = "n5_build_info";
-
-const fn row(
-    name: &'static str,
-    kind: Kind,
-    unit: Option<Unit>,
-    labels: &'static [&'static str],
-    help: &'static str,
-) -> Description {
-    Description { name, kind, unit, labels, help }
-}
-
-/// Every metric of this server.
-#[rustfmt::skip] // a table
-pub const NAMES: &[Description] = {
-    use Kind::{Counter, Gauge, Histogram};
-    const BYTES: Option<Unit> = Some(Unit::Bytes);
-    const SECONDS: Option<Unit> = Some(Unit::Seconds);
-    &[
-        row(HTTP_DURATION, Histogram, SECONDS, &["method", "route", "status"], "Time from a request's headers to the end of its answer; its count is the number of requests."),
-        row(HTTP_RESPONSE_BYTES, Counter, BYTES, &["route"], "Bytes of answers' bodies that were sent."),
-        row(HTTP_IN_FLIGHT, Gauge, None, &[], "Requests being answered."),
-        row(REQUESTS_SHED, Counter, None, &["reason"], "Requests refused with 503 because a bound was reached."),
-        row(BROKEN_ANSWERS, Counter, None, &[], "Streamed answers broken off by a fault after the first byte."),
-        row(ACCESS_REFUSALS, Counter, None, &["reason"], "Requests refused because of who asked, or because a token told nobody."),
-        row(ACCESS_RELOAD_FAILURES, Counter, None, &["what"], "Times that tokens or an issuer's keys could not be read; those before stay in force."),
-        row(CACHE_REQUESTS, Counter, None, &["cache", "result"], "Look-ups: hit, miss (not cached), stale (cached, but the file changed), absent (the file does not exist)."),
-        row(CACHE_BYTES, Gauge, BYTES, &["cache"], "Memory of cached entries."),
-        row(CACHE_CAPACITY, Gauge, BYTES, &["cache"], "Most memory of cached entries."),
-        row(CACHE_EVICTIONS, Counter, None, &["cache"], "Entries dropped because the cache was full."),
-        row(STORE_DURATION, Histogram, SECONDS, &["op", "backend"], "Time of one request to storage."),
-        row(STORE_READ_BYTES, Counter, BYTES, &["backend"], "Bytes read from storage."),
-        row(BLOCKS_DECODED, Counter, None, &["codec"], "Blocks decoded."),
-        row(DECODE_DURATION, Histogram, SECONDS, &["codec"], "Time to decode one block, without waiting for a thread."),
-        row(DECODE_ERRORS, Counter, None, &["codec"], "Blocks that could not be decoded."),
-        row(BUDGET_BYTES, Gauge, BYTES, &["budget"], "Memory taken from a budget."),
-        row(BUDGET_CAPACITY, Gauge, BYTES, &["budget"], "Memory of a budget."),
-        row(BUILD_INFO, Gauge, None, &["version"], "Always 1; the label is the version."),
-    ]
+pub use faults::{accept_error, describe_store_errors, log_lines_dropped, store_calls, store_error};
+pub use handles::{Answers, Lookups};
+pub use labels::{Budget, Cache, Cancelled, Closed, Handshake, Lookup, Queue, Shed, StoreOperation};
+use names::{
+    ACCEPT_ERRORS, ACCESS_REFUSALS, ACCESS_RELOAD_FAILURES, BLOCKS_DECODED, BROKEN_ANSWERS, BUDGET_BYTES,
+    BUDGET_CAPACITY, BUILD_INFO, CACHE_BYTES, CACHE_CAPACITY, CACHE_EVICTIONS, CACHE_REQUESTS, CANCELLED,
+    CONFIG_SUCCESSFUL, CONFIG_TIMESTAMP, CONNECTIONS_ACCEPTED, CONNECTIONS_CLOSED, CONNECTIONS_MOST, CONNECTIONS_OPEN,
+    CONTAINERS_UNREADY, CPU_RUNNING, DECODE_DURATION, DECODE_ERRORS, ENCODE_DURATION, HTTP_DURATION, HTTP_IN_FLIGHT,
+    HTTP_RESPONSE_BYTES, LOG_DROPPED, QUEUE_DURATION, QUEUE_WAITING, READY, REQUESTS_SHED, STORE_CALLS, STORE_DURATION,
+    STORE_ERRORS, STORE_READ_BYTES, STORES_STALLED, TLS_HANDSHAKES, TLS_NOT_AFTER, TLS_RELOAD_FAILURES, TRACES_DROPPED,
+    TRACES_EXPORTED,
 };
-
-/// Declares an enum whose variants are the values of a label.
-macro_rules! label {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $name {
-            $($(#[$variant_doc])* $variant,)*
-        }
-
-        impl $name {
-            /// Every value.
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
-            /// The label's text.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $text,)*
-                }
-            }
-        }
-    };
-}
-
-label!(
-    /// Label `cache`.
-    Cache {
-        /// Decoded blocks.
-        Decoded = "decoded",
-        /// Files as stored.
-        Stored = "stored",
-        /// Parsed attributes.
-        Attributes = "attributes",
-    }
-);
-
-label!(
-    /// Label `result` of a look-up in a cache.
-    Lookup {
-        /// Cached and current.
-        Hit = "hit",
-        /// Not cached.
-        Miss = "miss",
-        /// Cached, but the file changed.
-        Stale = "stale",
-        /// The file does not exist.
-        Absent = "absent",
-    }
-);
-
-label!(
-    /// Label `budget`.
-    Budget {
-        /// `limits.slice_budget`
-        Slice = "slice",
-        /// `limits.decode_budget`
-        Decode = "decode",
-        /// `limits.transfer_budget`
-        Transfer = "transfer",
-    }
-);
-
-label!(
-    /// Label `reason` of a refused request.
-    Shed {
-        /// `limits.concurrent_requests` were being answered.
-        Requests = "requests",
-        /// Waited `limits.budget_wait` for memory for a slice.
-        SliceBudget = "slice_budget",
-        /// Waited `limits.budget_wait` for memory for decoding.
-        DecodeBudget = "decode_budget",
-        /// Waited `limits.budget_wait` for memory for stored blocks.
-        TransferBudget = "transfer_budget",
-    }
-);
-
-label!(
-    /// Label `op` of a request to storage.
-    StoreOperation {
-        /// Size and time of a file.
-        Head = "head",
-        /// A whole file.
-        Get = "get",
-        /// A part of a file.
-        GetRange = "get_range",
-        /// The entries of a directory.
-        List = "list",
-    }
-);
+pub use names::{Description, Kind, NAMES};
 
 /// Tells the installed recorder what every metric means, and shows those with known labels from the start, so that a
 /// rate over them is 0 and not missing.
@@ -195,6 +40,19 @@ pub fn describe() {
     gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     requests_in_flight(0);
     counter!(BROKEN_ANSWERS).increment(0);
+    counter!(ACCEPT_ERRORS).increment(0);
+    traces_exported(0);
+    traces_dropped("queue", 0);
+    traces_dropped("collector", 0);
+    for queue in Queue::ALL {
+        gauge!(QUEUE_WAITING, "queue" => queue.name()).set(0.0);
+    }
+    for stage in Cancelled::ALL {
+        counter!(CANCELLED, "stage" => stage.name()).increment(0);
+    }
+    for reason in Closed::ALL {
+        counter!(CONNECTIONS_CLOSED, "reason" => reason.name()).increment(0);
+    }
     for reason in Shed::ALL {
         counter!(REQUESTS_SHED, "reason" => reason.name()).increment(0);
     }
@@ -233,38 +91,6 @@ pub fn http_response_bytes(route: &'static str, bytes: u64) {
     counter!(HTTP_RESPONSE_BYTES, "route" => route).increment(bytes);
 }
 
-/// Methods and statuses of the answers that [`Answers`] records without a search.
-const FREQUENT: [(&str, u16); 6] =
-    [("GET", 200), ("GET", 304), ("GET", 404), ("HEAD", 200), ("HEAD", 304), ("HEAD", 404)];
-
-/// What is recorded of every answer of one route, found once: a search of the recorder by name and labels for each
-/// takes as long as the smallest answers themselves.
-pub struct Answers {
-    route: &'static str,
-    durations: [Histogram; FREQUENT.len()],
-    bytes: Counter,
-}
-
-impl Answers {
-    /// The answers of `route`, in the recorder installed now.
-    pub fn new(route: &'static str) -> Self {
-        Self {
-            route,
-            durations: FREQUENT.map(|(method, status)| duration(method, route, status)),
-            bytes: counter!(HTTP_RESPONSE_BYTES, "route" => route),
-        }
-    }
-
-    /// A request was answered to the end, with so many bytes of body: [`http_request`] and [`http_response_bytes`].
-    pub fn record(&self, method: &'static str, status: u16, elapsed: Duration, bytes: u64) {
-        match FREQUENT.iter().position(|known| *known == (method, status)).and_then(|n| self.durations.get(n)) {
-            Some(histogram) => histogram.record(elapsed),
-            None => http_request(method, self.route, status, elapsed),
-        }
-        self.bytes.increment(bytes);
-    }
-}
-
 /// Requests that are being answered.
 pub fn requests_in_flight(count: usize) {
     gauge!(HTTP_IN_FLIGHT).set(as_f64(count as u64));
@@ -280,6 +106,11 @@ pub fn broken_answer() {
     counter!(BROKEN_ANSWERS).increment(1);
 }
 
+/// A client went away.
+pub fn request_cancelled(stage: Cancelled) {
+    counter!(CANCELLED, "stage" => stage.name()).increment(1);
+}
+
 /// A request was refused because of who asked; the reasons are a small fixed set.
 pub fn access_refused(reason: &'static str) {
     counter!(ACCESS_REFUSALS, "reason" => reason).increment(1);
@@ -290,40 +121,33 @@ pub fn access_reload_failed(what: &'static str) {
     counter!(ACCESS_RELOAD_FAILURES, "what" => what).increment(1);
 }
 
+/// A TLS handshake has ended.
+pub fn tls_handshake(result: Handshake) {
+    counter!(TLS_HANDSHAKES, "result" => result.name()).increment(1);
+}
+
+/// When the certificate in use expires, in seconds since 1970.
+pub fn tls_certificate(not_after_seconds: u64) {
+    gauge!(TLS_NOT_AFTER).set(as_f64(not_after_seconds));
+}
+
+/// A new certificate and key could not be used.
+pub fn tls_reload_failed() {
+    counter!(TLS_RELOAD_FAILURES).increment(1);
+}
+
+/// Shows the counters of TLS from the start, where it is used.
+pub fn describe_tls() {
+    for result in Handshake::ALL {
+        counter!(TLS_HANDSHAKES, "result" => result.name()).increment(0);
+    }
+    counter!(TLS_RELOAD_FAILURES).increment(0);
+}
+
 /// So many entries were looked up in a cache with that result.
 pub fn cache_requests(cache: Cache, result: Lookup, count: u64) {
     if count > 0 {
         counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name()).increment(count);
-    }
-}
-
-/// [`cache_requests`] of one cache, found once.
-#[derive(Clone)]
-pub struct Lookups([Counter; Lookup::ALL.len()]);
-
-impl Lookups {
-    /// Those of `cache`, in the recorder installed now.
-    pub fn new(cache: Cache) -> Self {
-        let counter = |result: Lookup| counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name());
-        Self([Lookup::Hit, Lookup::Miss, Lookup::Stale, Lookup::Absent].map(counter))
-    }
-
-    /// So many entries were looked up with that result.
-    pub fn count(&self, result: Lookup, count: u64) {
-        let [hit, miss, stale, absent] = &self.0;
-        let counter = match result {
-            Lookup::Hit => hit,
-            Lookup::Miss => miss,
-            Lookup::Stale => stale,
-            Lookup::Absent => absent,
-        };
-        counter.increment(count);
-    }
-}
-
-impl std::fmt::Debug for Lookups {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Lookups")
     }
 }
 
@@ -359,6 +183,79 @@ pub fn decode_error(codec: &'static str) {
     counter!(DECODE_ERRORS, "codec" => codec).increment(1);
 }
 
+/// A slice, or a piece of one, was encoded.
+pub fn encoded(format: &'static str, elapsed: Duration) {
+    histogram!(ENCODE_DURATION, "format" => format).record(elapsed);
+}
+
+/// One that waits in a queue, from [`Self::begin`] until dropped.
+#[derive(Debug)]
+pub struct Waiting {
+    queue: Queue,
+    since: Instant,
+}
+
+impl Waiting {
+    /// Begins to wait.
+    pub fn begin(queue: Queue) -> Self {
+        gauge!(QUEUE_WAITING, "queue" => queue.name()).increment(1.0);
+        Self { queue, since: Instant::now() }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        gauge!(QUEUE_WAITING, "queue" => self.queue.name()).decrement(1.0);
+        histogram!(QUEUE_DURATION, "queue" => self.queue.name()).record(self.since.elapsed());
+    }
+}
+
+/// Jobs that run on the CPU lane.
+pub fn cpu_jobs(running: usize) {
+    gauge!(CPU_RUNNING).set(as_f64(running as u64));
+}
+
+/// Counts connections.
+pub struct Connections {
+    open: Gauge,
+    accepted: Counter,
+}
+
+/// An open connection, counted until dropped.
+pub struct Connection {
+    open: Gauge,
+    closed: Closed,
+}
+
+impl Connections {
+    /// Of which there are at most so many at once.
+    pub fn new(most: usize) -> Self {
+        gauge!(CONNECTIONS_MOST).set(as_f64(most as u64));
+        Self { open: gauge!(CONNECTIONS_OPEN), accepted: counter!(CONNECTIONS_ACCEPTED) }
+    }
+
+    /// One was accepted.
+    pub fn open(&self) -> Connection {
+        self.accepted.increment(1);
+        self.open.increment(1.0);
+        Connection { open: self.open.clone(), closed: Closed::Error }
+    }
+}
+
+impl Connection {
+    /// Says why it ends; without this, by an error.
+    pub fn close(&mut self, reason: Closed) {
+        self.closed = reason;
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.open.decrement(1.0);
+        counter!(CONNECTIONS_CLOSED, "reason" => self.closed.name()).increment(1);
+    }
+}
+
 /// Size of a budget, in bytes.
 pub fn budget_capacity(budget: Budget, bytes: u64) {
     gauge!(BUDGET_CAPACITY, "budget" => budget.name()).set(as_f64(bytes));
@@ -374,6 +271,30 @@ pub fn budget_returned(budget: Budget, bytes: u64) {
     gauge!(BUDGET_BYTES, "budget" => budget.name()).decrement(as_f64(bytes));
 }
 
+/// A collector took traces.
+pub fn traces_exported(count: u64) {
+    counter!(TRACES_EXPORTED).increment(count);
+}
+
+/// Traces were given up.
+pub fn traces_dropped(reason: &'static str, count: u64) {
+    counter!(TRACES_DROPPED, "reason" => reason).increment(count);
+}
+
+/// `/readyz` says so, and so many containers cannot be read.
+pub fn ready(is_ready: bool, unready: u32) {
+    gauge!(READY).set(if is_ready { 1.0 } else { 0.0 });
+    gauge!(CONTAINERS_UNREADY).set(f64::from(unready));
+}
+
+/// The configuration was read at a time since 1970, and taken over or not.
+pub fn config_loaded(is_good: bool, now: Duration) {
+    gauge!(CONFIG_SUCCESSFUL).set(if is_good { 1.0 } else { 0.0 });
+    if is_good {
+        gauge!(CONFIG_TIMESTAMP).set(now.as_secs_f64());
+    }
+}
+
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float; exact below 2^53 bytes")]
 fn as_f64(bytes: u64) -> f64 {
     bytes as f64
@@ -383,6 +304,7 @@ fn as_f64(bytes: u64) -> f64 {
 mod tests {
     use std::collections::BTreeSet;
 
+    use metrics::Unit;
     use metrics_exporter_prometheus::PrometheusBuilder;
 
     use super::*;
@@ -405,16 +327,34 @@ mod tests {
         broken_answer();
         access_refused("no_token");
         access_reload_failed("tokens");
+        describe_tls();
+        tls_handshake(Handshake::Done);
+        tls_certificate(1_800_000_000);
+        tls_reload_failed();
         cache_requests(Cache::Stored, Lookup::Hit, 1);
         cache_bytes(Cache::Stored, 1, 2);
         cache_eviction(Cache::Stored);
         store_request(StoreOperation::Get, "local", Duration::from_millis(1));
+        encoded("png", Duration::from_millis(1));
+        drop(Waiting::begin(Queue::Cpu));
+        cpu_jobs(0);
+        drop(Connections::new(1).open());
+        request_cancelled(Cancelled::Waiting);
         store_read_bytes("local", 10);
+        describe_store_errors(&["io"]);
+        store_error(StoreOperation::Get, "io");
+        store_calls(1, 0, 0);
+        log_lines_dropped(0);
+        accept_error();
         block_decoded("gzip", Duration::from_millis(1));
         decode_error("gzip");
         budget_capacity(Budget::Slice, 100);
         budget_taken(Budget::Slice, 30);
         budget_returned(Budget::Slice, 10);
+        ready(true, 0);
+        traces_exported(1);
+        traces_dropped("queue", 1);
+        config_loaded(true, Duration::from_secs(1));
     }
 
     #[test]

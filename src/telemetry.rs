@@ -1,23 +1,64 @@
 //! Installs what logs and metrics go to. Called by `main` and `app` only; everything below speaks to the facades.
 
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _, Write};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::Registry;
 use tracing_subscriber::filter::{ParseError, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::reload;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 
 use crate::config::{Log, LogFormat};
 
 /// Upper bounds of the buckets of every `_duration_seconds` histogram, in seconds: those of OpenTelemetry, with finer
 /// ones below for blocks that come from memory.
-const DURATION_BUCKETS: [f64; 17] =
-    [0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+const DURATION_BUCKETS: [f64; 19] = [
+    0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    300.0,
+];
 
 /// How often observations are folded into their buckets when nobody asks for them.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Lines of the log that wait to be written: what comes while a full disk or a reader that reads nothing takes none is
+/// dropped and counted, and no request waits for it.
+const WAITING_LINES: usize = 8192;
+
+/// Counts the lines that were dropped.
+static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
+
+/// Those that could not be written.
+static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
+
+/// Writes lines, each by one call, and counts those that were not written to their end: on a full disk, every one.
+struct CountingFailures<W>(W);
+
+impl<W: Write> Write for CountingFailures<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.write(line)
+    }
+
+    fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
+        let written = self.0.write_all(line);
+        if written.is_err() {
+            UNWRITTEN.fetch_add(1, Ordering::Relaxed);
+        }
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// The log; what waits to be written is, within a moment, when this is dropped.
+#[derive(Debug)]
+pub struct LogGuard(#[expect(dead_code, reason = "held for its end")] WorkerGuard);
 
 /// Why logs or metrics cannot be installed.
 #[derive(Debug, thiserror::Error)]
@@ -33,27 +74,47 @@ pub enum TelemetryError {
     Metrics(#[from] BuildError),
 }
 
-/// Sends log lines of this process to standard error, as `[log]` says.
+/// Sends log lines of this process to standard error, as `[log]` says, from a thread of its own.
 ///
 /// # Errors
 /// [`TelemetryError`] when the filter is unreadable or logging is installed already.
-pub fn install_log(log: &Log) -> Result<(), TelemetryError> {
-    let filter = filter(&log.level)?;
+pub fn install_log(log: &Log) -> Result<LogGuard, TelemetryError> {
+    let (filter, handle) = reload::Layer::new(filter(&log.level)?);
+    let _ = LEVEL.set(handle);
+    let (writer, guard) = NonBlockingBuilder::default()
+        .lossy(true)
+        .buffered_lines_limit(WAITING_LINES)
+        .thread_name("n5-log")
+        .finish(CountingFailures(io::stderr()));
+    let _ = DROPPED.set(writer.error_counter());
     let registry = tracing_subscriber::registry().with(filter);
     match log.format {
         LogFormat::Text => {
-            let colours = std::io::stderr().is_terminal();
-            let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
+            let colours = io::stderr().is_terminal();
+            let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(colours);
             registry.with(lines).try_init()?;
         }
         LogFormat::Json => {
-            let lines = tracing_subscriber::fmt::layer()
-                .json()
-                .flatten_event(true)
-                .with_span_list(false)
-                .with_writer(std::io::stderr);
+            let lines =
+                tracing_subscriber::fmt::layer().json().flatten_event(true).with_span_list(false).with_writer(writer);
             registry.with(lines).try_init()?;
         }
+    }
+    Ok(LogGuard(guard))
+}
+
+/// What decides which lines are written, once logging is installed.
+static LEVEL: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
+
+/// Writes log lines as another `log.level` says from now on; without a log, nothing.
+///
+/// # Errors
+/// [`TelemetryError::Level`] when the filter is unreadable.
+pub fn set_level(level: &str) -> Result<(), TelemetryError> {
+    let filter = filter(level)?;
+    if let Some(handle) = LEVEL.get() {
+        // It fails only where the log is gone.
+        let _ = handle.reload(filter);
     }
     Ok(())
 }
@@ -100,6 +161,8 @@ impl Metrics {
     /// All metrics in Prometheus' text format, version 0.0.4, with those of the process (`process_*`) as they are now.
     pub fn render(&self) -> String {
         metrics_process::Collector::default().collect();
+        let dropped = DROPPED.get().map_or(0, ErrorCounter::dropped_lines) as u64;
+        crate::metrics::log_lines_dropped(dropped.saturating_add(UNWRITTEN.load(Ordering::Relaxed)));
         self.0.render()
     }
 

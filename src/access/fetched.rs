@@ -12,8 +12,8 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
 use super::Rejection;
 use super::keys::KeySet;
-use super::watched;
-use crate::metrics;
+use crate::metrics::{self, Queue, Waiting};
+use crate::watched;
 
 /// Most bytes of a JWK set.
 const BODY_BYTES: u64 = 512 << 10;
@@ -31,7 +31,7 @@ const WAITERS: usize = 32;
 const RETRY: Duration = Duration::from_secs(30);
 
 /// How often keys are fetched, and for how long they are good.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     /// Fetched anew after this time, asked for or not.
     pub refresh: Duration,
@@ -62,13 +62,20 @@ impl fmt::Debug for Fetched {
 }
 
 impl Fetched {
-    /// Begins to fetch. Keys need not be there yet when this returns: the server must start without the issuer.
+    /// Begins to fetch. Keys need not be there yet when this returns: the server must start without the issuer. Those that
+    /// `known` has are good until then.
     ///
     /// # Errors
     /// In words: certificates that cannot be read, or no thread.
-    pub(super) fn start(url: String, roots: Option<&Path>, patience: Patience) -> Result<Self, String> {
+    pub(super) fn start(
+        url: String,
+        roots: Option<&Path>,
+        patience: Patience,
+        known: Option<&Self>,
+    ) -> Result<Self, String> {
         let agent = agent(roots)?;
-        let known: Arc<RwLock<Known>> = Arc::default();
+        let known = known.and_then(|known| known.known.read().unwrap_or_else(PoisonError::into_inner).clone());
+        let known: Arc<RwLock<Known>> = Arc::new(RwLock::new(known));
         // One is enough to be told: whatever is asked for while a fetch runs, one more fetch answers.
         let (ask, asked) = sync_channel(1);
         let (ended, rounds) = watch::channel((0, None));
@@ -93,15 +100,33 @@ impl Fetched {
                 }
                 ended.send_modify(|(rounds, last)| (*rounds, *last) = (*rounds + 1, Some(began)));
                 let pause = if failed > 0 { RETRY.min(patience.refresh) } else { patience.refresh };
-                match asked.recv_timeout(pause) {
-                    Ok(()) | Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return,
+                let next = Instant::now() + pause;
+                loop {
+                    match asked.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                        // Asked for while this fetch was under way: it has answered that.
+                        Ok(()) if began.elapsed() < patience.least => {}
+                        Ok(()) | Err(RecvTimeoutError::Timeout) => break,
+                        Err(RecvTimeoutError::Disconnected) => return,
+                    }
                 }
             }
         };
         let started = std::thread::Builder::new().name("fetch-keys".to_owned()).spawn(fetch);
         started.map_err(|error| format!("no thread can be started: {error}"))?;
         Ok(Self { known, ask, rounds, waiters: Semaphore::new(WAITERS), patience })
+    }
+
+    /// Whether keys have come, be they good or not by now.
+    pub(super) fn has_come(&self) -> bool {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Waits for the first keys, or the first fetch that fails, for a bounded time.
+    pub(super) async fn first(&self) {
+        if !self.has_come() {
+            let mut rounds = self.rounds.clone();
+            let _ = tokio::time::timeout(WAIT, rounds.wait_for(|(rounds, _)| *rounds > 0)).await;
+        }
     }
 
     /// The keys that are good now.
@@ -129,6 +154,7 @@ impl Fetched {
                     Ok(()) | Err(TrySendError::Full(()) | TrySendError::Disconnected(())) => {}
                 }
             }
+            let _waiting = Waiting::begin(Queue::Keys);
             let _ = tokio::time::timeout(WAIT, rounds.changed()).await;
         }
         self.current().ok_or(Rejection::NoKeys)
@@ -169,4 +195,28 @@ fn get(agent: &Agent, url: &str) -> Result<KeySet, String> {
     let answer = agent.get(url).header("accept", "application/json").call().map_err(|error| error.to_string())?;
     let body = answer.into_body().into_with_config().limit(BODY_BYTES).read_to_string();
     KeySet::parse(&body.map_err(|error| error.to_string())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(known: Option<&Fetched>) -> Fetched {
+        let patience = Patience { refresh: WAIT, least: WAIT, stale: Duration::from_secs(3600) };
+        // Nobody listens there.
+        Fetched::start("https://127.0.0.1:1/keys".to_owned(), None, patience, known).unwrap()
+    }
+
+    #[tokio::test]
+    async fn keys_of_before_are_good_while_the_issuer_is_away() {
+        let before = start(None);
+        before.first().await;
+        assert_eq!(before.with(None).await.unwrap_err(), Rejection::NoKeys);
+        let key = format!(r#"{{"keys": [{{"kty": "OKP", "crv": "Ed25519", "kid": "a", "x": "{}"}}]}}"#, "A".repeat(43));
+        *before.known.write().unwrap() = Some((Arc::new(KeySet::parse(&key).unwrap()), Instant::now()));
+        let after = start(Some(&before));
+        drop(before);
+        after.first().await;
+        assert!(after.has_come() && after.with(Some("a")).await.unwrap().has("a"));
+    }
 }

@@ -1,5 +1,7 @@
 //! Callers that an issuer vouches for: JWTs (RFC 7519), as an OpenID Connect provider issues them.
 
+use std::sync::Arc;
+
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Validation, decode, decode_header};
 use serde_json::{Map, Value};
@@ -35,7 +37,7 @@ pub struct Expected {
 /// JWTs of one issuer.
 #[derive(Debug)]
 pub(super) struct Jwt {
-    keys: Keys,
+    keys: Arc<Keys>,
     expected: Expected,
     algorithms: Vec<Algorithm>,
 }
@@ -46,9 +48,21 @@ pub(super) fn is_like_one(token: &str) -> bool {
 }
 
 impl Jwt {
+    /// Whether there are keys, or were once.
+    pub(super) fn has_keys(&self) -> bool {
+        self.keys.are_there()
+    }
+
+    /// Waits a few seconds at most for keys that have never come.
+    pub(super) async fn first_keys(&self) {
+        self.keys.first().await;
+    }
+
+    /// Takes the keys over from `known` where they are of the same place.
+    ///
     /// # Errors
     /// In words: a file that cannot be used, an algorithm that is not accepted.
-    pub(super) fn open(keys: Where, expected: Expected) -> Result<Self, String> {
+    pub(super) fn open(keys: Where, expected: Expected, known: Option<&Self>) -> Result<Self, String> {
         signatures::install();
         let algorithm = |name: &String| {
             signatures::algorithm(name).ok_or_else(|| {
@@ -59,7 +73,7 @@ impl Jwt {
             })
         };
         let algorithms = expected.algorithms.iter().map(algorithm).collect::<Result<_, _>>()?;
-        Ok(Self { keys: Keys::open(keys)?, expected, algorithms })
+        Ok(Self { keys: Keys::open(keys, known.map(|known| &known.keys))?, expected, algorithms })
     }
 
     /// Whose JWT this is.

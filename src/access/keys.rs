@@ -3,19 +3,20 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use jsonwebtoken::jwk::{Jwk, PublicKeyUse};
+use jsonwebtoken::jwk::{Jwk, KeyOperations, PublicKeyUse};
 use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey};
 use serde_json::Value;
 
 use super::Rejection;
 use super::fetched::{Fetched, Patience};
-use super::watched::Watched;
+use crate::metrics;
+use crate::watched::Watched;
 
 /// Most keys of a set that are looked at.
 const KEYS: usize = 100;
 
 /// Where an issuer's keys are.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Where {
     /// A file, read again when it changes.
     File(PathBuf),
@@ -80,32 +81,79 @@ impl PublicKey {
         let jwk: Jwk = serde_json::from_value(value.clone()).ok()?;
         let key = DecodingKey::from_jwk(&jwk).ok().filter(|key| key.family() != AlgorithmFamily::Hmac)?;
         let is_for_signatures = jwk.common.public_key_use.is_none_or(|purpose| purpose == PublicKeyUse::Signature);
+        let operations = jwk.common.key_operations.as_deref();
+        let may_verify = operations.is_none_or(|operations| operations.contains(&KeyOperations::Verify));
         let algorithm = value.get("alg").and_then(Value::as_str).map(str::to_owned);
-        is_for_signatures.then_some(Self { id: jwk.common.key_id, algorithm, key })
+        (is_for_signatures && may_verify).then_some(Self { id: jwk.common.key_id, algorithm, key })
     }
 }
 
 /// Keys that are kept up to date.
 #[derive(Debug)]
-pub(super) enum Keys {
+pub(super) struct Keys {
+    place: Where,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
     File(Watched<KeySet>),
     Url(Fetched),
 }
 
 impl Keys {
-    pub(super) fn open(place: Where) -> Result<Self, String> {
-        Ok(match place {
-            Where::File(path) => Self::File(Watched::open(&path, "keys", KeySet::parse)?),
-            Where::Url { url, roots, patience } => Self::Url(Fetched::start(url, roots.as_deref(), patience)?),
-        })
+    /// Those of `known` where that is the same place; where it is the same URL to be fetched more or less often, they are
+    /// good until they are fetched again.
+    ///
+    /// # Errors
+    /// In words: a file that cannot be used, or no thread.
+    pub(super) fn open(place: Where, known: Option<&Arc<Self>>) -> Result<Arc<Self>, String> {
+        if let Some(known) = known.filter(|known| known.place == place) {
+            return Ok(Arc::clone(known));
+        }
+        let source = match &place {
+            Where::File(path) => {
+                let failed = || metrics::access_reload_failed("keys");
+                Source::File(Watched::open([path], "keys", failed, |[text]| KeySet::parse(text))?)
+            }
+            Where::Url { url, roots, patience } => {
+                let known = known.and_then(|known| known.fetched_from(url, roots.as_ref()));
+                Source::Url(Fetched::start(url.clone(), roots.as_deref(), *patience, known)?)
+            }
+        };
+        Ok(Arc::new(Self { place, source }))
+    }
+
+    fn fetched_from(&self, wanted: &str, vouched: Option<&PathBuf>) -> Option<&Fetched> {
+        match (&self.place, &self.source) {
+            (Where::Url { url, roots, .. }, Source::Url(fetched)) => {
+                (url == wanted && roots.as_ref() == vouched).then_some(fetched)
+            }
+            _ => None,
+        }
+    }
+
+    /// Waits a few seconds at most for keys that have never come.
+    pub(super) async fn first(&self) {
+        if let Source::Url(fetched) = &self.source {
+            fetched.first().await;
+        }
+    }
+
+    /// Whether there are any, or were once.
+    pub(super) fn are_there(&self) -> bool {
+        match &self.source {
+            Source::File(_) => true,
+            Source::Url(fetched) => fetched.has_come(),
+        }
     }
 
     /// The keys, with that of the name `id` among them if the issuer has one: a name that is not known makes them be fetched
     /// anew, which is waited for for a bounded time.
     pub(super) async fn with(&self, id: Option<&str>) -> Result<Arc<KeySet>, Rejection> {
-        match self {
-            Self::File(file) => Ok(file.current()),
-            Self::Url(fetched) => fetched.with(id).await,
+        match &self.source {
+            Source::File(file) => Ok(file.current()),
+            Source::Url(fetched) => fetched.with(id).await,
         }
     }
 }

@@ -10,9 +10,11 @@ mod keys;
 mod policy;
 mod signatures;
 mod tokens;
-mod watched;
 
-use std::path::Path;
+use crate::metrics;
+use crate::watched::Watched;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 pub use caller::Caller;
@@ -24,7 +26,6 @@ pub use tokens::{Issued, issue};
 
 use jwt::Jwt;
 use tokens::Tokens;
-use watched::Watched;
 
 /// Longer texts are no tokens.
 const TOKEN_BYTES: usize = 16 << 10;
@@ -33,7 +34,8 @@ const TOKEN_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub struct Control {
     policy: Policy,
-    tokens: Option<Watched<Tokens>>,
+    /// With the file that they are from.
+    tokens: Option<(PathBuf, Arc<Watched<Tokens>>)>,
     jwt: Option<Jwt>,
 }
 
@@ -85,9 +87,53 @@ impl Control {
     /// # Errors
     /// What is wrong with a file, in words.
     pub fn open(policy: Policy, tokens: Option<&Path>, jwt: Option<(Where, Expected)>) -> Result<Self, String> {
-        let tokens = tokens.map(|path| Watched::open(path, "tokens", Tokens::parse)).transpose()?;
-        let jwt = jwt.map(|(keys, expected)| Jwt::open(keys, expected)).transpose()?;
-        Ok(Self { policy, tokens, jwt })
+        Self::after(None, policy, tokens, jwt)
+    }
+
+    /// What takes the place of this. Tokens and keys that are of the same file or URL are not read anew: an issuer that
+    /// cannot be asked now, or a file that is at fault now, shall refuse nobody.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn successor(
+        &self,
+        policy: Policy,
+        tokens: Option<&Path>,
+        jwt: Option<(Where, Expected)>,
+    ) -> Result<Self, String> {
+        Self::after(Some(self), policy, tokens, jwt)
+    }
+
+    fn after(
+        known: Option<&Self>,
+        policy: Policy,
+        tokens: Option<&Path>,
+        jwt: Option<(Where, Expected)>,
+    ) -> Result<Self, String> {
+        let known_tokens = known.and_then(|known| known.tokens.as_ref());
+        let tokens = tokens.map(|path| {
+            if let Some(same) = known_tokens.filter(|(known, _)| known == path) {
+                return Ok(same.clone());
+            }
+            let failed = || metrics::access_reload_failed("tokens");
+            let watched = Watched::open([path], "tokens", failed, |[text]| Tokens::parse(text))?;
+            Ok::<_, String>((path.to_owned(), Arc::new(watched)))
+        });
+        let known_jwt = known.and_then(|known| known.jwt.as_ref());
+        let jwt = jwt.map(|(keys, expected)| Jwt::open(keys, expected, known_jwt));
+        Ok(Self { policy, tokens: tokens.transpose()?, jwt: jwt.transpose()? })
+    }
+
+    /// Waits a few seconds at most for an issuer's keys that have never come.
+    pub async fn first_keys(&self) {
+        if let Some(jwt) = &self.jwt {
+            jwt.first_keys().await;
+        }
+    }
+
+    /// Whether callers can be told by all that is configured; an issuer's keys may not have come yet.
+    pub fn has_keys(&self) -> bool {
+        self.jwt.as_ref().is_none_or(Jwt::has_keys)
     }
 
     /// What may be read by whom.
@@ -107,7 +153,10 @@ impl Control {
         }
         match &self.jwt {
             Some(jwt) if jwt::is_like_one(token) => jwt.caller(token).await,
-            _ => self.tokens.as_ref().ok_or(Rejection::Unknown)?.current().caller(token, now),
+            _ => {
+                let (_, tokens) = self.tokens.as_ref().ok_or(Rejection::Unknown)?;
+                tokens.current().caller(token, now)
+            }
         }
     }
 }

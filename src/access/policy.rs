@@ -3,6 +3,9 @@
 //! A path is that of a container as it is addressed: the container's name, if it has one, and the key, decoded, segments
 //! joined by slashes, `""` for the root.
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
 use percent_encoding::percent_decode_str;
 
 use super::caller::Caller;
@@ -28,17 +31,17 @@ enum Audience {
     Nobody,
 }
 
-#[derive(Debug)]
-struct Rule {
-    path: String,
-    audience: Audience,
+#[derive(Debug, Clone, Copy)]
+struct Rule<'a> {
+    path: &'a str,
+    audience: &'a Audience,
 }
 
 /// What may be read by whom: of the rules whose path leads to something, the longest decides.
 #[derive(Debug)]
 pub struct Policy {
-    /// Longest paths first; the last is the root's.
-    rules: Vec<Rule>,
+    /// By path; the root has one always.
+    rules: BTreeMap<String, Audience>,
     metrics: Audience,
 }
 
@@ -65,7 +68,7 @@ impl Policy {
     /// # Errors
     /// [`PolicyError`] names the rule and what it should be like.
     pub fn parse<T: AsRef<str>>(is_public: bool, rules: &[T], metrics: &str) -> Result<Self, PolicyError> {
-        let mut parsed: Vec<Rule> = Vec::new();
+        let mut parsed = BTreeMap::new();
         for text in rules.iter().map(AsRef::as_ref) {
             let wrong = |why: String| PolicyError(format!("access.rules: {text:?}: {why}"));
             let (path, names) = text
@@ -73,35 +76,48 @@ impl Policy {
                 .ok_or_else(|| wrong("write \"/path = NAME @GROUP ...\", \"/path = public\" or ... nobody".into()))?;
             let path = parse_path(path.trim()).map_err(wrong)?;
             let audience = parse_audience(names).map_err(wrong)?;
-            if parsed.iter().any(|rule| rule.path == path) {
+            if parsed.insert(path, audience).is_some() {
                 return Err(wrong("there is a rule about this path already".into()));
             }
-            parsed.push(Rule { path, audience });
         }
-        if parsed.iter().all(|rule| !rule.path.is_empty()) {
-            let audience = if is_public { Audience::Public } else { Audience::Some(Vec::new()) };
-            parsed.push(Rule { path: String::new(), audience });
-        }
-        parsed.sort_by(|a, b| b.path.len().cmp(&a.path.len()).then_with(|| a.path.cmp(&b.path)));
+        let default = if is_public { Audience::Public } else { Audience::Some(Vec::new()) };
+        parsed.entry(String::new()).or_insert(default);
         let metrics = parse_audience(metrics).map_err(|why| PolicyError(format!("access.metrics: {why}")))?;
         Ok(Self { rules: parsed, metrics })
     }
 
     /// Whether `caller` may read what is at `path`; whether anything is there is not looked at.
     pub fn decide(&self, path: &str, caller: Option<&Caller>) -> Decision {
-        let Some(rule) = self.rules.iter().find(|rule| is_within(path, &rule.path)) else { return Decision::Refused };
-        rule.decide(path, caller)
+        // One look-up for each segment, however many rules there are: a listing asks for each of its entries.
+        let mut above = Some(path);
+        while let Some(at) = above {
+            if let Some((found, audience)) = self.rules.get_key_value(at) {
+                return Rule { path: found, audience }.decide(path, caller);
+            }
+            above = (!at.is_empty()).then(|| at.rsplit_once('/').map_or("", |(parent, _)| parent));
+        }
+        Decision::Refused
+    }
+
+    /// The rules about `path` and what is below.
+    fn below(&self, path: &str) -> impl Iterator<Item = Rule<'_>> {
+        // Between "a/" and "a0" lies whatever begins with "a/".
+        let (from, to) =
+            if path.is_empty() { (String::new(), None) } else { (format!("{path}/"), Some(format!("{path}0"))) };
+        let end = to.map_or(Bound::Unbounded, Bound::Excluded);
+        let inner = self.rules.range::<String, _>((Bound::Included(from), end));
+        let own = self.rules.get_key_value(path).filter(|_| !path.is_empty());
+        inner.chain(own).map(|(path, audience)| Rule { path, audience })
     }
 
     /// Whether `caller` may read all that is at `path` and below.
     pub fn decide_below(&self, path: &str, caller: Option<&Caller>) -> Decision {
-        let below = self.rules.iter().filter(|rule| is_within(&rule.path, path));
-        below.map(|rule| rule.decide(&rule.path, caller)).fold(self.decide(path, caller), Decision::max)
+        self.below(path).map(|rule| rule.decide(rule.path, caller)).fold(self.decide(path, caller), Decision::max)
     }
 
     /// Whether something below `path` is for everybody by a rule of its own.
     pub fn is_public_below(&self, path: &str) -> bool {
-        self.rules.iter().any(|rule| rule.audience == Audience::Public && is_within(&rule.path, path))
+        self.below(path).any(|rule| *rule.audience == Audience::Public)
     }
 
     /// Whether `caller` may read the metrics.
@@ -110,14 +126,14 @@ impl Policy {
     }
 }
 
-impl Rule {
+impl Rule<'_> {
     /// The decision about `path`, of which this is the rule.
     fn decide(&self, path: &str, caller: Option<&Caller>) -> Decision {
         let named = self.audience.decide(caller);
         // A token that says itself what it opens opens nothing else, and what is below its paths only as far as no longer
         // rule is about that.
         match caller.and_then(|caller| caller.reads.as_ref()) {
-            Some(reads) if named != Decision::Public && self.audience != Audience::Nobody => {
+            Some(reads) if named != Decision::Public && *self.audience != Audience::Nobody => {
                 let longest = reads.iter().filter(|read| is_within(path, read)).map(String::len).max();
                 let may = longest.is_some_and(|bytes| bytes >= self.path.len() || named == Decision::Granted);
                 if may { Decision::Granted } else { Decision::Refused }
@@ -187,6 +203,8 @@ fn parse_audience(text: &str) -> Result<Audience, String> {
             ("public" | "nobody", _) if !is_jwt => Err(format!("{word:?} stands alone or not at all")),
             ("", _) | (_, Some("")) => Err(format!("{word:?} names nobody")),
             ("*", _) if !is_jwt => Ok(Who::AnyCaller),
+            ("*", _) => Err(format!("{word:?} would be one whose name is *: write * for whoever has a valid token")),
+            _ if word.ends_with(',') => Err(format!("{word:?} ends in a comma: separate names by spaces")),
             (_, Some(name)) => Ok(Who::Group { is_jwt, name: name.to_owned() }),
             (name, None) => Ok(Who::Name { is_jwt, name: name.to_owned() }),
         }
@@ -307,6 +325,9 @@ mod tests {
             "/a = public bob",
             "/a = @",
             "/a = jwt:",
+            "/a = jwt:*",
+            "/a = bob, alice",
+            "/a = @lab,",
         ] {
             let error = Policy::parse(true, &[bad], "public").unwrap_err().to_string();
             assert!(error.contains(&format!("{bad:?}")), "{error}");

@@ -7,30 +7,34 @@ use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::Request;
-use bytes::Bytes;
+use axum::http::{Request, Version};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::io::AsyncWriteExt;
-use tokio::sync::{Semaphore, watch};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 use super::lane::Lane;
+use super::peers::{Peers, Place};
+use super::progress::{Fault, Limits, Piece, Progress, Stream};
+use super::serving::{Follower, News};
 use super::signals::{Signals, Unsent};
 use super::socket::{Socket, Watched};
+use super::tls::Tls;
 use super::workers::Workers;
 use crate::config::Config;
-use crate::http::{self, App};
+use crate::metrics::{self, Closed};
+use crate::seldom::Seldom;
 
 /// Longest request head, in bytes: the longest path there can be (64 KiB) and its headers fit, and connections that
 /// send no more than a head stay cheap.
@@ -39,31 +43,33 @@ pub(super) const HEADER_BYTES: usize = 96 << 10;
 /// HTTP/2 streams of one connection; viewers ask for 100 blocks at once.
 const STREAMS: u32 = 256;
 
+/// What a client that is hung up on is given to be told.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// What every connection is served with.
 pub(super) struct Connections {
-    http: Builder<TokioExecutor>,
-    header_timeout: Duration,
-    send_timeout: Duration,
+    news: News,
     closing: watch::Sender<bool>,
     slots: Arc<Semaphore>,
+    peers: Peers,
     unsent: Arc<AtomicUsize>,
     workers: Workers,
-    app: Arc<App>,
-    router: Router,
+    tls: Option<Arc<Tls>>,
+    counted: metrics::Connections,
 }
 
 impl Connections {
-    /// Serves `app` as `config` says, by `workers`.
-    pub(super) fn new(config: &Config, app: Arc<App>, workers: Workers) -> Self {
+    /// Serves as the latest news say, by `workers`; as many connections at once as `config` says, those by TCP with `tls`
+    /// where there is some.
+    pub(super) fn new(config: &Config, news: News, workers: Workers, tls: Option<Tls>) -> Self {
         Self {
             workers,
-            router: http::router(Arc::clone(&app)),
-            app,
-            http: builder(config),
-            header_timeout: config.server.header_timeout,
-            send_timeout: config.server.send_timeout,
+            tls: tls.map(Arc::new),
+            counted: metrics::Connections::new(config.server.max_connections),
+            news,
             closing: watch::Sender::new(false),
             unsent: Arc::default(),
+            peers: Peers::default(),
             slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
         }
     }
@@ -79,83 +85,219 @@ impl Connections {
         self.closing.closed().await;
     }
 
-    pub(super) async fn slot(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+    /// Wakes all connections, so that those on which nobody asks let go of what they were served with.
+    pub(super) fn wake(&self) {
+        self.closing.send_modify(|_closing| ());
+    }
+
+    pub(super) async fn slot(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         Arc::clone(&self.slots).acquire_owned().await.ok()
     }
 
     /// Serves one connection, which `open` makes in the thread that will serve it.
-    pub(super) fn serve<S>(
+    pub(super) fn serve<S: Watched>(
         &self,
         open: impl FnOnce() -> io::Result<S> + Send + 'static,
         peer: Option<IpAddr>,
-        slot: Option<tokio::sync::OwnedSemaphorePermit>,
-    ) where
-        S: Watched,
-    {
-        let (header_timeout, send_timeout) = (self.header_timeout, self.send_timeout);
-        let (http, app, router) = (self.http.clone(), Arc::clone(&self.app), self.router.clone());
-        let (mut closing, unsent) = (self.closing.subscribe(), Unsent::new(&self.unsent));
+        slot: Option<OwnedSemaphorePermit>,
+    ) {
+        self.serve_plain(open, self.terms(peer, Held { _place: None, _slot: slot }));
+    }
+
+    fn serve_plain<S: Watched>(&self, open: impl FnOnce() -> io::Result<S> + Send + 'static, terms: Terms) {
+        let closing = self.closing.subscribe();
         self.workers.spawn(async move {
-            let _slot = slot;
-            let mut stream = match open() {
-                Ok(stream) => TimeoutStream::new(stream),
-                Err(error) => return tracing::warn!(%error, "connection not served"),
+            let Some(stream) = opened(open()) else { return };
+            let mut stream = TimeoutStream::new(stream);
+            stream.set_write_timeout(Some(terms.send_timeout));
+            terms.converse(Box::pin(stream), closing).await;
+        });
+    }
+
+    /// As [`Self::serve`]; encrypted, where that is configured. Closed at once where `peer` has too many already.
+    pub(super) fn serve_tcp(
+        &self,
+        open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static,
+        peer: IpAddr,
+        slot: Option<OwnedSemaphorePermit>,
+    ) {
+        let Ok(place) = self.place(peer) else { return };
+        let terms = self.terms(Some(peer), Held { _place: place, _slot: slot });
+        let Some(tls) = self.tls.clone() else { return self.serve_plain(open, terms) };
+        let mut closing = self.closing.subscribe();
+        self.workers.spawn(async move {
+            let Some(stream) = opened(open()) else { return };
+            // In memory of its own, which is given back when the handshake is done.
+            let accept = Box::pin(tls.accept(stream, terms.send_timeout, peer));
+            let accepted = tokio::select! {
+                accepted = accept => accepted,
+                () = is_set(&mut closing) => None,
             };
-            stream.set_write_timeout(Some(send_timeout));
-            let signals = Signals::default();
-            let mut lane = Lane::new(Box::pin(stream), app, peer, signals.clone(), unsent, header_timeout);
-            // The library comes with the first request that it has to answer: its state is larger than the lane's, and
-            // being polled through it takes longer than the lane needs to answer.
-            let handing = tokio::select! {
-                biased;
-                handing = poll_fn(|context| lane.poll_between(context)) => handing,
-                () = is_set(&mut closing) => {
-                    signals.close();
-                    poll_fn(|context| lane.poll_between(context)).await
-                }
-            };
-            let ended = match handing {
-                // In memory of its own, which most connections never need.
-                Ok(true) => Box::pin(answer(&http, lane, router, peer, signals, closing)).await,
-                Ok(false) => lane.shutdown().await.map_err(Into::into),
-                Err(error) => Err(error.into()),
-            };
-            if let Err(error) = ended {
-                tracing::debug!(error, "connection ended");
+            if let Some(stream) = accepted {
+                terms.converse(stream, closing).await;
             }
         });
     }
+
+    /// A place among the connections of `peer`, where they are counted; an error, which has been told, where it has none.
+    fn place(&self, peer: IpAddr) -> Result<Option<Place>, ()> {
+        static REFUSED: Seldom = Seldom::new();
+        let serving = self.news.current();
+        let Some(most) = serving.connections_of_one.filter(|_| !serving.is_proxy(peer)) else { return Ok(None) };
+        let place = self.peers.place(peer, most);
+        if place.is_none() {
+            self.counted.open().close(Closed::Refused);
+            if let Some(unsaid) = REFUSED.may_say() {
+                let reason = "clients.connections";
+                tracing::warn!(%peer, reason, most, unsaid, "connection refused");
+            }
+        }
+        place.map(Some).ok_or(())
+    }
+
+    fn terms(&self, peer: Option<IpAddr>, held: Held) -> Terms {
+        let serving = self.news.current();
+        Terms {
+            http: serving.http.clone(),
+            news: self.news.clone(),
+            unsent: Unsent::new(&self.unsent),
+            header_timeout: serving.header_timeout,
+            send_timeout: serving.send_timeout,
+            peer,
+            counted: self.counted.open(),
+            _held: held,
+        }
+    }
+}
+
+/// A connection's places, until it ends.
+struct Held {
+    /// Given back first: whoever gets the slot must not be told that this one still counts.
+    _place: Option<Place>,
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+fn opened<S>(stream: io::Result<S>) -> Option<S> {
+    stream.inspect_err(|error| tracing::warn!(%error, "connection not served")).ok()
+}
+
+/// What one connection is served with, to its end.
+struct Terms {
+    http: Builder<TokioExecutor>,
+    news: News,
+    unsent: Unsent,
+    header_timeout: Duration,
+    send_timeout: Duration,
+    peer: Option<IpAddr>,
+    counted: metrics::Connection,
+    _held: Held,
+}
+
+impl Terms {
+    /// Answers what comes, to the connection's end.
+    async fn converse<S: Socket + 'static>(self, stream: S, mut closing: watch::Receiver<bool>) {
+        let Self { http, news, unsent, header_timeout, send_timeout, peer, mut counted, _held } = self;
+        let signals = Signals::default();
+        let expired = signals.clone();
+        let mut lane = Lane::new(stream, Follower::new(news.clone()), peer, signals.clone(), unsent, header_timeout);
+        // The library comes with the first request that it has to answer: its state is larger than the lane's, and
+        // being polled through it takes longer than the lane needs to answer.
+        let handing = tokio::select! {
+            biased;
+            handing = poll_fn(|context| lane.poll_between(context)) => handing,
+            () = is_set(&mut closing) => {
+                signals.close();
+                poll_fn(|context| lane.poll_between(context)).await
+            }
+        };
+        let ended = match handing {
+            // In memory of its own, which most connections never need.
+            Ok(true) => {
+                let limits = Limits { stall: send_timeout, idle: header_timeout };
+                Box::pin(answer(&http, lane, news, peer, signals, closing, limits)).await
+            }
+            Ok(false) => lane.shutdown().await.map_err(Into::into),
+            Err(error) => Err(error.into()),
+        };
+        counted.close(match &ended {
+            Err(error) if is_late(&**error) => Closed::SendTimeout,
+            _ if expired.has_expired() => Closed::Idle,
+            Ok(()) => Closed::Ended,
+            Err(_) => Closed::Error,
+        });
+        if let Err(error) = ended {
+            tracing::debug!(error, "connection ended");
+        }
+    }
+}
+
+/// Whether a client took nothing for too long.
+fn is_late(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Serves the rest of a connection, from the first request on that the library answers.
 async fn answer<S: Socket + 'static>(
     http: &Builder<TokioExecutor>,
     lane: Lane<S>,
-    router: Router,
+    news: News,
     peer: Option<IpAddr>,
     signals: Signals,
     mut closing: watch::Receiver<bool>,
+    limits: Limits,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let told = signals.clone();
+    let (told, progress, is_http2) = (signals.clone(), Progress::default(), lane.is_http2());
+    let streams = progress.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let answered = Answered::begin(&signals);
+        let stream = (request.version() == Version::HTTP_2).then(|| streams.open());
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(ConnectInfo(peer));
-        let answer = router.clone().oneshot(request);
-        async move { answer.await.map(|response| response.map(|body| Sent { body, _answered: answered })) }
+        let answer = news.current().router.clone().oneshot(request);
+        async move { answer.await.map(|response| response.map(|body| Sent { body, stream, _answered: answered })) }
     });
     let mut connection = pin!(http.serve_connection(TokioIo::new(lane), service));
-    tokio::select! {
-        // First: a library that is asked to end before it has seen a request would never see it.
-        biased;
-        ended = connection.as_mut() => ended,
-        () = is_set(&mut closing) => {
-            told.close();
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let (mut is_closing, mut is_leaving) = (false, false);
+    let reason = loop {
+        tokio::select! {
+            // First: a library that is asked to end before it has seen a request would never see it.
+            biased;
+            ended = connection.as_mut() => return ended,
+            () = is_set(&mut closing), if !is_closing => {
+                is_closing = true;
+                told.close();
+                progress.hurry();
+                connection.as_mut().graceful_shutdown();
+            }
+            fault = progress.fault(limits), if is_http2 => match fault {
+                // It may have asked for something just now. If it takes no notice, it is idle once more.
+                Fault::Idle if !is_leaving => {
+                    is_leaving = true;
+                    told.expire();
+                    connection.as_mut().graceful_shutdown();
+                }
+                Fault::Idle => break io::Error::other("the client asks for nothing"),
+                Fault::Stalled => {
+                    let text = "the client takes nothing of what it asked for";
+                    break io::Error::new(io::ErrorKind::TimedOut, text);
+                }
+            },
         }
+    };
+    if !is_closing {
+        // GOAWAY: an honest client knows then which requests it may repeat.
+        connection.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(FAREWELL, connection).await;
     }
+    Err(reason.into())
 }
 
 /// Waits until the flag is set, or its sender is gone.
@@ -182,18 +324,23 @@ impl Drop for Answered {
 /// A body that lives until the library has taken all of it.
 struct Sent {
     body: Body,
+    /// Of HTTP/2; HTTP/1 has the socket's own limit.
+    stream: Option<Stream>,
     _answered: Answered,
 }
 
 impl http_body::Body for Sent {
-    type Data = Bytes;
+    type Data = Piece;
     type Error = axum::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+    ) -> Poll<Option<Result<Frame<Piece>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        Poll::Ready(
+            frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| Piece::new(bytes, self.stream.as_ref())))),
+        )
     }
 
     fn is_end_stream(&self) -> bool {
@@ -205,7 +352,8 @@ impl http_body::Body for Sent {
     }
 }
 
-fn builder(config: &Config) -> Builder<TokioExecutor> {
+/// How the library serves a connection.
+pub(super) fn builder(config: &Config) -> Builder<TokioExecutor> {
     let mut http = Builder::new(TokioExecutor::new());
     // The lane sees to it that heads come in time.
     http.http1().header_read_timeout(None).max_buf_size(HEADER_BYTES);

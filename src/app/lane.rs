@@ -11,7 +11,6 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -22,9 +21,9 @@ use tokio_util::io::poll_read_buf;
 
 use super::connections::HEADER_BYTES;
 use super::sending::Sending;
+use super::serving::Follower;
 use super::signals::{Signals, Unsent};
 use super::socket::Socket;
-use crate::http::App;
 use crate::http::quick::{self, Received};
 
 /// Least room for what is received: a browser's head, or dozens of curl's. A connection keeps it.
@@ -46,14 +45,14 @@ enum State {
     Between,
     /// The lane's to keep: the library answers the request before it.
     Answering,
-    /// The library's, and all after it. HTTP/2 looks after idle connections itself.
+    /// The library's, and all after it. Idle ones of HTTP/2 are not its to end.
     HandedOver { is_http2: bool },
 }
 
 /// A connection with the lane in front.
 pub(super) struct Lane<S> {
     stream: S,
-    app: Arc<App>,
+    follower: Follower,
     peer: Option<IpAddr>,
     state: State,
     signals: Signals,
@@ -73,7 +72,7 @@ impl<S: Socket> Lane<S> {
     /// `signals` are ended by whoever sees the last of the library's answer.
     pub(super) fn new(
         stream: S,
-        app: Arc<App>,
+        follower: Follower,
         peer: Option<IpAddr>,
         signals: Signals,
         unsent: Unsent,
@@ -81,7 +80,7 @@ impl<S: Socket> Lane<S> {
     ) -> Self {
         Self {
             stream,
-            app,
+            follower,
             peer,
             state: State::Between,
             signals,
@@ -112,7 +111,7 @@ impl<S: Socket> Lane<S> {
             return false;
         }
         self.looked_at = 0;
-        match quick::look(&self.app, self.peer, &self.received) {
+        match quick::look(self.follower.app(), self.peer, &self.received) {
             Received::Part if self.received.len() < HEADER_BYTES => {
                 self.looked_at = self.received.len();
                 return false;
@@ -136,8 +135,14 @@ impl<S: Socket> Lane<S> {
         true
     }
 
+    /// Whether what the library is given begins as HTTP/2.
+    pub(super) fn is_http2(&self) -> bool {
+        self.state == State::HandedOver { is_http2: true }
+    }
+
     fn hand_over(&mut self, is_http2: bool) {
         self.handing = self.received.len();
+        self.follower.let_go();
         self.state = State::HandedOver { is_http2 };
     }
 
@@ -145,6 +150,7 @@ impl<S: Socket> Lane<S> {
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(sending) = &mut self.sending {
             if sending.is_done() {
+                ready!(sending.poll_flush(&mut self.stream, context))?;
                 if sending.has_waited() {
                     self.idle.begin(Instant::now());
                 }
@@ -174,6 +180,14 @@ impl<S: Socket> Lane<S> {
         poll_read_buf(Pin::new(&mut self.stream), context, &mut self.received)
     }
 
+    fn poll_idle(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let ended = self.idle.poll(context);
+        if ended.is_ready() {
+            self.signals.expire();
+        }
+        ended
+    }
+
     /// Answers what the lane can, up to a request that is the library's: `true`. `false` at the connection's end.
     pub(super) fn poll_between(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
         for _ in 0..TURN {
@@ -188,7 +202,10 @@ impl<S: Socket> Lane<S> {
                             return Poll::Ready(Ok(false));
                         }
                     }
-                    Poll::Pending => return self.idle.poll(context).map_ok(|()| false),
+                    Poll::Pending => {
+                        self.follower.let_go_of_old();
+                        return self.poll_idle(context).map_ok(|()| false);
+                    }
                 }
             }
             if self.handing > 0 {
@@ -227,7 +244,7 @@ impl<S: Socket> Lane<S> {
                 State::HandedOver { is_http2 } => {
                     let read = Pin::new(&mut self.stream).poll_read(context, out);
                     if read.is_pending() && !is_http2 && !self.signals.is_busy() {
-                        return self.idle.poll(context);
+                        return self.poll_idle(context);
                     }
                     return read;
                 }

@@ -43,6 +43,16 @@ impl Sending {
         self.waited
     }
 
+    /// Ready when nothing of it is kept on its way to the socket.
+    pub(super) fn poll_flush<S: Socket>(&mut self, stream: &mut S, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !S::KEEPS {
+            return Poll::Ready(Ok(()));
+        }
+        let flushed = Pin::new(stream).poll_flush(context);
+        self.waited |= flushed.is_pending();
+        flushed
+    }
+
     /// Sends some of what is left; how much. A file that cannot be sent to its end is told in log and metrics.
     pub(super) fn poll(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let sent = match self.reply.body {
@@ -59,7 +69,8 @@ impl Sending {
         let of_head = sent.min(self.head_left().len() as u64);
         self.head_sent += usize::try_from(of_head).unwrap_or(usize::MAX);
         self.body_sent += sent - of_head;
-        self.reply.sent(self.body_sent);
+        let is_all = self.is_done();
+        self.reply.sent(self.body_sent, is_all);
         Poll::Ready(Ok(sent))
     }
 

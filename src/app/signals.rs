@@ -13,6 +13,8 @@ struct Flags {
     busy: AtomicBool,
     /// No further request is to be answered.
     closing: AtomicBool,
+    /// The client has let the time for a request's head run out.
+    expired: AtomicBool,
 }
 
 impl Signals {
@@ -29,6 +31,15 @@ impl Signals {
     /// Asks the lane to end the connection after the answer that it sends.
     pub(super) fn close(&self) {
         self.0.closing.store(true, Ordering::Release);
+    }
+
+    /// The time for a request's head is over.
+    pub(super) fn expire(&self) {
+        self.0.expired.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_expired(&self) -> bool {
+        self.0.expired.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_closing(&self) -> bool {

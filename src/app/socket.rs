@@ -9,10 +9,14 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_io_timeout::TimeoutStream;
 
+use super::tls::Secure;
 use crate::store::Sendable;
 
 /// A connection to a client. Its methods do not wait; after `WouldBlock`, [`AsyncWrite::poll_write`] of no bytes does.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
+    /// Whether it keeps what it has taken until the socket below takes it, or it is flushed.
+    const KEEPS: bool;
+
     /// Sends bytes that others follow at once, so that both may share a packet; returns how many were taken.
     fn send_first(&self, bytes: &[u8]) -> io::Result<usize>;
 
@@ -49,6 +53,8 @@ impl Watched for UnixStream {
 }
 
 impl<S: Watched> Socket for Pin<Box<TimeoutStream<S>>> {
+    const KEEPS: bool = false;
+
     fn send_first(&self, bytes: &[u8]) -> io::Result<usize> {
         let socket = self.get_ref();
         socket.try_to_write(|| Ok(send(socket, bytes, SendFlags::MORE | SendFlags::NOSIGNAL)?))
@@ -65,4 +71,20 @@ impl<S: Watched> Socket for Pin<Box<TimeoutStream<S>>> {
             let _ = sockopt::set_tcp_cork(self.get_ref(), hold);
         }
     }
+}
+
+/// Everything goes through the encryption; of [`http::Options::is_https`](crate::http::Options::is_https) the lane answers
+/// with no file.
+impl Socket for Secure {
+    const KEEPS: bool = true;
+
+    fn send_first(&self, _bytes: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn send_file(&self, _file: &Sendable, _from: u64) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn hold_parts(&self, _hold: bool) {}
 }

@@ -6,10 +6,17 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{Config, File, Root, Sources, values};
+use super::{Config, File, Inspect, Root, Sources, Verify, values};
 
 /// Memory for parsed attributes, which is not configurable.
 const ATTRIBUTES_BYTES: u64 = 8 << 20;
+
+/// What a connection takes at most that has had an answer of the HTTP library, as measured, and what an encrypted one does.
+const CONNECTION_BYTES: u64 = 40 << 10;
+const ENCRYPTED_BYTES: u64 = 64 << 10;
+
+/// What a TLS handshake takes while it is under way, as measured.
+const HANDSHAKE_BYTES: u64 = 72 << 10;
 
 const AFTER_HELP: &str = "\
 Routes (more in README.md and openapi.yaml):
@@ -43,6 +50,9 @@ Examples:
   n5-server --config lab.toml --check-config     says what is wrong with lab.toml, all at once
   n5-server /data/volume.n5 --set cache.decoded=4GiB --set log.format=json
   curl -o xy.npy 'localhost:8080/slice/s0?start=0,0,9&stop=64,64,10&format=npy'
+
+  n5-server verify /data/volume.n5               decodes everything and tells what is damaged
+  n5-server inspect /data/volume.n5 em/s0        what a dataset is, and who reads it
 
 Exit status: 0 after a shutdown by signal, 1 when serving failed, 2 when the command line or configuration is wrong.";
 
@@ -96,6 +106,10 @@ pub struct Cli {
 pub enum Command {
     /// Makes a token and prints it, once, with the line for the file that access.tokens names
     Token(NewToken),
+    /// Decodes every block of a container and tells what is missing, corrupt or unreadable, and for whom
+    Verify(Verify),
+    /// Prints what a container, group or dataset is
+    Inspect(Inspect),
 }
 
 /// A token to be made.
@@ -147,7 +161,18 @@ impl Config {
         toml::to_string(self)
     }
 
-    /// The most memory that caches and budgets can hold together, in bytes; the rest of the process comes on top.
+    /// The most memory that connections can take besides what they are sent, in bytes.
+    pub fn connections_bytes(&self) -> u64 {
+        let (each, handshakes) = if self.tls.is_used() {
+            (ENCRYPTED_BYTES, HANDSHAKE_BYTES.saturating_mul(super::Tls::HANDSHAKES as u64))
+        } else {
+            (CONNECTION_BYTES, 0)
+        };
+        each.saturating_mul(self.server.max_connections as u64).saturating_add(handshakes)
+    }
+
+    /// The most memory that caches and budgets can hold together, in bytes; connections and the rest of the process come on
+    /// top.
     pub fn memory_bytes(&self) -> u64 {
         let Self { cache, limits, .. } = self;
         [cache.decoded, cache.stored, limits.slice_budget, limits.decode_budget, limits.transfer_budget]
@@ -161,6 +186,9 @@ impl Config {
         if !self.server.base_path.is_empty() {
             let _ = write!(text, ", under {}", self.server.base_path);
         }
+        if self.tls.is_used() {
+            let _ = write!(text, ", with TLS by {}", self.tls.certificate.display());
+        }
         if self.containers.is_empty() {
             text.push_str("\nserves      the embedded demo container");
         }
@@ -168,7 +196,7 @@ impl Config {
             let slash = if container.name.is_empty() { "" } else { "/" };
             let _ = write!(
                 text,
-                "\nserves      {}/{}{slash} from {} (cache-control {}, symlinks {})",
+                "\nserves      {}/{}{slash} from {} (cache-control {}, symlinks {}{})",
                 self.server.base_path,
                 container.name,
                 container.root.display(),
@@ -178,6 +206,7 @@ impl Config {
                     super::Symlinks::Deny => "deny",
                     super::Symlinks::Follow => "follow",
                 },
+                if container.must_be_mount { ", must be a mount" } else { "" },
             );
         }
         if self.is_guarded() {
@@ -206,6 +235,8 @@ impl Config {
             size(self.limits.decode_budget),
             size(self.limits.transfer_budget),
         );
+        let (most, bytes) = (self.server.max_connections, self.connections_bytes());
+        let _ = write!(text, "\nconnections {most} at most, which take up to {} MiB more", bytes >> 20);
         text
     }
 }

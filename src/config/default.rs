@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    Access, Cache, Compression, Config, ContainerDefaults, Cors, EvictionPolicy, Exposure, Jwt, Limits, Listen, Log,
-    LogFormat, Recheck, Server,
+    Access, Cache, Clients, Compression, Config, ContainerDefaults, Cors, EvictionPolicy, Exposure, Jwt, Limits,
+    Listen, Log, LogFormat, Ready, Recheck, Server, Tls, Tracing,
 };
 
 const KIB: u64 = 1 << 10;
@@ -17,15 +17,18 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             server: Server::default(),
+            tls: Tls::default(),
             containers: Vec::new(),
             container_defaults: ContainerDefaults::default(),
             limits: Limits::default(),
+            clients: Clients::default(),
             cache: Cache::default(),
             access: Access::default(),
             jwt: Jwt::default(),
             cors: Cors::default(),
             compression: Compression { slices: false },
             log: Log::default(),
+            tracing: Tracing { otlp_endpoint: String::new(), one_in: 100 },
         }
     }
 }
@@ -39,11 +42,29 @@ impl Default for Server {
             header_timeout: Duration::from_secs(75),
             request_timeout: Duration::from_secs(60),
             send_timeout: Duration::from_secs(30),
+            drain_delay: Duration::from_secs(1),
+            ready: Ready::All,
             shutdown_timeout: Duration::from_secs(30),
             max_connections: 10_240,
             threads: 0,
             frame_ancestors: Vec::new(),
             viewer: "viewer/dist".into(),
+        }
+    }
+}
+
+impl Tls {
+    /// Most handshakes under way at once. Two cores do some thousand a second; what takes long is the way to the client.
+    pub const HANDSHAKES: usize = 256;
+}
+
+impl Default for Tls {
+    fn default() -> Self {
+        Self {
+            certificate: PathBuf::new(),
+            key: PathBuf::new(),
+            handshake_timeout: Duration::from_secs(10),
+            hsts: Duration::ZERO,
         }
     }
 }
@@ -60,6 +81,12 @@ impl Default for Limits {
             budget_wait: Duration::from_secs(10),
             concurrent_requests: 1024,
         }
+    }
+}
+
+impl Default for Clients {
+    fn default() -> Self {
+        Self { connections: 2048, concurrent_requests: 0, bytes_per_second: 0, burst: 64 * MIB }
     }
 }
 
@@ -150,6 +177,7 @@ mod tests {
             root: "/data/volume.n5".into(),
             cache_control: ContainerDefaults::default().cache_control,
             symlinks: ContainerDefaults::default().symlinks,
+            must_be_mount: false,
         };
         let config = Config { containers: vec![container], ..Config::default() };
         assert_eq!(toml::from_str::<Config>(&uncommented()).unwrap(), config);

@@ -9,7 +9,7 @@ use super::source::{self, Setting};
 use super::{Config, ContainerConfig, DEFAULTS, Fault, Faults, File, Origin, Sources};
 
 /// Keys of a table in `containers`.
-const CONTAINER_KEYS: [&str; 4] = ["name", "root", "cache_control", "symlinks"];
+const CONTAINER_KEYS: [&str; 5] = ["name", "root", "cache_control", "symlinks", "must_be_mount"];
 
 impl Config {
     /// Builds the configuration from the defaults and `sources`, which are listed in [`Sources`] weakest first.
@@ -32,6 +32,7 @@ impl Config {
                     root: root.path.clone(),
                     cache_control: defaults.cache_control,
                     symlinks: defaults.symlinks,
+                    must_be_mount: defaults.must_be_mount,
                 })
                 .collect();
             merge.forget_containers();
@@ -211,6 +212,9 @@ impl Merge {
             }
             if table.get("symlinks").is_none() {
                 container.symlinks = config.container_defaults.symlinks;
+            }
+            if table.get("must_be_mount").is_none() {
+                container.must_be_mount = config.container_defaults.must_be_mount;
             }
         }
         config

@@ -56,6 +56,8 @@ fn every_setting_can_come_from_the_environment() {
             "server.viewer",
             "access.metrics",
             "access.tokens",
+            "tls.certificate",
+            "tls.key",
             "jwt.keys",
             "jwt.roots",
             "jwt.issuer",
@@ -103,16 +105,18 @@ fn containers_come_from_a_file_the_environment_or_roots() {
 
 #[test]
 fn containers_inherit_what_they_do_not_say() {
-    let text = "[container_defaults]\ncache_control = 'immutable'\nsymlinks = 'deny'\n\
-                [[containers]]\nname = 'a'\nroot = '/a'\ncache_control = 'revalidate'\n\
+    let text = "[container_defaults]\ncache_control = 'immutable'\nsymlinks = 'deny'\nmust_be_mount = true\n\
+                [[containers]]\nname = 'a'\nroot = '/a'\ncache_control = 'revalidate'\nmust_be_mount = false\n\
                 [[containers]]\nname = 'b'\nroot = '/b'\nsymlinks = 'inside'\n";
     let config = Config::load(&from_file(text)).unwrap();
     let said = |index: usize| (config.containers[index].cache_control, config.containers[index].symlinks);
     assert_eq!(said(0), (CachePolicy::Revalidate, Symlinks::Deny));
     assert_eq!(said(1), (CachePolicy::Immutable, Symlinks::Inside));
+    assert_eq!(config.containers.iter().map(|container| container.must_be_mount).collect::<Vec<_>>(), [false, true]);
     let mut sources = from_file(text);
     sources.roots = vec![Root { name: String::new(), path: "/c".into() }];
-    assert_eq!(Config::load(&sources).unwrap().containers[0].symlinks, Symlinks::Deny);
+    let given = &Config::load(&sources).unwrap().containers[0];
+    assert_eq!((given.symlinks, given.must_be_mount), (Symlinks::Deny, true));
 }
 
 #[test]

@@ -3,7 +3,9 @@
 //! Plain data: nothing here reads a file or the environment. `main` passes their text to [`Config::load`], so that
 //! tests need neither. `config/default.toml` ([`DEFAULTS`]) says what every key is for.
 
+mod care;
 mod cli;
+mod container;
 mod default;
 mod fault;
 mod load;
@@ -16,7 +18,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use care::{Deny, Inspect, Verify};
 pub use cli::{Cli, Command, NewToken};
+pub use container::{CachePolicy, ContainerConfig, ContainerDefaults, Symlinks};
 pub use fault::{Fault, Faults, Origin};
 pub use source::{File, Root, Sources};
 
@@ -32,10 +36,14 @@ pub struct Config {
     /// `[[containers]]`: what is served; empty means the embedded demo container.
     #[serde(default)]
     pub containers: Vec<ContainerConfig>,
+    /// `[tls]`
+    pub tls: Tls,
     /// `[container_defaults]`: what a container has that does not say otherwise; already applied to `containers`.
     pub container_defaults: ContainerDefaults,
     /// `[limits]`
     pub limits: Limits,
+    /// `[clients]`
+    pub clients: Clients,
     /// `[cache]`
     pub cache: Cache,
     /// `[access]`
@@ -48,6 +56,8 @@ pub struct Config {
     pub compression: Compression,
     /// `[log]`
     pub log: Log,
+    /// `[tracing]`
+    pub tracing: Tracing,
 }
 
 /// Where and how connections are accepted.
@@ -70,6 +80,11 @@ pub struct Server {
     /// Longest pause in which a client takes no byte of an answer.
     #[serde(with = "values::duration")]
     pub send_timeout: Duration,
+    /// Time between not being ready any more and accepting no more, at shutdown.
+    #[serde(with = "values::duration")]
+    pub drain_delay: Duration,
+    /// Which containers must be readable for the server to be ready.
+    pub ready: Ready,
     /// Time that running answers get at shutdown.
     #[serde(with = "values::duration")]
     pub shutdown_timeout: Duration,
@@ -85,6 +100,29 @@ pub struct Server {
     pub viewer: PathBuf,
 }
 
+/// `[tls]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tls {
+    /// File with the certificate and those that vouch for it, PEM; empty where connections are not encrypted here.
+    pub certificate: PathBuf,
+    /// File with the certificate's private key, PEM.
+    pub key: PathBuf,
+    /// Time to agree on a key.
+    #[serde(with = "values::duration")]
+    pub handshake_timeout: Duration,
+    /// For how long browsers shall ask for nothing unencrypted; 0 to say nothing of that.
+    #[serde(with = "values::duration")]
+    pub hsts: Duration,
+}
+
+impl Tls {
+    /// Whether connections are encrypted here.
+    pub fn is_used(&self) -> bool {
+        !self.certificate.as_os_str().is_empty()
+    }
+}
+
 /// A listening address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -95,58 +133,15 @@ pub enum Listen {
     Unix(PathBuf),
 }
 
-/// One container to serve.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ContainerConfig {
-    /// First path segment; empty for the only container, which is then the root.
-    #[serde(default)]
-    pub name: String,
-    /// Directory on the file system.
-    #[serde(default)]
-    pub root: PathBuf,
-    /// What caches downstream may do.
-    #[serde(default)]
-    pub cache_control: CachePolicy,
-    /// Which symbolic links are followed.
-    #[serde(default)]
-    pub symlinks: Symlinks,
-}
-
-/// `[container_defaults]`
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ContainerDefaults {
-    /// What caches downstream may do.
-    pub cache_control: CachePolicy,
-    /// Which symbolic links are followed.
-    pub symlinks: Symlinks,
-}
-
-/// What `Cache-Control` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum CachePolicy {
-    /// `public, max-age=31536000, immutable`
-    Immutable,
-    /// `no-cache`
-    #[default]
-    Revalidate,
-    /// `max-age=N` in whole seconds.
-    MaxAge(Duration),
-}
-
-/// Which symbolic links are followed.
+/// Which containers must be readable for the server to be ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Symlinks {
-    /// Those whose target lies inside the container.
+pub enum Ready {
+    /// Every one: another replica may be able to read what this one cannot.
     #[default]
-    Inside,
-    /// None.
-    Deny,
-    /// All.
-    Follow,
+    All,
+    /// One at least: all replicas share the storage, and what can be read is to be served.
+    Any,
 }
 
 /// `[limits]`; sizes in bytes.
@@ -177,6 +172,24 @@ pub struct Limits {
     /// Most requests answered at once; more are refused with 503.
     #[serde(deserialize_with = "values::count")]
     pub concurrent_requests: usize,
+}
+
+/// `[clients]`: what one client may take; 0 for no limit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Clients {
+    /// Most open connections of one address.
+    #[serde(deserialize_with = "values::count")]
+    pub connections: usize,
+    /// Most requests of one client that are answered at once.
+    #[serde(deserialize_with = "values::count")]
+    pub concurrent_requests: usize,
+    /// Most bytes of answers that one client gets in a second.
+    #[serde(with = "values::size")]
+    pub bytes_per_second: u64,
+    /// Bytes that a client gets at once after a pause.
+    #[serde(with = "values::size")]
+    pub burst: u64,
 }
 
 /// `[cache]`; sizes in bytes, 0 switches a cache off.
@@ -301,6 +314,17 @@ pub struct Log {
     pub format: LogFormat,
     /// A level or a filter such as `info,n5_server=debug`.
     pub level: String,
+}
+
+/// `[tracing]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tracing {
+    /// URL of a collector of OpenTelemetry, without `/v1/traces`; empty for none.
+    pub otlp_endpoint: String,
+    /// Of so many requests one is traced.
+    #[serde(deserialize_with = "values::count")]
+    pub one_in: u64,
 }
 
 /// Form of log lines.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{CachePolicy, Config, ContainerConfig, Fault, Faults, Recheck, values};
+use super::{CachePolicy, Config, ContainerConfig, Fault, Faults, Listen, Recheck, values};
 
 /// The one file name that a container's root has.
 const ATTRIBUTES: &str = "attributes.json";
@@ -36,7 +36,10 @@ impl Config {
             ("server.header_timeout", self.server.header_timeout, Duration::from_millis(1), DAY),
             ("server.request_timeout", self.server.request_timeout, Duration::from_millis(1), DAY),
             ("server.send_timeout", self.server.send_timeout, Duration::from_millis(1), DAY),
+            ("server.drain_delay", self.server.drain_delay, Duration::ZERO, DAY),
             ("server.shutdown_timeout", self.server.shutdown_timeout, Duration::ZERO, DAY),
+            ("tls.handshake_timeout", self.tls.handshake_timeout, Duration::from_millis(1), DAY),
+            ("tls.hsts", self.tls.hsts, Duration::ZERO, 2 * YEAR),
             ("limits.budget_wait", self.limits.budget_wait, Duration::ZERO, DAY),
             ("jwt.leeway", self.jwt.leeway, Duration::ZERO, Duration::from_secs(5 * 60)),
             ("jwt.refresh", self.jwt.refresh, Duration::from_secs(1), DAY),
@@ -51,6 +54,8 @@ impl Config {
             ("limits.decode_budget", self.limits.decode_budget, MIB, LARGEST_BUDGET),
             ("limits.transfer_budget", self.limits.transfer_budget, MIB, LARGEST_BUDGET),
             ("limits.attributes", self.limits.attributes, 1024, 1024 * MIB),
+            ("clients.bytes_per_second", self.clients.bytes_per_second, 0, LARGEST_BUDGET),
+            ("clients.burst", self.clients.burst, 64 * 1024, LARGEST_BUDGET),
             ("cache.decoded", self.cache.decoded, 0, LARGEST_BUDGET),
             ("cache.stored", self.cache.stored, 0, LARGEST_BUDGET),
         ] {
@@ -59,20 +64,45 @@ impl Config {
         for (key, value, lowest, highest) in [
             ("server.max_connections", self.server.max_connections, 1, 1_000_000),
             ("server.threads", self.server.threads, 0, 1024),
+            ("clients.connections", self.clients.connections, 0, 1_000_000),
+            ("clients.concurrent_requests", self.clients.concurrent_requests, 0, 1_000_000),
             ("limits.concurrent_requests", self.limits.concurrent_requests, 1, 1_000_000),
         ] {
             check(key, within(&value, &lowest, &highest, ToString::to_string));
         }
         check("limits.decode_factor", within(&self.limits.decode_factor, &1, &1_000_000, ToString::to_string));
+        check("tracing.one_in", within(&self.tracing.one_in, &1, &1_000_000_000, ToString::to_string));
+        check("tracing.otlp_endpoint", endpoint(&self.tracing.otlp_endpoint));
         check("container_defaults.cache_control", cache_control(self.container_defaults.cache_control));
         check("cache.recheck_cached_metadata", recheck(self.cache.recheck_cached_metadata));
         check("cache.recheck_cached_data", recheck(self.cache.recheck_cached_data));
         faults.extend(origins("cors.origins", &self.cors.origins));
         faults.extend(origins("server.frame_ancestors", &self.server.frame_ancestors));
-        faults.extend(guarded(self));
+        faults.extend(encrypted(self));
+        faults.extend(guarded(self, reserved));
         faults.extend(containers(&self.containers, self.container_defaults.cache_control, reserved));
         if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
     }
+}
+
+/// What encryption needs.
+fn encrypted(config: &Config) -> Vec<Fault> {
+    let (tls, mut faults) = (&config.tls, Vec::new());
+    let mut fault = |key: &str, message: &str| faults.push(Fault::new(format!("tls.{key}"), message));
+    match (tls.is_used(), tls.key.as_os_str().is_empty()) {
+        (true, true) => fault("key", "name the file with the certificate's private key"),
+        (false, false) => fault("certificate", "name the file with the certificate that belongs to tls.key"),
+        _ => {}
+    }
+    if tls.is_used() && matches!(config.server.listen, Listen::Unix(_)) {
+        fault("certificate", "a Unix socket is not encrypted: give server.listen an address, or leave this empty");
+    }
+    if tls.hsts.subsec_nanos() != 0 {
+        fault("hsts", "write whole seconds");
+    } else if !tls.is_used() && !tls.hsts.is_zero() {
+        fault("hsts", "browsers heed it over https alone: set tls.certificate, or have the proxy in front say it");
+    }
+    faults
 }
 
 fn within<T: PartialOrd>(value: &T, lowest: &T, highest: &T, show: impl Fn(&T) -> String) -> Result<(), String> {
@@ -120,6 +150,15 @@ fn level(text: &str) -> Result<(), String> {
     }
 }
 
+fn endpoint(url: &str) -> Result<(), String> {
+    let is_url =
+        ["http://", "https://"].iter().any(|scheme| url.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty()));
+    if url.is_empty() || is_url {
+        return Ok(());
+    }
+    Err(format!("{url:?} is no URL: write \"http://collector:4318\", or \"\" for none"))
+}
+
 fn cache_control(policy: CachePolicy) -> Result<(), String> {
     match policy {
         CachePolicy::MaxAge(age) if age.subsec_nanos() != 0 => {
@@ -140,7 +179,7 @@ fn recheck(recheck: Recheck) -> Result<(), String> {
 }
 
 /// What goes together where it makes a difference who asks.
-fn guarded(config: &Config) -> Vec<Fault> {
+fn guarded(config: &Config, reserved: &[&str]) -> Vec<Fault> {
     let mut faults = Vec::new();
     if config.cors.credentials && config.cors.origins.iter().any(|origin| origin == "*") {
         let message = "browsers refuse this together with the origin \"*\": list the origins in cors.origins";
@@ -178,6 +217,14 @@ fn guarded(config: &Config) -> Vec<Fault> {
         if is_named && !first.is_empty() && !names.contains(&&*first) {
             // It would protect nothing.
             let message = format!("{rule:?} is about no container: a path begins with one of {}", names.join(", "));
+            faults.push(Fault::new(format!("access.rules[{index}]"), message));
+        }
+        let base = config.server.base_path.trim_start_matches('/').split('/').next().unwrap_or_default();
+        if !is_named && !first.is_empty() && (reserved.contains(&&*first) || first == base) {
+            let message = format!(
+                "{rule:?} begins with the server's own /{first}: rules are about paths within the container, in every view; \
+                 leave that out"
+            );
             faults.push(Fault::new(format!("access.rules[{index}]"), message));
         }
     }
@@ -280,6 +327,7 @@ mod tests {
             root: "/data".into(),
             cache_control: CachePolicy::Revalidate,
             symlinks: super::super::Symlinks::Inside,
+            must_be_mount: false,
         };
         Config { containers: names.iter().map(container).collect(), ..Config::default() }
     }
@@ -355,11 +403,38 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_needs_its_key_and_an_address() {
+        let mut config = Config::default();
+        config.tls.certificate = "/run/tls.crt".into();
+        config.tls.hsts = Duration::from_secs(60);
+        assert_eq!(keys(&config), ["tls.key"]);
+        config.tls.key = "/run/tls.key".into();
+        assert_eq!(keys(&config), Vec::<String>::new());
+        config.server.listen = "unix:/run/n5".parse().unwrap();
+        assert_eq!(keys(&config), ["tls.certificate"]);
+        config = Config::default();
+        config.tls.key = "/run/tls.key".into();
+        config.tls.hsts = Duration::from_secs(60);
+        assert_eq!(keys(&config), ["tls.certificate", "tls.hsts"]);
+    }
+
+    #[test]
     fn a_container_is_named_token_only_where_there_are_none() {
         let mut config = named(&["token", "b"]);
         assert_eq!(keys(&config), Vec::<String>::new());
         config.access.rules = vec!["/b = nobody".into()];
         assert_eq!(keys(&config), ["containers[0].name"]);
+    }
+
+    #[test]
+    fn a_rule_begins_with_no_word_of_the_servers() {
+        let mut config = named(&[""]);
+        config.server.base_path = "/base/path".into();
+        for (rule, is_good) in [("/a = x", true), ("/slice/a = x", false), ("/base/a = x", false), ("/path = x", true)]
+        {
+            config.access.rules = vec![rule.into()];
+            assert_eq!(keys(&config).is_empty(), is_good, "{rule}");
+        }
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Slices that are admitted: what is known of them before anything is read.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::bands::{Bands, Bounds, Refusal, Widths, plan};
+use super::budget::Budget;
 use super::{Container, Dataset};
 use crate::n5::{ConvertError, DataType, Region, convert};
 
@@ -21,11 +23,18 @@ pub struct Slice {
     bytes: u64,
     pub(super) beside_bytes: u64,
     pub(super) bands: Option<Bands>,
+    /// How long the last band waited for memory, which earlier ones may have kept.
+    pub(super) memory_waited: Duration,
     /// Held by every piece of a stream that has not been sent yet.
     pub(super) pieces: Arc<()>,
 }
 
 impl Slice {
+    /// Stands for the dataset where several want the same cores.
+    pub fn party(&self) -> u64 {
+        self.dataset.id
+    }
+
     /// Bytes of the elements, converted.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -61,11 +70,35 @@ impl Slice {
         xxh3_128(&facts)
     }
 
+    /// Who takes bands slowly gets small ones, where memory is short: the last one has `waited` for the one before it to be taken,
+    /// besides what it waited for memory.
+    pub(super) fn pace(&mut self, waited: Duration, budget: &Budget) {
+        let waited = waited.saturating_add(self.memory_waited);
+        let (free_bytes, Some(bands)) = (budget.free_bytes(), &mut self.bands) else { return };
+        let is_plenty = free_bytes > budget.capacity_bytes() / 2;
+        if waited < if is_plenty { LATE } else { SOON } {
+            bands.grow(free_bytes);
+        } else if waited > LATE && !is_plenty {
+            bands.shrink();
+        }
+        // Where others have the memory, a smaller one need not wait for them.
+        if waited > LATE || Arc::strong_count(&self.pieces) == 1 {
+            bands.fit(free_bytes.saturating_sub(budget.capacity_bytes() - budget.stream_bytes()));
+        }
+    }
+
     /// Whether it exceeds the slice budget and leaves in bands.
     pub fn is_streamed(&self) -> bool {
         self.bands.is_some()
     }
 }
+
+/// A client that takes a band within this time does not keep its memory for long: the next ones may be larger, also where
+/// memory is short.
+const SOON: Duration = Duration::from_millis(250);
+
+/// One that takes longer shall have smaller ones where it is.
+const LATE: Duration = Duration::from_secs(1);
 
 /// How the elements of a slice are sent.
 #[derive(Debug, Clone)]
@@ -77,7 +110,12 @@ pub struct Sending<'a> {
     pub extra_bytes: u64,
     /// Bytes of what is sent before a streamed answer's elements: their memory comes with the first band.
     pub beside_bytes: u64,
+    /// Whether the client is made to take it slowly: then it leaves in small bands, where it can.
+    pub is_slowed: bool,
 }
+
+/// Bands of a slowed answer have one part in so many of the budget: it holds them for long, and up to three at once.
+const SLOWED_PARTS: u64 = 16;
 
 impl Container {
     /// Decides from sizes alone whether `region` of `dataset` may be read, and whether in one piece.
@@ -86,7 +124,11 @@ impl Container {
     /// [`Refusal`], with a shape that would be accepted.
     pub fn plan_slice(&self, dataset: &Arc<Dataset>, region: Region) -> Result<Slice, Refusal> {
         let data_type = dataset.attributes.data_type();
-        self.plan_converted_slice(dataset, region, &Sending { data_type, extra_bytes: 0, beside_bytes: 0 })
+        self.plan_converted_slice(
+            dataset,
+            region,
+            &Sending { data_type, extra_bytes: 0, beside_bytes: 0, is_slowed: false },
+        )
     }
 
     /// As [`Self::plan_slice`], for an answer of other bytes than the elements as they are.
@@ -111,8 +153,24 @@ impl Container {
         let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
         let converted = Some(sending.data_type).filter(|to| *to != dataset.attributes.data_type());
         let widths = Widths::new(width, converted.map(|to| to.size_bytes().unwrap_or(1)));
-        let (bytes, bands) = plan(&region, dataset.attributes.grid(), widths, bounds)?;
+        let grid = dataset.attributes.grid();
+        let part = settings.slice_budget / SLOWED_PARTS;
+        let small = Bounds { budget_bytes: part, band_bytes: part.saturating_sub(beside_bytes), ..bounds };
+        // Where small bands would decode blocks too often, it is planned as ever.
+        let slowed = if sending.is_slowed { plan(&region, grid, widths, small).ok() } else { None };
+        let (bytes, bands) = slowed.map_or_else(|| plan(&region, grid, widths, bounds), Ok)?;
         let (dataset, converted, pieces) = (Arc::clone(dataset), converted.cloned(), Arc::new(()));
-        Ok(Slice { dataset, region, width, widths, converted, bytes, beside_bytes, bands, pieces })
+        Ok(Slice {
+            dataset,
+            region,
+            width,
+            widths,
+            converted,
+            bytes,
+            beside_bytes,
+            bands,
+            memory_waited: Duration::ZERO,
+            pieces,
+        })
     }
 }

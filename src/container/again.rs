@@ -67,10 +67,11 @@ impl Container {
     pub fn again(&self, access: Access, trail: &mut Trail, with_bytes: bool) -> Option<Bytes> {
         let (last, others) = trail.founds.split_last_mut()?;
         let again = |found, with_bytes| self.resources.objects.again(self.id, &*self.store, found, access, with_bytes);
+        // The dataset after its block: a block is missing only if its dataset is not.
+        let bytes = again(last, with_bytes)?;
         for found in others {
             again(found, false)?;
         }
-        let bytes = again(last, with_bytes)?;
         match last.what {
             What::Entry(..) | What::Made(..) => self.count(Lookup::Hit),
             What::Missing(_) => self.count(Lookup::Absent),

@@ -21,9 +21,11 @@ use super::canvas::{Canvas, Elements};
 use super::fresh;
 use super::stats::ReadStats;
 use super::{Dataset, ReadError};
+use crate::cpu::Length;
 use crate::metrics::{self, StoreOperation};
-use crate::n5::{Block, GridPosition, Room, Unpacked};
-use crate::store::{Meta, Store};
+use crate::n5::{Block, GridPosition, Room, Scratch, Unpacked};
+use crate::store::{Meta, ReadAtOnce, Store};
+use crate::trace;
 
 /// How long a job keeps its core before others that wait for one are let in. Where nobody does it goes on: a
 /// slice of 64 blocks of bzip2 took 739 ms when every turn ended the job, 661 so, one of gzip 70 and 59.
@@ -31,6 +33,10 @@ const TURN: Duration = Duration::from_millis(5);
 
 /// Another job is worth its start for so many bytes of blocks that are decoded or, where they are, looked at.
 const JOB_BYTES: u64 = 512 << 10;
+
+/// Cached blocks are pasted right away where all samples take no more than this: less time than to hand them to another
+/// thread.
+const HERE_BYTES: u64 = 64 << 10;
 
 /// Larger files are not read at once: a job would keep its core for too long.
 const FILE_BYTES: u64 = 16 << 20;
@@ -71,6 +77,8 @@ pub(super) struct Work {
 struct Bench {
     file: Vec<u8>,
     room: Room,
+    /// Where it reads, until its turn is over.
+    objects: Option<Box<dyn ReadAtOnce>>,
     /// The share of the decode budget that both are held by.
     permit: Option<Permit>,
     left: Vec<GridPosition>,
@@ -90,8 +98,22 @@ impl Work {
         let hits = (items.len() as u64).saturating_sub(misses);
         let bytes = self.block_bytes.saturating_mul(hits).min(self.sample_bytes);
         let bytes = bytes.saturating_add(self.block_bytes.saturating_mul(misses));
+        if misses == 0 && self.sample_bytes <= HERE_BYTES {
+            let mut bench = Bench::default();
+            for item in &items {
+                if let Item::Hit(position, loaded) = item {
+                    self.paste_loaded(position, loaded, &mut bench);
+                }
+            }
+            stats.add(&bench.stats);
+            // There may be many such batches, of blocks of few bytes.
+            tokio::task::consume_budget().await;
+            return Ok(Vec::new());
+        }
         let jobs = usize::try_from(bytes / JOB_BYTES).unwrap_or(usize::MAX).clamp(1, items.len().max(1));
         let jobs = jobs.min(self.blocks.cpu.cores());
+        // Cached blocks do not wait until others are decoded.
+        let length = if misses == 0 { Length::Short } else { Length::Long };
         let queue = Arc::new(Mutex::new(items.into_iter()));
         // Gone when nobody waits for the slice any more.
         let asked = Arc::new(());
@@ -101,13 +123,18 @@ impl Work {
             loop {
                 let (work, queue, asked) = (Arc::clone(self), Arc::clone(queue), Arc::downgrade(asked));
                 let turn = move || {
-                    let more = work.turn(&queue, &asked, &mut bench);
+                    let more = work.turn(&queue, &asked, &mut bench, length);
+                    bench.objects = None;
+                    if !more {
+                        // What a codec keeps, liblzma much, is not for the thread that serves to free.
+                        bench.room.scratch = Scratch::default();
+                    }
                     // Before anybody hears of the end, so that the last one has the canvas to itself.
                     drop(work);
                     (bench, more)
                 };
                 let more;
-                (bench, more) = self.blocks.cpu.run(turn).await?;
+                (bench, more) = self.blocks.cpu.run(length, self.dataset.id, turn).await?;
                 self.blocks.cache.run_pending_tasks().await;
                 if !more {
                     return Ok::<Bench, ReadError>(bench);
@@ -124,7 +151,13 @@ impl Work {
     }
 
     /// Takes blocks from `queue` until there is none or the turn is over; whether there may be more.
-    fn turn(&self, queue: &Mutex<std::vec::IntoIter<Item>>, asked: &Weak<()>, bench: &mut Bench) -> bool {
+    fn turn(
+        &self,
+        queue: &Mutex<std::vec::IntoIter<Item>>,
+        asked: &Weak<()>,
+        bench: &mut Bench,
+        length: Length,
+    ) -> bool {
         let mut started = Instant::now();
         loop {
             // A client that has hung up does not hold up the next one for the rest of a turn.
@@ -145,11 +178,12 @@ impl Work {
                 }
             }
             if started.elapsed() > TURN {
-                if self.blocks.cpu.is_wanted() {
+                if self.blocks.cpu.is_wanted(length) {
                     return true;
                 }
                 // What the cache has to evict makes room for what comes next.
                 self.blocks.cache.run_pending_tasks().now_or_never();
+                bench.objects = None;
                 started = Instant::now();
             }
         }
@@ -195,14 +229,19 @@ impl Work {
         }
         let stored = Bytes::from(std::mem::take(&mut bench.file));
         let file = (!is_plain).then(|| stored.clone());
-        let (limit_bytes, scratch) = (self.blocks.block_bytes, &mut bench.room.scratch);
-        let block = Block::decode_with(stored, attributes, &place.position, limit_bytes, scratch);
+        let limit_bytes = self.blocks.block_bytes;
+        let mut room = self.blocks.budget.room(&stored, attributes, &place.position);
+        std::mem::swap(&mut room.scratch, &mut bench.room.scratch);
+        let block = Block::decode_with(stored, attributes, &place.position, limit_bytes, &mut room);
+        bench.room.scratch = room.scratch;
         bench.file = file.map(Vec::from).unwrap_or_default();
         let block = block.ok()?;
         decoding.shrink(block.data.len() as u64);
         times.decode += started.elapsed();
-        metrics::block_decoded(attributes.compression().label(), started.elapsed());
-        let block = Block { size: block.size, data: decoding.own(block.data) };
+        decoded(attributes.compression().label(), started.elapsed());
+        let data =
+            if is_plain { decoding.own(block.data) } else { self.blocks.budget.own(block.data.into(), decoding) };
+        let block = Block { size: block.size, data };
         Some(Loaded::new(block, meta, checked))
     }
 
@@ -220,7 +259,7 @@ impl Work {
             let (file, room) = (&bench.file, &mut bench.room);
             let block = Unpacked::new(file, attributes, position, self.blocks.block_bytes, room).ok()?;
             times.decode += started.elapsed();
-            metrics::block_decoded(attributes.compression().label(), started.elapsed());
+            decoded(attributes.compression().label(), started.elapsed());
             let started = Instant::now();
             self.canvas.paste(position, &block.size, block.data, Elements::AsStored);
             bench.stats.assemble += started.elapsed();
@@ -236,9 +275,13 @@ impl Work {
         let most_bytes = self.file_bytes();
         bench.reserve(&self.blocks, most_bytes)?;
         let started = Instant::now();
-        let found = self.store.get_at_once(&self.dataset.block_key(position), most_bytes, &mut bench.file)?;
+        if bench.objects.is_none() {
+            bench.objects = Some(self.store.at_once()?);
+        }
+        let found = bench.objects.as_mut()?.get(&self.dataset.block_key(position), most_bytes, &mut bench.file)?;
         times.store += started.elapsed();
         metrics::store_request(StoreOperation::Get, self.store.backend(), started.elapsed());
+        trace::record("storage", StoreOperation::Get.name(), started.elapsed());
         if found.is_some() {
             metrics::store_read_bytes(self.store.backend(), bench.file.len() as u64);
         }
@@ -262,6 +305,12 @@ impl Work {
             position: position.clone(),
         }
     }
+}
+
+/// A block was decoded.
+fn decoded(codec: &'static str, elapsed: Duration) {
+    metrics::block_decoded(codec, elapsed);
+    trace::record("decode", codec, elapsed);
 }
 
 impl Bench {

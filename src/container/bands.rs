@@ -9,6 +9,18 @@ const JOINED_BYTES: u64 = 16 << 20;
 /// of a small slice: a whole layer of blocks of 20 GiB took 2.4 s.
 const OPENING_BYTES: u64 = 1 << 20;
 
+/// Bands begin with this many bytes, and double as long as the client takes them soon: one that takes its time does not hold
+/// much memory.
+const FIRST_BYTES: u64 = 1 << 20;
+
+/// They do not grow beyond one part in so many of the memory that nobody has: three at once of each of 16 slow clients take
+/// less than all.
+const FREE_PARTS: u64 = 32;
+
+/// Except for a client that has been given so much: what is sent first fills the kernels' buffers, and says nothing of how
+/// fast it is; and two bands may not have been taken yet.
+const PROOF_BYTES: u64 = 24 << 20;
+
 /// What touching a block costs at least, as if this many bytes were decoded: looking it up.
 const BLOCK_COST_BYTES: u128 = 4 << 10;
 
@@ -74,8 +86,8 @@ pub enum Refusal {
 
 /// The parts of a region in the order of its elements: each is assembled and sent as one.
 ///
-/// A band is one whole layer of blocks (several, where layers are thin) or, where a layer exceeds the
-/// budget, as many planes of it as fit.
+/// A band is one whole layer of blocks (several, where layers are thin) or, where a layer exceeds what a band may take, as
+/// many planes of it as fit.
 #[derive(Debug, Clone)]
 pub struct Bands {
     region: Region,
@@ -85,6 +97,12 @@ pub struct Bands {
     /// Bytes of one plane: one sample of `axis`, all of the faster axes.
     plane_bytes: u64,
     budget_bytes: u64,
+    /// Most bytes of the next band; never less than a plane, nor than `least_depth` of them.
+    next_bytes: u64,
+    /// Bytes of the bands so far.
+    done_bytes: u64,
+    /// Planes without which blocks would be decoded too often.
+    least_depth: u64,
     /// Parts of the first plane that come first, the last of them first.
     opening: Vec<Region>,
     /// Samples of `axis` and the slower axes that are done.
@@ -120,26 +138,21 @@ pub(super) fn plan(
     } else {
         None
     };
-    let (decoded_bytes, limit_bytes) = cost(region, grid, widths.stored, bytes, bands.as_ref(), bounds);
+    let times = bands.as_ref().map_or(1, |bands| bands.decodes_per_block(grid));
+    let (decoded_bytes, limit_bytes) = cost(region, grid, widths.stored, bytes, times, bounds);
     if decoded_bytes > limit_bytes {
         let piece = piece(region, grid, widths, bounds);
         return Err(Refusal::TooCostly { decoded_bytes, bytes, limit_bytes, piece });
     }
-    Ok((bytes, bands))
+    let times = limit_bytes.saturating_mul(u128::from(times)) / decoded_bytes.max(1);
+    let times = u64::try_from(times).unwrap_or(u64::MAX).min(bounds.decode_factor);
+    Ok((bytes, bands.map(|bands| bands.decoding_at_most(times, grid))))
 }
 
-/// Bytes that are decoded for an answer when the cache keeps no block, and how many may be.
-fn cost(
-    region: &Region,
-    grid: &BlockGrid,
-    width: u64,
-    bytes: u64,
-    bands: Option<&Bands>,
-    bounds: Bounds,
-) -> (u128, u128) {
+/// Bytes that are decoded for an answer when the cache keeps no block and each is decoded so many times, and how many may be.
+fn cost(region: &Region, grid: &BlockGrid, width: u64, bytes: u64, times: u64, bounds: Bounds) -> (u128, u128) {
     let block = grid.block_size().iter().zip(grid.dimensions()).map(|(b, d)| u128::from(*b.min(d)));
     let block_bytes = block.fold(u128::from(width), u128::saturating_mul).max(BLOCK_COST_BYTES);
-    let times = bands.map_or(1, |bands| bands.decodes_per_block(grid));
     let decoded = grid.covering(region).total().saturating_mul(block_bytes).saturating_mul(u128::from(times));
     let factor = u128::from(bounds.decode_factor.max(1));
     let allowed = factor.saturating_mul(u128::from(bytes.max(bounds.budget_bytes)));
@@ -166,6 +179,9 @@ impl Bands {
             axis,
             plane_bytes,
             budget_bytes,
+            next_bytes: FIRST_BYTES.min(budget_bytes),
+            done_bytes: 0,
+            least_depth: 1,
             opening: opening(region, grid, widths.stored, axis, opening_bytes),
             done: false,
         };
@@ -175,15 +191,47 @@ impl Bands {
         Some(bands)
     }
 
-    /// How often a block is decoded at most, when the cache keeps none.
+    /// How often a block is decoded at most, when the cache keeps none and bands are as large as they may be.
     fn decodes_per_block(&self, grid: &BlockGrid) -> u64 {
-        let samples = |axis: usize| {
-            let in_block = grid.block_size()[axis].div_ceil(self.region.step()[axis]);
-            in_block.min(self.region.shape()[axis]).max(1)
-        };
         let planes = (self.budget_bytes / self.plane_bytes.max(1)).max(1);
-        let slower = (self.axis + 1..self.region.rank()).map(samples).fold(1, u64::saturating_mul);
-        slower.saturating_mul(samples(self.axis).div_ceil(planes))
+        self.decodes_by_slower_axes(grid).saturating_mul(self.samples(self.axis, grid).div_ceil(planes))
+    }
+
+    fn decodes_by_slower_axes(&self, grid: &BlockGrid) -> u64 {
+        (self.axis + 1..self.region.rank()).map(|axis| self.samples(axis, grid)).fold(1, u64::saturating_mul)
+    }
+
+    /// Samples that are taken of a block along `axis`, at most.
+    fn samples(&self, axis: usize, grid: &BlockGrid) -> u64 {
+        let in_block = grid.block_size()[axis].div_ceil(self.region.step()[axis]);
+        in_block.min(self.region.shape()[axis]).max(1)
+    }
+
+    /// These bands, of which small ones decode no block more often than `times`.
+    fn decoding_at_most(self, times: u64, grid: &BlockGrid) -> Self {
+        let parts = times / self.decodes_by_slower_axes(grid);
+        let parts = parts.saturating_sub(self.opening.len() as u64).max(1);
+        Self { least_depth: self.samples(self.axis, grid).div_ceil(parts), ..self }
+    }
+
+    /// The client takes bands as they come: the next may be larger. `free_bytes` of the budget are free.
+    pub(super) fn grow(&mut self, free_bytes: u64) {
+        if !self.opening.is_empty() {
+            return;
+        }
+        let is_proven = self.done_bytes >= PROOF_BYTES;
+        let most_bytes = if is_proven { self.budget_bytes } else { (free_bytes / FREE_PARTS).max(FIRST_BYTES) };
+        self.next_bytes = self.next_bytes.saturating_mul(2).min(most_bytes).min(self.budget_bytes);
+    }
+
+    /// The next band shall be of as many bytes at most, if it can.
+    pub(super) fn fit(&mut self, bytes: u64) {
+        self.next_bytes = self.next_bytes.min(bytes.max(FIRST_BYTES)).min(self.budget_bytes);
+    }
+
+    /// Bands wait for the client: the next shall be smaller.
+    pub(super) fn shrink(&mut self) {
+        self.next_bytes = (self.next_bytes / 2).max(FIRST_BYTES).min(self.budget_bytes);
     }
 
     /// Counts `depth` further samples of the cut axis as done.
@@ -204,9 +252,10 @@ impl Bands {
     /// Number of samples along the cut axis that the band from sample `from` takes.
     fn depth(&self, from: u64) -> u64 {
         let rest = self.region.shape()[self.axis].saturating_sub(from);
-        let fitting = (self.budget_bytes / self.plane_bytes.max(1)).max(1);
-        let joined = JOINED_BYTES.min(self.budget_bytes) / self.plane_bytes.max(1);
-        let mut depth = self.rest_of_layer(from);
+        let planes = |bytes: u64| bytes / self.plane_bytes.max(1);
+        let fitting = planes(self.next_bytes).max(self.least_depth).min(planes(self.budget_bytes)).max(1);
+        let joined = planes(self.next_bytes.min(JOINED_BYTES));
+        let mut depth = self.rest_of_layer(from).min(rest);
         if depth > fitting {
             // Equal parts: the last one of a layer is not a sliver.
             return depth.div_ceil(depth.div_ceil(fitting)).min(rest);
@@ -239,6 +288,7 @@ impl Iterator for Bands {
         }
         let from = self.cursor[0];
         let depth = self.depth(from);
+        self.done_bytes = self.done_bytes.saturating_add(depth.saturating_mul(self.plane_bytes));
         let mut band = self.region.part(self.axis, from, depth);
         for (n, k) in self.cursor.iter().enumerate().skip(1) {
             band = band.part(self.axis + n, *k, 1);
@@ -307,7 +357,7 @@ fn piece(region: &Region, grid: &BlockGrid, widths: Widths, bounds: Bounds) -> C
         size <= budget
             && part.is_ok_and(|part| {
                 let (decoded, allowed) =
-                    cost(&part, grid, widths.stored, u64::try_from(size).unwrap_or(u64::MAX), None, bounds);
+                    cost(&part, grid, widths.stored, u64::try_from(size).unwrap_or(u64::MAX), 1, bounds);
                 decoded <= allowed
             })
     };
@@ -335,6 +385,11 @@ mod tests {
         Bounds { slice_bytes: 1 << 40, budget_bytes, extra_bytes: 0, band_bytes: budget_bytes, decode_factor: 16 }
     }
 
+    /// As large as they become for a client that takes them at once.
+    fn grown(bands: Bands) -> Bands {
+        Bands { next_bytes: bands.budget_bytes, ..bands }
+    }
+
     fn grid(dimensions: &[u64], block: &[u64]) -> BlockGrid {
         BlockGrid::new(dimensions.into(), block.into()).unwrap()
     }
@@ -353,7 +408,7 @@ mod tests {
         let grid = grid(&[1024, 1024, 200], &[64, 64, 64]);
         let layer = 1024 * 1024 * 64;
         let (_, bands) = plan(&Region::whole(grid.dimensions()), &grid, Widths::new(1, None), bounds(layer)).unwrap();
-        let depths: Vec<u64> = bands.unwrap().map(|band| band.shape()[2]).collect();
+        let depths: Vec<u64> = grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
         // Some blocks, the rest of their row, and the rest of the first plane come first.
         assert_eq!(depths, [1, 1, 1, 63, 64, 64, 8]);
     }
@@ -375,8 +430,27 @@ mod tests {
         let grid = grid(&[1024, 1024, 64], &[64, 64, 64]);
         let (_, bands) =
             plan(&Region::whole(grid.dimensions()), &grid, Widths::new(1, None), bounds(20 << 20)).unwrap();
-        let depths: Vec<u64> = bands.unwrap().map(|band| band.shape()[2]).collect();
+        let depths: Vec<u64> = grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
         assert_eq!(depths, [1, 1, 1, 16, 16, 16, 15]);
+    }
+
+    #[test]
+    fn bands_grow_as_long_as_the_client_waits_for_them() {
+        let grid = grid(&[1024, 1024, 512], &[64, 64, 64]);
+        let whole = Region::whole(grid.dimensions());
+        let (_, bands) = plan(&whole, &grid, Widths::new(1, None), bounds(32 << 20)).unwrap();
+        let mut bands = bands.unwrap();
+        let (mut depths, mut decodes) = (Vec::new(), [0; 8]);
+        while let Some(band) = bands.next() {
+            depths.push(band.shape()[2]);
+            let (from, depth) = (band.start()[2].unsigned_abs(), band.shape()[2]);
+            (from / 64..(from + depth).div_ceil(64)).for_each(|layer| decodes[usize::try_from(layer).unwrap()] += 1);
+            if bands.done_bytes < 192 << 20 { bands.grow(0) } else { bands.shrink() }
+        }
+        assert!(depths[..9].iter().all(|depth| *depth <= 5), "{depths:?}");
+        assert!(depths.iter().any(|depth| *depth > 16), "{depths:?}");
+        assert!(depths.iter().rev().take(40).all(|depth| *depth <= 5), "{depths:?}");
+        assert!(decodes.iter().all(|times| *times <= 16), "{decodes:?}");
     }
 
     #[test]
@@ -384,7 +458,7 @@ mod tests {
         let grid = grid(&[1024, 1024, 100], &[64, 64, 1]);
         let (_, bands) =
             plan(&Region::whole(grid.dimensions()), &grid, Widths::new(1, None), bounds(64 << 20)).unwrap();
-        assert_eq!(bands.unwrap().next().unwrap().shape()[2], 16);
+        assert_eq!(grown(bands.unwrap()).next().unwrap().shape()[2], 16);
     }
 
     #[test]
@@ -420,7 +494,7 @@ mod tests {
         let (bytes, bands) = plan(&whole, &grid, Widths::new(1, Some(4)), bounds(5_000_000)).unwrap();
         assert_eq!((bytes, bands.is_some()), (4_000_000, false));
         let (_, bands) = plan(&whole, &grid, Widths::new(1, Some(4)), bounds(4_999_999)).unwrap();
-        let depths: Vec<u64> = bands.unwrap().map(|band| band.shape()[2]).collect();
+        let depths: Vec<u64> = grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
         assert_eq!(depths, [50, 50]);
         let (bytes, bands) = plan(&whole, &grid, Widths::new(8, Some(1)), bounds(8_999_999)).unwrap();
         assert_eq!((bytes, bands.is_some()), (1_000_000, true));
@@ -487,6 +561,8 @@ mod tests {
             axes in prop::collection::vec((0u64..12, 1u64..6, -3i64..5, 1u64..9, 1u64..4), 1..4),
             budget in 12u64..200,
             opening in 1u64..200,
+            times in 1u64..9,
+            paces in prop::collection::vec(any::<bool>(), 32),
         ) {
             let grid = BlockGrid::new(
                 axes.iter().map(|a| a.0).collect(),
@@ -500,7 +576,11 @@ mod tests {
             let strides: Vec<u64> = region.shape().iter().scan(1, |n, s| { let at = *n; *n *= s; Some(at) }).collect();
             let mut next = 0;
             if let Some(bands) = Bands::new(&region, &grid, Widths::new(1, None), budget, opening) {
-                for band in bands {
+                let mut bands = bands.decoding_at_most(times, &grid);
+                bands.next_bytes = 1;
+                let mut paces = paces.iter().cycle();
+                while let Some(band) = bands.next() {
+                    if paces.next() == Some(&true) { bands.grow(0) } else { bands.next_bytes /= 2 }
                     prop_assert!(band.elements().unwrap() <= budget);
                     let first: u64 = (0..region.rank())
                         .map(|a| {

@@ -10,12 +10,17 @@ use moka::future::Cache;
 
 use super::budget::{self, Budget, Permit};
 use super::fresh::{self, Checked};
+use super::hold;
+use super::measured::measured;
 use super::objects::{LargeObject, Objects, Source};
+use super::shared::share;
 use super::{CacheSettings, Dataset, ReadError, cache_of, forget, nudging};
-use crate::cpu::Cpu;
-use crate::metrics::{self, Lookup};
+use crate::cpu::{Cpu, Length};
+use crate::fair::Joints;
+use crate::metrics::{self, Lookup, StoreOperation};
 use crate::n5::{Block, BlockError, Coords, GridPosition};
 use crate::store::{Key, Meta, Store};
+use crate::trace;
 
 const CACHE: metrics::Cache = metrics::Cache::Decoded;
 
@@ -23,7 +28,7 @@ const CACHE: metrics::Cache = metrics::Cache::Decoded;
 const ENTRY_BYTES: usize = 768;
 
 /// Pause before a damaged block is read once more: somebody may be writing it.
-const SECOND_LOOK: Duration = Duration::from_millis(20);
+pub(super) const SECOND_LOOK: Duration = Duration::from_millis(20);
 
 /// How often a request looks again when what it finds keeps changing.
 const ATTEMPTS: usize = 3;
@@ -65,12 +70,14 @@ type EntryKey = (u64, GridPosition);
 #[derive(Debug, Clone)]
 pub(super) struct Blocks {
     pub(super) cache: Cache<EntryKey, Arc<Loaded>>,
-    objects: Objects,
+    pub(super) objects: Objects,
     pub(super) cpu: Cpu,
     pub(super) budget: Budget,
     /// Most bytes that one block may take while it is decoded.
     pub(super) block_bytes: u64,
     wait: Duration,
+    /// Who waits for which load.
+    loading: Joints<EntryKey>,
 }
 
 /// Where a block is: everything a load needs.
@@ -96,7 +103,18 @@ impl Blocks {
             u32::try_from(bytes + ENTRY_BYTES + 16 * key.1.len()).unwrap_or(u32::MAX)
         });
         let budget = Budget::new(metrics::Budget::Decode, settings.held_bytes().saturating_add(decode_bytes), wait);
-        Self { cache, objects, cpu, budget, block_bytes: decode_bytes, wait }
+        Self { cache, objects, cpu, budget, block_bytes: decode_bytes, wait, loading: Joints::default() }
+    }
+
+    /// The same cache and budget, for whose memory is waited at most `wait`; what is read comes from `objects`
+    /// and is decoded on `cpu`.
+    pub(super) fn waiting(&self, wait: Duration, objects: &Objects, cpu: &Cpu) -> Self {
+        Self { objects: objects.clone(), cpu: cpu.clone(), budget: self.budget.waiting(wait), wait, ..self.clone() }
+    }
+
+    /// The same cache and budget, for another container, which reads from `objects`.
+    pub(super) fn of_one(&self, objects: &Objects) -> Self {
+        Self { objects: objects.clone(), budget: self.budget.of_one(), ..self.clone() }
     }
 
     /// Cached bytes, for the metrics page.
@@ -134,7 +152,8 @@ impl Blocks {
         }
         if !doubtful.is_empty() {
             let keys = doubtful.iter().map(|n| dataset.block_key(&positions[*n])).collect();
-            for (n, meta) in doubtful.iter().zip(store.head_many(keys).await?) {
+            let metas = measured(StoreOperation::Head, store.backend(), store.head_many(keys)).await?;
+            for (n, meta) in doubtful.iter().zip(metas) {
                 let Some(loaded) = &found[*n] else { continue };
                 if loaded.version() == meta.map(|meta| meta.version) {
                     loaded.checked.touch(moment);
@@ -158,6 +177,16 @@ impl Blocks {
         Ok(found)
     }
 
+    /// Drops what is cached as missing at `positions`.
+    pub(super) async fn forget_holes(&self, dataset: &Dataset, positions: &[GridPosition]) {
+        for position in positions {
+            let key = (dataset.id, position.clone());
+            if self.cache.get(&key).await.is_some_and(|loaded| loaded.block.is_none()) {
+                self.cache.invalidate(&key).await;
+            }
+        }
+    }
+
     /// The block at `place`, which was not cached a moment ago, no staler than `since`.
     pub(super) async fn load(&self, place: Place, since: u64) -> Result<(Arc<Loaded>, LoadTimes), ReadError> {
         let mut times = LoadTimes::default();
@@ -176,11 +205,10 @@ impl Blocks {
         Ok((loaded, times))
     }
 
-    /// Loads in a task of its own: a client that hangs up does not restart the decode that others wait
-    /// for. Adds up `times` only for whoever caused the load.
+    /// Loads once, however many want it. Adds up `times` only for whoever caused the load.
     async fn load_shared(&self, place: Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
         let this = self.clone();
-        let load = tokio::spawn(async move {
+        let load = share(&self.loading, place.entry_key(), async move {
             let mut times = LoadTimes::default();
             let loaded = loop {
                 let load = this.decode(&place, since, &mut times).map_err(Failure::Read);
@@ -197,7 +225,7 @@ impl Blocks {
             this.cache.run_pending_tasks().await;
             (loaded, times)
         });
-        let (loaded, spent) = load.await.map_err(|join| ReadError::Died(join.to_string()))?;
+        let (loaded, spent) = load.await?;
         times.store += spent.store;
         times.decode += spent.decode;
         loaded
@@ -229,7 +257,7 @@ impl Blocks {
             Source::Cached { meta, bytes, checked } => (meta, bytes, checked, None, true),
             Source::Read { meta, bytes, permit } => (meta, bytes, now, Some(permit), false),
             Source::Open(large) => {
-                let (bytes, permit) = self.read_large(dataset, &key, &large).await?;
+                let (bytes, permit) = self.read_large(&**store, dataset, &key, &large).await?;
                 (large.meta().clone(), bytes, now, Some(permit), false)
             }
         };
@@ -237,42 +265,67 @@ impl Blocks {
         let blame = |error| ReadError::Block { key: key.clone(), position: position.clone(), error };
         let attributes = &dataset.attributes;
         let needed_bytes = Block::decoding_bytes(&bytes, attributes, position).map_err(blame)?;
-        if needed_bytes > self.block_bytes {
-            return Err(blame(BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes }));
-        }
-        // A large block has brought its share with it.
-        let held = permit.as_mut().and_then(|permit| permit.split_of(metrics::Budget::Decode, needed_bytes));
-        let decoding = match held {
-            Some(share) => share,
-            None => self.take(needed_bytes).await?,
-        };
+        let decoding = self
+            .share_for(needed_bytes, permit.as_mut())
+            .await?
+            .ok_or_else(|| blame(BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes }))?;
         let started = Instant::now();
         let (job, at, limit) = (Arc::clone(dataset), position.clone(), self.block_bytes);
         // The job holds what it uses: it runs on when whoever waits for it has gone.
+        let budget = self.budget.clone();
         let job = move || {
             let range = bytes.as_ptr_range();
-            let block = Block::decode(bytes, &job.attributes, &at, limit)?;
-            // What the cache of stored objects counts must not live on in this one.
-            let data = if is_shared && range.contains(&block.data.as_ptr()) {
-                Bytes::from(Vec::from(block.data))
-            } else {
-                block.data
-            };
+            let mut room = budget.room(&bytes, &job.attributes, &at);
+            let block = Block::decode_with(bytes, &job.attributes, &at, limit, &mut room)?;
             let mut decoding = decoding;
-            decoding.shrink(data.len() as u64);
+            decoding.shrink(block.data.len() as u64);
             drop(permit);
-            Ok(Block { size: block.size, data: decoding.own(data) })
+            // What the cache of stored objects counts must not live on in this one; and what a file's buffer holds besides
+            // these bytes would not go back to the pool.
+            let data = if !is_shared && range.contains(&block.data.as_ptr()) {
+                decoding.own(block.data)
+            } else {
+                budget.own(block.data.into(), decoding)
+            };
+            Ok(Block { size: block.size, data })
         };
-        let block = self.cpu.run(job).await?.map_err(blame)?;
+        let codec = attributes.compression().label();
+        // The wait for a core is counted where it is waited.
+        let job = move || {
+            let began = Instant::now();
+            let block = job();
+            trace::record("decode", codec, began.elapsed());
+            (block, began.elapsed())
+        };
+        let (block, elapsed) = self.cpu.run(Length::Long, dataset.id, job).await?;
+        let block = block.map_err(blame)?;
         times.decode += started.elapsed();
-        metrics::block_decoded(attributes.compression().label(), started.elapsed());
+        metrics::block_decoded(codec, elapsed);
         Ok(Arc::new(Loaded::new(block, meta, checked)))
+    }
+
+    /// A share of the decode budget for a block that was read under `permit`; `None` for one that no share is enough for.
+    pub(super) async fn share_for(
+        &self,
+        needed_bytes: u64,
+        permit: Option<&mut Permit>,
+    ) -> Result<Option<Permit>, ReadError> {
+        if needed_bytes > self.block_bytes {
+            return Ok(None);
+        }
+        // A large block has brought its share with it.
+        let held = permit.and_then(|permit| permit.split_of(metrics::Budget::Decode, needed_bytes));
+        Ok(Some(match held {
+            Some(share) => share,
+            None => self.take(needed_bytes).await?,
+        }))
     }
 
     /// Reads a block that is too large for the transfer budget to be counted on: under one share of the decode
     /// budget that also covers its decoding, so that no two loads wait for each other's second half.
-    async fn read_large(
+    pub(super) async fn read_large(
         &self,
+        store: &dyn Store,
         dataset: &Dataset,
         key: &Key,
         large: &LargeObject,
@@ -284,7 +337,7 @@ impl Blocks {
             return Err(ReadError::StoredTooLarge { key: key.clone(), bytes, limit_bytes });
         }
         let permit = self.take(needed.min(limit_bytes)).await?;
-        match large.all().await {
+        match hold::unless_needed(store, &self.budget, key, Box::pin(large.all())).await? {
             Ok(bytes) => Ok((bytes, permit)),
             Err(error) => Err(error),
         }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use super::measured::measured;
 use super::{ATTRIBUTES, Access, Container, Dataset, GroupState, ReadError};
+use crate::metrics::StoreOperation;
 use crate::n5::{Coords, GridPosition, MAX_RANK};
 use crate::store::{Entry, Keep, Key};
 
@@ -70,7 +72,9 @@ impl Container {
                 true => Keep::Yes,
             }
         });
-        let Some(page) = self.store.list(key, after, limit, keep).await? else { return Ok(None) };
+        let page = self.store.list(key, after, limit, keep);
+        let page = measured(StoreOperation::List, self.store.backend(), page).await?;
+        let Some(page) = page else { return Ok(None) };
         let mut listed = Listed { entries: Vec::new(), more: page.more };
         let mut names_bytes = 0;
         for entry in page.entries {
@@ -190,17 +194,23 @@ impl Container {
         let sees = self.sees_entries(key);
         let keep =
             Arc::new(move |entry: &Entry| if entry.is_directory && sees(&entry.name) { Keep::Yes } else { Keep::No });
-        let listing = self.store.list(key, None, limit, keep).await?;
+        let listing = self.store.list(key, None, limit, keep);
+        let listing = measured(StoreOperation::List, self.store.backend(), listing).await?;
         Ok(listing.map(|listing| listing.entries.into_iter().map(|entry| entry.name).collect()))
     }
 
-    /// Whether `key` is a directory.
+    /// Whether `key` is a directory that may be looked at.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn is_directory(&self, access: Access, key: &Key) -> Result<bool, ReadError> {
         access.may_wait().await;
-        Ok(self.sees(key) && self.store.is_directory(key).await?)
+        let found = self.store.is_directory(key);
+        if !self.sees(key) {
+            return Ok(false);
+        }
+        let found = measured(StoreOperation::Head, self.store.backend(), found).await;
+        Ok(ReadError::or_hidden(found.map(Some).map_err(ReadError::from))?.unwrap_or(false))
     }
 
     /// Which names of the directory `key` can be seen.

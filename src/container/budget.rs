@@ -1,66 +1,78 @@
 //! Shares of memory: whoever holds bytes holds their permit.
 
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use futures_util::FutureExt;
 
+use super::BudgetError;
+use super::hold::{Wait, Waits};
 use super::pool::Pool;
+use crate::fair::{Client, Cost, Share, Shares};
 use crate::metrics::{self, Shed};
+use crate::n5::{Block, DatasetAttributes, GridPosition, Room};
+use crate::trace;
 
-/// Permits are counted in units of this many bytes, so that their number fits a `u32`.
+/// Permits are counted in units of this many bytes.
 const UNIT_BYTES: u64 = 1024;
 
-/// A bounded amount of memory that is lent out in shares, in the order of asking.
+/// Those who wait in line for shares are of a stream, or not: a client's streams do not hold up its short answers.
+const SHORT: u64 = 0;
+const STREAM: u64 = 1;
+
+/// A bounded amount of memory that is lent out in shares: clients take turns, and those of one are in the order of asking.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
     label: metrics::Budget,
-    units: Arc<Semaphore>,
+    shares: Shares,
+    waits: Waits,
     capacity_bytes: u64,
     wait: Duration,
     /// With what is lent never more than the budget: new memory is not taken before this has made room for it.
-    pool: Pool,
+    pub(super) pool: Pool,
 }
 
 /// A share of a [`Budget`], given back when dropped.
 #[derive(Debug)]
 pub(super) struct Permit {
-    units: OwnedSemaphorePermit,
+    share: Share,
     label: metrics::Budget,
     /// Shared by all shares of one stream.
     stream: Option<Arc<()>>,
 }
 
-/// Why there is no share.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BudgetError {
-    /// More than the whole budget was asked for.
-    #[error("{asked_bytes} bytes exceed the {budget} budget of {capacity_bytes}")]
-    TooLarge {
-        /// The budget's configuration key.
-        budget: &'static str,
-        /// Bytes asked for.
-        asked_bytes: u64,
-        /// Bytes there are.
-        capacity_bytes: u64,
-    },
-    /// Others kept it for too long.
-    #[error("no share of the {budget} budget within {waited:?}")]
-    Waited {
-        /// The budget's configuration key.
-        budget: &'static str,
-        /// How long.
-        waited: Duration,
-    },
-}
-
 impl Budget {
     /// A budget of `capacity_bytes`; whoever asks waits at most `wait`.
     pub(super) fn new(label: metrics::Budget, capacity_bytes: u64, wait: Duration) -> Self {
-        let units = usize::try_from(units(capacity_bytes)).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        let units = usize::try_from(units(capacity_bytes)).unwrap_or(usize::MAX);
+        // A client may be slow to take what it asked for: others shall not wait for all of it.
+        let most = if label == metrics::Budget::Slice { units - units / 4 } else { units };
         metrics::budget_capacity(label, capacity_bytes);
-        Self { label, units: Arc::new(Semaphore::new(units)), capacity_bytes, wait, pool: Pool::default() }
+        let shares = Shares::new(units, most, Cost::Units);
+        Self { label, shares, waits: Waits::default(), capacity_bytes, wait, pool: Pool::default() }
+    }
+
+    /// The same memory, for which others wait at most `wait`.
+    pub(super) fn waiting(&self, wait: Duration) -> Self {
+        metrics::budget_capacity(self.label, self.capacity_bytes);
+        Self { wait, ..self.clone() }
+    }
+
+    /// The same memory, for another container.
+    pub(super) fn of_one(&self) -> Self {
+        Self { waits: self.waits.of_one(), ..self.clone() }
+    }
+
+    /// Whether requests of other containers wait for a share.
+    pub(super) fn others_wait(&self) -> bool {
+        self.waits.are_others()
+    }
+
+    /// One who waits for a share, as long as this is held.
+    fn wait_begins(&self) -> (metrics::Waiting, Wait) {
+        (metrics::Waiting::begin(metrics::Queue::of(self.label)), self.waits.begin())
     }
 
     /// All of it, in bytes.
@@ -78,8 +90,8 @@ impl Budget {
 
     /// A share of `bytes` where there is one at once.
     pub(super) fn take_at_once(&self, bytes: u64) -> Option<Permit> {
-        let units = Arc::clone(&self.units).try_acquire_many_owned(u32::try_from(units(bytes)).ok()?).ok()?;
-        let permit = self.lend(units, None);
+        let share = self.shares.try_take((Client::current(), SHORT), usize::try_from(units(bytes)).ok()?)?;
+        let permit = self.lend(share, None);
         self.make_room();
         Some(permit)
     }
@@ -108,10 +120,18 @@ impl Budget {
             asked_bytes: bytes,
             capacity_bytes: self.capacity_bytes,
         };
-        let units = u32::try_from(units(bytes)).ok().filter(|_| bytes <= self.capacity_bytes).ok_or(too_large)?;
-        let taken = tokio::time::timeout(wait, Arc::clone(&self.units).acquire_many_owned(units)).await;
-        // The semaphore is never closed.
-        let Ok(Ok(units)) = taken else {
+        let units = usize::try_from(units(bytes)).ok().filter(|_| bytes <= self.capacity_bytes).ok_or(too_large)?;
+        let mut share = pin!(self.shares.take((Client::current(), SHORT), units));
+        let taken = if let Some(taken) = share.as_mut().now_or_never() {
+            Ok(taken)
+        } else {
+            let _waiting = self.wait_begins();
+            let since = Instant::now();
+            let taken = tokio::time::timeout(wait, share).await;
+            trace::record("wait", self.label.name(), since.elapsed());
+            taken
+        };
+        let Ok(share) = taken else {
             metrics::request_shed(match self.label {
                 metrics::Budget::Slice => Shed::SliceBudget,
                 metrics::Budget::Decode => Shed::DecodeBudget,
@@ -119,16 +139,16 @@ impl Budget {
             });
             return Err(BudgetError::Waited { budget: self.label.name(), waited: wait });
         };
-        Ok(self.lend(units, None))
+        Ok(self.lend(share, None))
     }
 
-    fn lend(&self, units: OwnedSemaphorePermit, stream: Option<Arc<()>>) -> Permit {
-        metrics::budget_taken(self.label, bytes_of(&units));
-        Permit { units, label: self.label, stream }
+    fn lend(&self, share: Share, stream: Option<Arc<()>>) -> Permit {
+        metrics::budget_taken(self.label, bytes_of(&share));
+        Permit { share, label: self.label, stream }
     }
 
-    fn free_bytes(&self) -> u64 {
-        (self.units.available_permits() as u64).saturating_mul(UNIT_BYTES)
+    pub(super) fn free_bytes(&self) -> u64 {
+        (self.shares.free() as u64).saturating_mul(UNIT_BYTES)
     }
 
     /// `len` bytes: what an older answer left, or else zeros; `true` for zeros. The caller holds a share for them.
@@ -159,6 +179,14 @@ impl Budget {
     /// `data` that gives back its share, and its buffer for others to use, when the last clone of it is dropped.
     pub(super) fn own(&self, data: Vec<u8>, permit: Permit) -> Bytes {
         Bytes::from_owner(Lent { data, permit: Some(permit), budget: self.clone() })
+    }
+
+    /// What a stored block is decoded in: the buffer of one of as many bytes that was evicted, where there is one and a buffer is
+    /// needed. The caller holds a share for the block.
+    pub(super) fn room(&self, stored: &[u8], attributes: &DatasetAttributes, position: &GridPosition) -> Room {
+        let is_needed = attributes.compression().codec().is_some_and(|codec| !codec.is_plain());
+        let bytes = if is_needed { Block::decoded_bytes(stored, attributes, position).unwrap_or(0) } else { 0 };
+        Room { decoded: self.pool.find_exact(bytes).unwrap_or_default(), ..Room::default() }
     }
 
     /// Keeps buffers for others to use, and gives back their share.
@@ -199,7 +227,7 @@ impl Drop for Lent {
     }
 }
 
-/// How often a stream looks whether there is memory for its next band.
+/// How often a stream that waits looks whether earlier parts of it are still being sent.
 const LOOK: Duration = Duration::from_millis(5);
 
 impl Budget {
@@ -208,7 +236,7 @@ impl Budget {
         (self.capacity_bytes - self.capacity_bytes / 4).max(1)
     }
 
-    /// Takes a share for a part of a stream, without getting in anybody's way: it does not queue, and leaves a
+    /// Takes a share for a part of a stream, without getting in anybody's way: it lets short answers go first, and leaves a
     /// quarter of the budget free. Waits as long as earlier parts of the stream are being sent, for they are what
     /// it waits for; after that at most `wait`. For memory as [`Self::take_for_buffers`].
     ///
@@ -220,31 +248,30 @@ impl Budget {
         stream: &Arc<()>,
         wait: Duration,
     ) -> Result<Permit, BudgetError> {
-        let wanted = u32::try_from(units(bytes)).unwrap_or(u32::MAX);
-        let reserve = usize::try_from(units(self.capacity_bytes) / 4).unwrap_or(0);
+        let units_of = |bytes| usize::try_from(units(bytes)).unwrap_or(usize::MAX);
+        let (wanted, beside) = (units_of(bytes), units_of(self.capacity_bytes) / 4);
+        let mut taking = pin!(self.shares.take_for_stream((Client::current(), STREAM), wanted, beside, stream));
+        if let Some(share) = taking.as_mut().now_or_never() {
+            return Ok(self.lend(share, Some(Arc::clone(stream))));
+        }
+        let _waiting = self.wait_begins();
         let mut idle = Duration::ZERO;
-        loop {
-            let free = self.units.available_permits().saturating_sub(reserve);
-            if free >= usize::try_from(wanted).unwrap_or(usize::MAX)
-                && let Ok(units) = Arc::clone(&self.units).try_acquire_many_owned(wanted)
-            {
-                return Ok(self.lend(units, Some(Arc::clone(stream))));
+        while idle <= wait {
+            if let Ok(share) = tokio::time::timeout(LOOK, taking.as_mut()).await {
+                return Ok(self.lend(share, Some(Arc::clone(stream))));
             }
             // One is the caller's.
             idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + LOOK };
-            if idle > wait {
-                metrics::request_shed(Shed::SliceBudget);
-                return Err(BudgetError::Waited { budget: self.label.name(), waited: wait });
-            }
-            tokio::time::sleep(LOOK).await;
         }
+        metrics::request_shed(Shed::SliceBudget);
+        Err(BudgetError::Waited { budget: self.label.name(), waited: wait })
     }
 }
 
 impl Permit {
     /// Bytes of this share.
     pub(super) fn bytes(&self) -> u64 {
-        bytes_of(&self.units)
+        bytes_of(&self.share)
     }
 
     /// Gives back all but `bytes` of this share.
@@ -254,32 +281,29 @@ impl Permit {
 
     /// Takes `bytes` out of this share, where it is one of that budget and has as many.
     pub(super) fn split_of(&mut self, label: metrics::Budget, bytes: u64) -> Option<Self> {
-        let enough = bytes_of(&self.units) >= bytes && self.label == label;
-        enough.then(|| self.split(bytes)).flatten()
+        let enough = bytes_of(&self.share) >= bytes && self.label == label;
+        enough.then(|| self.split(bytes))
     }
 
     /// Makes one share of two of the same budget.
     pub(super) fn merge(&mut self, mut other: Self) {
         // Taken out first: what is dropped counts as given back.
-        if let Some(units) = other.units.split(other.units.num_permits()) {
-            self.units.merge(units);
-        }
+        self.share.merge(other.share.split(usize::MAX));
     }
 
     /// Takes `bytes` of this share out of it, or all there are.
-    pub(super) fn split(&mut self, bytes: u64) -> Option<Self> {
-        let wanted = usize::try_from(units(bytes)).unwrap_or(usize::MAX).min(self.units.num_permits());
+    pub(super) fn split(&mut self, bytes: u64) -> Self {
+        let wanted = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
         self.split_units(wanted)
     }
 
-    fn split_off_rest(&mut self, bytes: u64) -> Option<Self> {
+    fn split_off_rest(&mut self, bytes: u64) -> Self {
         let kept = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
-        self.split_units(self.units.num_permits().saturating_sub(kept))
+        self.split_units(self.share.units().saturating_sub(kept))
     }
 
-    fn split_units(&mut self, count: usize) -> Option<Self> {
-        let all = self.units.num_permits();
-        self.units.split(count.min(all)).map(|units| Self { units, label: self.label, stream: self.stream.clone() })
+    fn split_units(&mut self, count: usize) -> Self {
+        Self { share: self.share.split(count), label: self.label, stream: self.stream.clone() }
     }
 
     /// `bytes` that give this share back when the last clone of them is dropped.
@@ -290,7 +314,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        metrics::budget_returned(self.label, bytes_of(&self.units));
+        metrics::budget_returned(self.label, bytes_of(&self.share));
     }
 }
 
@@ -305,8 +329,8 @@ impl<B: AsRef<[u8]>> AsRef<[u8]> for Owned<B> {
     }
 }
 
-fn bytes_of(units: &OwnedSemaphorePermit) -> u64 {
-    units.num_permits() as u64 * UNIT_BYTES
+fn bytes_of(share: &Share) -> u64 {
+    share.units() as u64 * UNIT_BYTES
 }
 
 fn units(bytes: u64) -> u64 {
@@ -317,63 +341,4 @@ fn units(bytes: u64) -> u64 {
 /// exceeds its part of a budget.
 pub(super) fn rounded(bytes: usize) -> usize {
     usize::try_from(units(bytes as u64) * UNIT_BYTES).unwrap_or(usize::MAX)
-}
-
-/// A share of the slice budget for what is made of a slice, such as its encoded form.
-#[derive(Debug)]
-pub struct Memory {
-    permit: Option<Permit>,
-    budget: Budget,
-}
-
-impl Memory {
-    /// The share, of `budget`; `None` for nothing that needs one.
-    pub(super) fn of(permit: Option<Permit>, budget: &Budget) -> Self {
-        Self { permit, budget: budget.clone() }
-    }
-
-    /// Gives back all but `bytes` of the share.
-    pub fn shrink(&mut self, bytes: u64) {
-        if let Some(permit) = &mut self.permit {
-            permit.shrink(bytes);
-        }
-    }
-
-    /// A buffer that was used before, with any content, for some of the share; empty where none has room for `bytes`.
-    pub fn buffer(&self, bytes: usize) -> Vec<u8> {
-        self.budget.pool.find(bytes).unwrap_or_default()
-    }
-
-    /// `bytes` that give the share back when the last clone of them is dropped, and their buffer for others to use.
-    pub fn own(self, bytes: Bytes) -> Bytes {
-        if self.permit.is_some() { Self::own_part(&Arc::new(self), bytes) } else { bytes }
-    }
-
-    /// As [`Self::own`], for one of several: the last one gives the share back.
-    pub fn own_part(this: &Arc<Self>, bytes: Bytes) -> Bytes {
-        Bytes::from_owner(Made { bytes, budget: this.budget.clone(), memory: Some(Arc::clone(this)) })
-    }
-}
-
-/// Bytes whose buffer goes to the pool, where it is theirs alone.
-struct Made {
-    bytes: Bytes,
-    budget: Budget,
-    memory: Option<Arc<Memory>>,
-}
-
-impl AsRef<[u8]> for Made {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        // The share first: what is kept must fit into what is free.
-        drop(self.memory.take());
-        if self.bytes.is_unique() {
-            self.budget.pool.put(std::mem::take(&mut self.bytes).into(), self.budget.free_bytes());
-        }
-    }
 }

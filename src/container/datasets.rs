@@ -6,6 +6,7 @@ use moka::future::Cache;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{ATTRIBUTES, Access, CacheSettings, Container, ReadError, Stored, cache_of};
+use crate::cpu::Length;
 use crate::metrics;
 use crate::n5::{DatasetAttributes, Document, DocumentError, GridPosition};
 use crate::store::Key;
@@ -92,7 +93,7 @@ pub enum GroupState {
 }
 
 /// Cache of parsed attributes by container, key and version of the file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Datasets {
     cache: Cache<(u32, Key, u64), Arc<Group>>,
 }
@@ -138,7 +139,11 @@ impl Container {
             let at = key.clone();
             let len = bytes.len() as u64;
             let parse = move || Group { state: parse(&bytes, id, at, (etag, version)), len };
-            Ok::<_, ReadError>(Arc::new(if len > SHORT_BYTES as u64 { cpu.run(parse).await? } else { parse() }))
+            Ok::<_, ReadError>(Arc::new(if len > SHORT_BYTES as u64 {
+                cpu.run(Length::Short, id, parse).await?
+            } else {
+                parse()
+            }))
         };
         let cache_key = (self.id, key.clone(), version);
         if let Some(group) = datasets.cache.get(&cache_key).await {

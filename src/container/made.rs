@@ -7,7 +7,9 @@ use bytes::Bytes;
 
 use super::fresh::{self, Checked};
 use super::objects::{ATTEMPTS, CACHE, Entry, EntryKey, WHOLE_BYTES};
+use super::shared::share;
 use super::{Access, Container, Fingerprint, Found, ReadError, Slice, forget};
+use crate::cpu::Length;
 use crate::metrics::{self, Lookup};
 use crate::store::Meta;
 
@@ -102,7 +104,7 @@ impl Container {
         Ok(unchanged)
     }
 
-    /// Makes it in a task of its own: a client that hangs up does not restart what others wait for.
+    /// Makes it once, however many want it.
     async fn make_shared(
         &self,
         access: Access,
@@ -111,19 +113,18 @@ impl Container {
         recipe: &Recipe,
     ) -> Result<Result<Arc<Entry>, (Made, u64)>, ReadError> {
         let (this, slice, recipe) = (self.clone(), slice.clone(), recipe.clone());
-        let run = tokio::spawn(async move {
+        let made = share(&self.resources.objects.loading, key.clone(), async move {
             let cache = &this.resources.objects.cache;
             let made = cache.try_get_with(key, this.make(access, &slice, &recipe)).await;
             cache.run_pending_tasks().await;
             made
         });
-        match run.await {
-            Ok(Ok(entry)) => Ok(Ok(entry)),
-            Ok(Err(uncached)) => match &*uncached {
+        match made.await? {
+            Ok(entry) => Ok(Ok(entry)),
+            Err(uncached) => match &*uncached {
                 Uncached::Large(made, checked) => Ok(Err((made.clone(), *checked))),
                 Uncached::Failed(error) => Err(error.clone()),
             },
-            Err(join) => Err(ReadError::Died(join.to_string())),
         }
     }
 
@@ -134,7 +135,7 @@ impl Container {
         if stats.fingerprint.blocks == 0 {
             return Ok(Arc::new(Entry { object: None, is_nothing: false, checked }));
         }
-        let make = Arc::clone(&recipe.make);
+        let (make, length) = (Arc::clone(&recipe.make), Length::of(data.len()));
         // The job holds what it uses: it runs on when whoever waits for it has gone.
         let job = move || {
             let elements = data.as_ptr_range();
@@ -143,7 +144,16 @@ impl Container {
             let is_made = !elements.contains(&bytes.as_ptr());
             Ok::<_, ReadError>((bytes, memory, is_made))
         };
-        let done = self.resources.cpu.run(job).await.map_err(|died| Uncached::Failed(died.into()))?;
+        // Elements that are sent as they are take no time.
+        let done = match recipe.extra_bytes {
+            0 => job(),
+            _ => self
+                .resources
+                .cpu
+                .run(length, slice.dataset.id, job)
+                .await
+                .map_err(|died| Uncached::Failed(died.into()))?,
+        };
         let (bytes, memory, is_made) = done.map_err(Uncached::Failed)?;
         let (Fingerprint { tags, versions, .. }, len) = (stats.fingerprint, bytes.len() as u64);
         // Elements as they are belong to another budget, whose share must not live on in this cache.

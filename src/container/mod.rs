@@ -9,13 +9,21 @@ mod blocks;
 mod browse;
 mod budget;
 mod canvas;
+mod check;
 mod datasets;
+mod error;
 mod fresh;
+mod hold;
+mod holes;
 mod made;
+mod measured;
+mod memory;
 mod objects;
 mod pool;
 mod ready;
+mod renewed;
 mod sample;
+mod shared;
 mod sight;
 mod slice;
 mod stats;
@@ -35,10 +43,12 @@ pub use again::{Found, Trail};
 pub use bands::{Bands, Refusal};
 pub(crate) use browse::grid_component;
 pub use browse::{EntryKind, Listed, ListedEntry};
-pub use budget::{BudgetError, Memory};
+pub use check::SoundBlock;
 pub use datasets::{Dataset, Group, GroupState};
+pub use error::{BudgetError, ReadError};
 pub use fresh::{Access, Recheck};
 pub use made::{Made, Make, Recipe};
+pub use memory::Memory;
 pub use objects::{LargeObject, Stored};
 pub use ready::AtOnce;
 pub use sample::{Sample, Survey};
@@ -49,18 +59,18 @@ pub use stats::{Fingerprint, ReadStats};
 use blocks::Blocks;
 use budget::{Budget, Permit};
 use datasets::Datasets;
+use measured::measured;
 use objects::Objects;
 
-use crate::cpu::{Cpu, JobDied};
-use crate::metrics;
-use crate::n5::{BlockError, ConvertError, GridPosition};
-use crate::store::{Glance, Key, Meta, Store, StoreError};
+use crate::cpu::Cpu;
+use crate::metrics::{self, StoreOperation};
+use crate::store::{Glance, Key, Load, Meta, Store};
 
 /// Name of the file that holds a group's attributes.
 pub const ATTRIBUTES: &str = "attributes.json";
 
 /// Bounds and cache sizes, in bytes unless the type says otherwise.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Decoded blocks kept.
     pub decoded_cache: u64,
@@ -108,7 +118,7 @@ pub struct Resources {
     blocks: Blocks,
     cpu: Cpu,
     slice_budget: Budget,
-    containers: AtomicU32,
+    containers: Arc<AtomicU32>,
 }
 
 impl Resources {
@@ -123,7 +133,7 @@ impl Resources {
         Arc::new(Self {
             slice_budget: Budget::new(metrics::Budget::Slice, settings.slice_budget, wait),
             datasets: Datasets::new(),
-            containers: AtomicU32::new(0),
+            containers: Arc::default(),
             objects,
             blocks,
             cpu,
@@ -141,11 +151,18 @@ impl Resources {
         &self.cpu
     }
 
-    /// Tells the metrics how full the caches are.
-    pub fn measure(&self) {
-        metrics::cache_bytes(metrics::Cache::Decoded, self.blocks.bytes(), self.settings.decoded_cache);
-        metrics::cache_bytes(metrics::Cache::Stored, self.objects.bytes(), self.settings.stored_cache);
-        metrics::cache_bytes(metrics::Cache::Attributes, self.datasets.bytes(), datasets::CACHE_BYTES);
+    /// The same for one container: its requests that wait are told apart from others'.
+    fn of_one(&self) -> Arc<Self> {
+        let objects = self.objects.of_one();
+        Arc::new(Self {
+            slice_budget: self.slice_budget.of_one(),
+            datasets: self.datasets.clone(),
+            containers: Arc::clone(&self.containers),
+            blocks: self.blocks.of_one(&objects),
+            objects,
+            cpu: self.cpu.clone(),
+            settings: self.settings.clone(),
+        })
     }
 
     /// To be called a few times a second: gives back to the system what is kept for results that do not come.
@@ -173,9 +190,10 @@ pub struct Container {
 
 impl Container {
     /// The hierarchy in `store`.
+    #[expect(clippy::needless_pass_by_value, reason = "it has its own handle to all that they hold")]
     pub fn new(store: Arc<dyn Store>, resources: Arc<Resources>) -> Self {
         let id = resources.containers.fetch_add(1, Ordering::Relaxed);
-        Self { id, store, resources, sight: None }
+        Self { id, store, resources: resources.of_one(), sight: None }
     }
 
     /// What all containers share.
@@ -186,12 +204,12 @@ impl Container {
     /// The object at `key` as stored: attributes or a block; `None` where there is none.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails or memory is short.
+    /// [`ReadError`] when the store fails, a link hides a block, or memory is short.
     pub async fn object(&self, access: Access, key: &Key) -> Result<Option<Stored>, ReadError> {
         if !self.sees(key) {
             return Ok(None);
         }
-        self.resources.objects.get(self.id, &self.store, key, access).await
+        or_no_attributes(key, self.resources.objects.get(self.id, &self.store, key, access).await)
     }
 
     /// Facts about the object at `key`, from the cache where it is fresh; reads no bytes.
@@ -211,7 +229,8 @@ impl Container {
             Glance::Missing | Glance::NoObject => Ok(None),
             Glance::Unknown => {
                 access.may_wait().await;
-                Ok(self.store.head(key).await?)
+                let head = measured(StoreOperation::Head, self.store.backend(), self.store.head(key)).await;
+                or_no_attributes(key, head.map_err(ReadError::from))
             }
         }
     }
@@ -220,10 +239,17 @@ impl Container {
     /// that is less.
     ///
     /// # Errors
-    /// [`ReadError::Budget`] when others keep it for too long.
+    /// [`ReadError::Budget`] when others keep it for too long, [`ReadError::Store`] when it is not free and the store answers
+    /// nobody.
     pub async fn reserve(&self, bytes: u64) -> Result<Memory, ReadError> {
         let budget = &self.resources.slice_budget;
-        Ok(Memory::of(Some(budget.take(bytes.min(budget.capacity_bytes())).await?), budget))
+        let bytes = bytes.min(budget.capacity_bytes());
+        Ok(Memory::of(Some(self.slice_share(bytes, budget.take(bytes)).await?), budget))
+    }
+
+    /// Calls of the store that wait now.
+    pub fn load(&self) -> Load {
+        self.store.load()
     }
 
     /// Whether the store can be read.
@@ -231,96 +257,7 @@ impl Container {
     /// # Errors
     /// [`ReadError::Store`] says why not.
     pub async fn probe(&self) -> Result<(), ReadError> {
-        Ok(self.store.probe().await?)
-    }
-}
-
-/// Why something cannot be read.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum ReadError {
-    /// There is no group or dataset of that name.
-    #[error("there is no group or dataset {0:?}")]
-    NotFound(Key),
-    /// There is something, but no dataset.
-    #[error("{key:?} is not a dataset: {reason}")]
-    NotADataset {
-        /// Where.
-        key: Key,
-        /// Why not.
-        reason: String,
-    },
-    /// An `attributes.json` beyond what is parsed.
-    #[error("the attributes of {key:?} have {bytes} bytes, at most {limit_bytes} are parsed")]
-    AttributesTooLarge {
-        /// The group.
-        key: Key,
-        /// Their length.
-        bytes: u64,
-        /// The limit.
-        limit_bytes: u64,
-    },
-    /// A stored block beyond what is decoded.
-    #[error("the stored block {key:?} has {bytes} bytes, at most {limit_bytes} are decoded")]
-    StoredTooLarge {
-        /// The block.
-        key: Key,
-        /// Its length.
-        bytes: u64,
-        /// The limit.
-        limit_bytes: u64,
-    },
-    /// Something beyond what is made at once; the text is for the client.
-    #[error("{0}")]
-    TooLarge(String),
-    /// A block that cannot be decoded.
-    #[error("block {key:?}: {error}")]
-    Block {
-        /// Its key.
-        key: Key,
-        /// Its position in the grid.
-        position: GridPosition,
-        /// Why.
-        error: BlockError,
-    },
-    /// The elements are sound, but not what was asked for can be made of them.
-    #[error("{0}")]
-    Unmakeable(String),
-    /// The elements are not those of the type asked for.
-    #[error(transparent)]
-    Convert(#[from] ConvertError),
-    /// The store failed.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// No memory for it now, or ever.
-    #[error(transparent)]
-    Budget(#[from] BudgetError),
-    /// A bug: a job or task panicked.
-    #[error("{0}")]
-    Died(String),
-}
-
-impl ReadError {
-    /// Whether reading again at once may help: somebody could have been writing.
-    fn may_be_torn(&self) -> bool {
-        match self {
-            Self::Block { error, .. } => error.may_be_torn(),
-            Self::Store(error) => matches!(error, StoreError::Short(_)),
-            Self::NotFound(_)
-            | Self::NotADataset { .. }
-            | Self::AttributesTooLarge { .. }
-            | Self::StoredTooLarge { .. }
-            | Self::TooLarge(_)
-            | Self::Unmakeable(_)
-            | Self::Convert(_)
-            | Self::Budget(_)
-            | Self::Died(_) => false,
-        }
-    }
-}
-
-impl From<JobDied> for ReadError {
-    fn from(died: JobDied) -> Self {
-        Self::Died(died.to_string())
+        Ok(measured(StoreOperation::Head, self.store.backend(), self.store.probe()).await?)
     }
 }
 
@@ -328,6 +265,12 @@ impl From<JobDied> for ReadError {
 struct CacheSettings {
     capacity_bytes: u64,
     weigh_frequency: bool,
+}
+
+/// Attributes that are hidden ([`crate::store::StoreError::hides`]) are none: that hides a dataset, and makes no zeros of
+/// its blocks.
+fn or_no_attributes<T>(key: &Key, found: Result<Option<T>, ReadError>) -> Result<Option<T>, ReadError> {
+    if key.name() == Some(ATTRIBUTES) { ReadError::or_hidden(found) } else { found }
 }
 
 impl CacheSettings {
@@ -346,7 +289,9 @@ where
 {
     let policy = if settings.weigh_frequency { EvictionPolicy::tiny_lfu() } else { EvictionPolicy::lru() };
     Cache::builder()
-        .max_capacity(settings.held_bytes())
+        // One without capacity never gives back what passes through it, however often it is told to: a share of a budget
+        // that nobody has any more. Nothing fits into one of a byte either.
+        .max_capacity(settings.held_bytes().max(1))
         .eviction_policy(policy)
         .weigher(weigher)
         .eviction_listener(move |_, _, cause| {
@@ -360,8 +305,7 @@ where
 /// After what time a cache is told again to let go of what it has evicted; then after twice as long each time.
 const NUDGE: Duration = Duration::from_millis(5);
 
-/// Waits for a share of a budget of which a cache holds the most: what that evicts it frees a little later, and sooner
-/// when nudged. Seldom by those who have waited long: what they wait for is others.
+/// Waits for a share of a budget of which a cache holds the most: what that evicts it frees later, sooner when nudged.
 async fn nudging<K, V>(
     cache: &Cache<K, V>,
     share: impl Future<Output = Result<Permit, BudgetError>>,

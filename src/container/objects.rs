@@ -1,8 +1,10 @@
 //! The cache of files as stored, and of what `made` makes of them: weighed in bytes, one read however many wait,
 //! holes remembered.
 
+use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use moka::future::Cache;
@@ -10,7 +12,11 @@ use moka::future::Cache;
 use super::asked::Asked;
 use super::budget::{self, Budget, Permit};
 use super::fresh::{self, Access, Checked};
+use super::hold::{self, HOLDING};
+use super::measured::measured;
+use super::shared::share;
 use super::{CacheSettings, ReadError, cache_of, forget, nudging};
+use crate::fair::Joints;
 use crate::metrics::{self, Lookup, StoreOperation};
 use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
 
@@ -55,6 +61,7 @@ impl Stored {
 pub struct LargeObject {
     meta: Meta,
     reader: Arc<dyn ReadAt>,
+    backend: &'static str,
     objects: Arc<Objects>,
 }
 
@@ -69,7 +76,14 @@ impl LargeObject {
     pub async fn piece(&self, from: u64, to: u64) -> Result<Bytes, ReadError> {
         let to = to.min(from.saturating_add(PIECE_BYTES));
         let permit = self.objects.take(to.saturating_sub(from)).await?;
-        Ok(permit.own(self.reader.read_at(from..to).await?))
+        let mut reading = pin!(self.read(from..to));
+        if let Ok(bytes) = tokio::time::timeout(HOLDING, &mut reading).await {
+            return Ok(permit.own(bytes?));
+        }
+        // A store that hangs holds no memory that others wait for.
+        drop(permit);
+        let bytes = reading.await?;
+        Ok(self.objects.take(bytes.len() as u64).await?.own(bytes))
     }
 
     /// Facts about it.
@@ -79,7 +93,13 @@ impl LargeObject {
 
     /// All of it; the caller holds the memory.
     pub(super) async fn all(&self) -> Result<Bytes, ReadError> {
-        Ok(self.reader.read_at(0..self.meta.len).await?)
+        Ok(self.read(0..self.meta.len).await?)
+    }
+
+    async fn read(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let bytes = measured(StoreOperation::GetRange, self.backend, self.reader.read_at(range)).await?;
+        metrics::store_read_bytes(self.backend, bytes.len() as u64);
+        Ok(bytes)
     }
 }
 
@@ -146,6 +166,8 @@ pub(super) struct Objects {
     pub(super) sent: Arc<Asked>,
     /// [`INLINE_BYTES`], or less where fewer are left beside a full cache.
     inline_bytes: u64,
+    /// Who waits for what.
+    pub(super) loading: Joints<EntryKey>,
 }
 
 impl Objects {
@@ -162,7 +184,18 @@ impl Objects {
             lookups: metrics::Lookups::new(CACHE),
             sent: Arc::default(),
             inline_bytes: INLINE_BYTES.min(transfer_bytes),
+            loading: Joints::default(),
         }
+    }
+
+    /// The same cache and budget, for whose memory is waited at most `wait`.
+    pub(super) fn waiting(&self, wait: Duration) -> Self {
+        Self { budget: self.budget.waiting(wait), ..self.clone() }
+    }
+
+    /// The same cache and budget, for another container.
+    pub(super) fn of_one(&self) -> Self {
+        Self { budget: self.budget.of_one(), ..self.clone() }
     }
 
     /// The object at `key`, no staler than `access` accepts; `None` where there is none.
@@ -207,8 +240,7 @@ impl Objects {
         Some(entry.object.as_ref().map(|(meta, _)| meta.clone()))
     }
 
-    /// The object at `key` for decoding: taken from the cache when fresh, else opened or read and not cached,
-    /// since the decoded block will be.
+    /// The object at `key` for decoding: from the cache when fresh, else opened or read; the decoded block will be cached.
     pub(super) async fn read(
         &self,
         container: u32,
@@ -217,14 +249,11 @@ impl Objects {
         since: u64,
     ) -> Result<Source, ReadError> {
         let cached = self.cache.get(&EntryKey::Stored(container, key.clone())).await;
-        if let Some(entry) = cached.filter(|entry| entry.checked.is_fresh(since)) {
-            let checked = entry.checked.moment();
-            let object = entry.object.clone();
-            return Ok(object.map_or(Source::Missing(checked), |(meta, bytes)| Source::Cached {
-                meta,
-                bytes,
-                checked,
-            }));
+        // That there is none is not taken from here: whoever asked for it did not know which dataset must be there.
+        if let Some(entry) = cached.filter(|entry| entry.checked.is_fresh(since))
+            && let Some((meta, bytes)) = entry.object.clone()
+        {
+            return Ok(Source::Cached { meta, bytes, checked: entry.checked.moment() });
         }
         let moment = fresh::now();
         Ok(match self.fetch_once(store, key).await? {
@@ -232,6 +261,14 @@ impl Objects {
             Some(Fetched::Large(large)) => Source::Open(large),
             None => Source::Missing(moment),
         })
+    }
+
+    /// Drops what is cached as missing at `key`.
+    pub(super) async fn forget_hole(&self, container: u32, key: &Key) {
+        let key = EntryKey::Stored(container, key.clone());
+        if self.cache.get(&key).await.is_some_and(|entry| entry.object.is_none()) {
+            self.cache.invalidate(&key).await;
+        }
     }
 
     /// Whether `entry` still equals what the store holds.
@@ -245,7 +282,8 @@ impl Objects {
             return Ok(unchanged);
         }
         access.may_wait().await;
-        let unchanged = entry.version() == store.head(key).await?.map(|meta| meta.version);
+        let unchanged = entry.version()
+            == measured(StoreOperation::Head, store.backend(), store.head(key)).await?.map(|meta| meta.version);
         if unchanged {
             entry.checked.touch(moment);
         }
@@ -262,11 +300,10 @@ impl Objects {
         self.cache.weighted_size()
     }
 
-    /// Reads through the cache in a task of its own: a client that hangs up does not restart the read
-    /// that others wait for.
+    /// Reads through the cache, once however many want it.
     async fn load(&self, entry_key: EntryKey, key: &Key, store: &Arc<dyn Store>) -> Result<Loaded, ReadError> {
         let (this, key, store) = (self.clone(), key.clone(), Arc::clone(store));
-        let load = tokio::spawn(async move {
+        let load = share(&self.loading, entry_key.clone(), async move {
             let checked = fresh::now();
             let fetch = || async {
                 match this.fetch(&*store, &key).await {
@@ -291,14 +328,13 @@ impl Objects {
             this.cache.run_pending_tasks().await;
             loaded
         });
-        match load.await {
-            Ok(Ok(entry)) => Ok(Loaded::Entry(entry)),
-            Ok(Err(uncached)) => match &*uncached {
+        match load.await? {
+            Ok(entry) => Ok(Loaded::Entry(entry)),
+            Err(uncached) => match &*uncached {
                 Uncached::Large(large, opened) => Ok(Loaded::Large(large.clone(), *opened)),
                 Uncached::Failed(error) => Err(error.clone()),
                 Uncached::NotAtOnce => Err(ReadError::Died("a load ended without an end".to_owned())),
             },
-            Err(join) => Err(ReadError::Died(join.to_string())),
         }
     }
 
@@ -314,30 +350,38 @@ impl Objects {
                 Some(Fetched::Large(large)) => large,
             };
             let permit = self.take(large.meta.len).await?;
-            match large.all().await {
-                Ok(bytes) => {
-                    metrics::store_read_bytes(store.backend(), bytes.len() as u64);
-                    return Ok(Some(Stored::Whole(large.meta, permit.own(bytes))));
-                }
-                Err(ReadError::Store(StoreError::Short(_))) if !second_look => second_look = true,
+            match hold::unless_needed(store, &self.budget, key, Box::pin(large.all())).await? {
+                Ok(bytes) => return Ok(Some(Stored::Whole(large.meta, permit.own(bytes)))),
+                Err(ReadError::Store(StoreError::Short(_) | StoreError::Torn(_))) if !second_look => second_look = true,
                 Err(error) => return Err(error),
             }
         }
     }
 
     async fn fetch_once(&self, store: &dyn Store, key: &Key) -> Result<Option<Fetched>, ReadError> {
-        let mut permit = self.take(self.inline_bytes).await?;
-        let started = Instant::now();
-        let object = store.get(key, self.inline_bytes).await;
-        metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
-        let Some(Object { meta, data }) = object? else { return Ok(None) };
+        // A store that hangs holds no memory that others wait for; how much it takes is known when it answers.
+        let mut permit = if hold::is_silent(store) { None } else { Some(self.take(self.inline_bytes).await?) };
+        let mut reading = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(key, self.inline_bytes)));
+        let in_time = if permit.is_some() { tokio::time::timeout(HOLDING, &mut reading).await.ok() } else { None };
+        let object = if let Some(object) = in_time {
+            object?
+        } else {
+            permit = None;
+            reading.await?
+        };
+        let Some(Object { meta, data }) = object else { return Ok(None) };
         Ok(Some(match data {
             Data::Whole(bytes) => {
-                metrics::store_read_bytes(store.backend(), bytes.len() as u64);
-                permit.shrink(bytes.len() as u64);
+                let len = bytes.len() as u64;
+                metrics::store_read_bytes(store.backend(), len);
+                let mut permit = if let Some(permit) = permit { permit } else { self.take(len).await? };
+                permit.shrink(len);
                 Fetched::Whole(meta, bytes, permit)
             }
-            Data::Open(reader) => Fetched::Large(LargeObject { meta, reader, objects: Arc::new(self.clone()) }),
+            Data::Open(reader) => {
+                let (backend, objects) = (store.backend(), Arc::new(self.clone()));
+                Fetched::Large(LargeObject { meta, reader, backend, objects })
+            }
         }))
     }
 }

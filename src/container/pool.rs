@@ -1,4 +1,4 @@
-//! Buffers of results that have been sent, kept for the next result.
+//! Buffers of results that have been sent and of blocks that were evicted, kept for the next ones.
 //!
 //! A buffer from the system costs a page fault for every 4 KiB that is written, about a microsecond here, and as much
 //! again when it is given back: more than all copying of a cached slice.
@@ -39,16 +39,25 @@ impl Pool {
         Some(buffer)
     }
 
-    /// A buffer with room for `len` bytes and any content.
+    /// A buffer with room for `len` bytes, and at most twice as many, and any content.
     pub(super) fn find(&self, len: usize) -> Option<Vec<u8>> {
-        if len < LEAST_BYTES {
+        self.find_within(len, len.saturating_mul(2))
+    }
+
+    /// A buffer with room for `len` bytes and no more, and any content: for what is kept.
+    pub(super) fn find_exact(&self, len: usize) -> Option<Vec<u8>> {
+        self.find_within(len, len)
+    }
+
+    fn find_within(&self, least: usize, most: usize) -> Option<Vec<u8>> {
+        if least < LEAST_BYTES {
             return None;
         }
         self.change(|shelf| {
-            shelf.unused = 0;
             // The one that was used last is the likeliest to be in a core's cache.
-            let fits = |buffer: &Vec<u8>| (len..=len.saturating_mul(2)).contains(&buffer.capacity());
+            let fits = |buffer: &Vec<u8>| (least..=most).contains(&buffer.capacity());
             let buffer = shelf.buffers.iter().rposition(fits).map(|at| shelf.buffers.remove(at))?;
+            shelf.unused = 0;
             shelf.bytes = shelf.bytes.saturating_sub(buffer.capacity());
             Some(buffer)
         })
@@ -64,12 +73,15 @@ impl Pool {
             buffer.resize(bytes, 0);
             buffer.fill(LEFT);
         }
-        self.change(|shelf| {
-            if shelf.bytes.saturating_add(bytes) as u64 <= most_bytes {
-                shelf.bytes += bytes;
-                shelf.buffers.push(buffer);
+        let refused = self.change(|shelf| {
+            if shelf.bytes.saturating_add(bytes) as u64 > most_bytes {
+                return Some(buffer);
             }
+            shelf.bytes += bytes;
+            shelf.buffers.push(buffer);
+            None
         });
+        drop(refused);
     }
 
     /// Gives buffers back to the system until no more than `most_bytes` are kept.
@@ -77,13 +89,19 @@ impl Pool {
         if self.bytes.load(Ordering::Acquire) as u64 <= most_bytes {
             return;
         }
-        self.change(|shelf| {
-            while shelf.bytes as u64 > most_bytes
-                && let Some(buffer) = shelf.buffers.pop()
-            {
-                shelf.bytes = shelf.bytes.saturating_sub(buffer.capacity());
-            }
+        let buffers = self.change(|shelf| {
+            // Those that were not wanted for longest.
+            let mut bytes = shelf.bytes;
+            let count = shelf.buffers.iter().take_while(|buffer| {
+                let is_beyond = bytes as u64 > most_bytes;
+                bytes = bytes.saturating_sub(if is_beyond { buffer.capacity() } else { 0 });
+                is_beyond
+            });
+            let count = count.count();
+            shelf.bytes = bytes;
+            shelf.buffers.drain(..count).collect::<Vec<_>>()
         });
+        drop(buffers);
     }
 
     /// To be called now and then: gives back what has not been used for some calls.
@@ -96,10 +114,10 @@ impl Pool {
             shelf.bytes = 0;
             std::mem::take(&mut shelf.buffers)
         });
-        // Without the lock: unmapping takes its time.
         drop(buffers);
     }
 
+    /// Changes what is kept. Buffers are dropped without the lock: unmapping takes its time.
     fn change<T>(&self, job: impl FnOnce(&mut Shelf) -> T) -> T {
         let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
         let result = job(&mut shelf);

@@ -164,7 +164,11 @@ impl Objects {
         // they are read into.
         let mut room = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         let started = Instant::now();
-        let meta = store.get_at_once(key, len, &mut room).flatten().ok_or(Uncached::NotAtOnce)?;
+        let meta = store
+            .at_once()
+            .and_then(|mut objects| objects.get(key, len, &mut room))
+            .flatten()
+            .ok_or(Uncached::NotAtOnce)?;
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         metrics::store_read_bytes(store.backend(), room.len() as u64);
         Ok((meta, self.budget.own(room, permit)))

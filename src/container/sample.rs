@@ -6,10 +6,13 @@ use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::blocks::Loaded;
-use super::budget::Memory;
+use super::measured::measured;
+use super::memory::Memory;
 use super::slice::LOADS;
 use super::stats::Fingerprint;
 use super::{Access, Container, Dataset, ReadError};
+use crate::cpu::Length;
+use crate::metrics::StoreOperation;
 use crate::n5::{Accumulator, GridPosition, Summary};
 use crate::store::Key;
 
@@ -97,7 +100,8 @@ impl Container {
                 break;
             }
             let keys: Vec<Key> = batch.iter().map(|position| dataset.block_key(position)).collect();
-            for (position, meta) in batch.into_iter().zip(self.store.head_many(keys).await?) {
+            let metas = measured(StoreOperation::Head, self.store.backend(), self.store.head_many(keys)).await?;
+            for (position, meta) in batch.into_iter().zip(metas) {
                 if let Some(meta) = meta {
                     sample.fingerprint.add(&position, &meta.etag, meta.version);
                     sample.positions.push(position);
@@ -158,7 +162,8 @@ impl Container {
                 };
                 loads.push(load.map(move |loaded| (position, loaded)));
             }
-            let Some(first) = loads.next().await else { break };
+            let next = loads.next().map(Ok::<_, ReadError>);
+            let Some(first) = self.unless_needed(&dataset.key, next).await? else { break };
             let mut ready = vec![first];
             while let Some(Some(next)) = loads.next().now_or_never() {
                 ready.push(next);
@@ -190,7 +195,7 @@ impl Container {
             drop(memory);
             summary
         };
-        let mut summary = self.resources.cpu.run(finish).await?;
+        let mut summary = self.resources.cpu.run(Length::Long, dataset.id, finish).await?;
         match of_zeros {
             Some(zeros) if summary.elements == 0 && elements_missing > 0 => summary = zeros,
             _ => summary.zeros = summary.zeros.saturating_add(elements_missing),
@@ -221,7 +226,7 @@ impl Container {
         mut work: Work,
         blocks: Vec<(GridPosition, Arc<Loaded>)>,
     ) -> Result<Work, ReadError> {
-        let dataset = Arc::clone(dataset);
+        let (dataset, party) = (Arc::clone(dataset), dataset.id);
         let job = move || {
             let grid = dataset.attributes.grid();
             for (position, loaded) in blocks {
@@ -231,7 +236,7 @@ impl Container {
             }
             work
         };
-        Ok(self.resources.cpu.run(job).await?)
+        Ok(self.resources.cpu.run(Length::Long, party, job).await?)
     }
 }
 

@@ -1,21 +1,23 @@
 //! Reading a region: admit, gather what is cached and load the rest, paste what is ready.
 
+use std::future::Future;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
 
 use super::admit::Slice;
 use super::at_once::{Item, Work};
-use super::blocks::{GLANCED, Place};
-use super::budget::{Memory, Permit};
+use super::blocks::Place;
+use super::budget::Permit;
 use super::canvas::{Canvas, Filled, Slab};
-use super::stats::{Fingerprint, ReadStats};
+use super::memory::Memory;
+use super::stats::ReadStats;
 use super::{Access, Container, Dataset, ReadError};
+use crate::cpu::Length;
 use crate::n5::{ConvertError, GridPosition, Region};
-use crate::store::{Glance, Key, Meta};
 
 /// Blocks of one slice that are loaded at once.
 pub(super) const LOADS: usize = 8;
@@ -54,11 +56,21 @@ impl Container {
         extra_bytes: u64,
     ) -> Result<(Bytes, Memory, ReadStats), ReadError> {
         let held_bytes = slice.held_bytes();
+        if held_bytes == 0 {
+            let budget = &self.resources.slice_budget;
+            let made = if extra_bytes > 0 {
+                Some(self.slice_share(extra_bytes, budget.take(extra_bytes)).await?)
+            } else {
+                None
+            };
+            return Ok((Bytes::new(), Memory::of(made, &self.resources.slice_budget), ReadStats::default()));
+        }
         let bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
-        let mut permit = self.resources.slice_budget.take(held_bytes.saturating_add(extra_bytes)).await?;
+        let taken = held_bytes.saturating_add(extra_bytes);
+        let mut permit = self.slice_share(taken, self.resources.slice_budget.take(taken)).await?;
         let extra_bytes = held_bytes.saturating_sub(bytes).saturating_add(extra_bytes);
         let mut stats = ReadStats::default();
-        let extra = if extra_bytes > 0 { permit.split(extra_bytes) } else { None };
+        let extra = (extra_bytes > 0).then(|| permit.split(extra_bytes));
         let memory = Memory::of(extra, &self.resources.slice_budget);
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
             return Ok((bytes, memory, stats));
@@ -80,7 +92,11 @@ impl Container {
         access: Access,
         slice: &Slice,
     ) -> Result<(Vec<Bytes>, Memory, ReadStats), ReadError> {
-        let permit = self.resources.slice_budget.take_for_buffers(slice.held_bytes()).await?;
+        if slice.held_bytes() == 0 {
+            return Ok((Vec::new(), Memory::of(None, &self.resources.slice_budget), ReadStats::default()));
+        }
+        let bytes = slice.held_bytes();
+        let permit = self.slice_share(bytes, self.resources.slice_budget.take_for_buffers(bytes)).await?;
         let mut stats = ReadStats::default();
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
             return Ok((vec![bytes], Memory::of(None, &self.resources.slice_budget), stats));
@@ -106,25 +122,30 @@ impl Container {
         mut permit: Permit,
         mut beside: Option<Permit>,
     ) -> Result<Vec<Slab>, ReadError> {
-        let planes = region.shape()[axis];
-        let plane_elements = region.elements().unwrap_or(u64::MAX) / planes.max(1);
+        let (planes, elements) = (region.shape()[axis], region.elements().unwrap_or(u64::MAX));
+        if elements == 0 {
+            // Of nothing there could be 2^63 planes.
+            return Ok(Vec::new());
+        }
+        let plane_elements = elements / planes.max(1);
         let depth = (SLAB_BYTES / plane_elements.saturating_mul(slice.widths.held).max(1)).max(1);
         let mut slabs = Vec::new();
         for from in (0..planes).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
             let region = region.part(axis, from, depth);
             let elements = region.shape()[axis].saturating_mul(plane_elements);
             let mut share = permit.split(elements.saturating_mul(slice.widths.held));
-            if let (Some(share), Some(beside)) = (&mut share, beside.take()) {
+            if let Some(beside) = beside.take() {
                 share.merge(beside);
             }
             let bytes = elements.saturating_mul(slice.widths.stored);
-            slabs.push(Slab::new(region, bytes, share, &self.resources.slice_budget)?);
+            slabs.push(Slab::new(region, bytes, Some(share), &self.resources.slice_budget)?);
         }
         Ok(slabs)
     }
 
     /// Reads the next band of a streamed slice: pieces to be sent in this order, each giving its memory
-    /// back as soon as it is sent. `None` after the last.
+    /// back as soon as it is sent. `None` after the last. `waited`: how long the band before this one waited until the
+    /// client had taken the one before it; `None` for the first band.
     ///
     /// The elements are converted where the slice says so. `finish`, where given, then turns each piece into
     /// what is sent, in place, on the CPU lane.
@@ -135,29 +156,35 @@ impl Container {
         &self,
         access: Access,
         slice: &mut Slice,
-        is_first: bool,
+        waited: Option<Duration>,
         finish: Option<Finish>,
     ) -> Result<Option<(Vec<Bytes>, ReadStats)>, ReadError> {
+        let is_first = waited.is_none();
+        if let Some(waited) = waited {
+            slice.pace(waited, &self.resources.slice_budget);
+        }
         let Some(band) = slice.bands.as_mut().and_then(Iterator::next) else { return Ok(None) };
         let axis = slowest(&band);
         let bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.held);
         let wait = self.resources.settings.budget_wait * if is_first { 1 } else { BAND_PATIENCE };
         let beside = if is_first { slice.beside_bytes } else { 0 };
         let taken = bytes.saturating_add(beside);
+        let since = Instant::now();
         let mut permit = self.resources.slice_budget.take_for_stream(taken, &slice.pieces, wait).await?;
+        slice.memory_waited = since.elapsed();
         if slice.is_converted() || beside > 0 {
             self.resources.slice_budget.make_room();
         }
         // Until the first slab is sent, what comes before it has not been either.
         let beside = permit.split(beside);
-        let slabs = self.slabs(slice, &band, axis, permit, beside)?;
+        let slabs = self.slabs(slice, &band, axis, permit, Some(beside))?;
         let mut stats = ReadStats::default();
         let slabs = self.gather(access, slice, &band, slabs, axis, &mut stats).await?;
         if finish.is_none() && !slice.is_converted() {
             return Ok(Some((slabs.into_iter().map(Filled::into_bytes).collect(), stats)));
         }
-        let slice = slice.clone();
-        let finished = move |slab: Filled| -> Result<Bytes, ConvertError> {
+        let (party, slice) = (slice.dataset.id, slice.clone());
+        let finished = Arc::new(move |slab: Filled| -> Result<Bytes, ConvertError> {
             let (data, permit) = slab.into_parts();
             let stored = data.len() as u64;
             let mut bytes = slice.convert(data.into())?;
@@ -174,48 +201,15 @@ impl Container {
                 }
                 None => bytes,
             })
-        };
-        let pieces: Result<Vec<Bytes>, ConvertError> =
-            self.resources.cpu.run(move || slabs.into_iter().map(finished).collect()).await?;
-        let pieces = pieces?;
+        });
+        // A job for each: others have their turn in between.
+        let cpu = &self.resources.cpu;
+        let jobs = slabs.into_iter().map(|slab| {
+            let finished = Arc::clone(&finished);
+            async move { Ok::<_, ReadError>(cpu.run(Length::Short, party, move || finished(slab)).await??) }
+        });
+        let pieces: Vec<Bytes> = stream::iter(jobs).buffered(cpu.cores()).try_collect().await?;
         Ok(Some((pieces, stats)))
-    }
-
-    /// The [`ReadStats::fingerprint`] of every block that `slice` touches, without reading any.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub async fn fingerprint(&self, access: Access, slice: &Slice) -> Result<Fingerprint, ReadError> {
-        let mut sum = Fingerprint::default();
-        let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
-        loop {
-            let batch: Vec<GridPosition> = positions.by_ref().take(1024).collect();
-            if batch.is_empty() {
-                return Ok(sum);
-            }
-            let keys: Vec<Key> = batch.iter().map(|position| slice.dataset.block_key(position)).collect();
-            let metas = if let Some(metas) = self.glance_at_few(&keys) {
-                metas
-            } else {
-                access.may_wait().await;
-                self.store.head_many(keys).await?
-            };
-            for (position, meta) in batch.iter().zip(metas) {
-                if let Some(meta) = meta {
-                    sum.add(position, &meta.etag, meta.version);
-                }
-            }
-        }
-    }
-
-    /// Facts about a few objects, where none of that waits.
-    fn glance_at_few(&self, keys: &[Key]) -> Option<Vec<Option<Meta>>> {
-        let glance = |key| match self.store.glance(key) {
-            Glance::Object(facts) => Some(Some(facts.into())),
-            Glance::Missing | Glance::NoObject => Some(None),
-            Glance::Unknown => None,
-        };
-        (keys.len() <= GLANCED).then(|| keys.iter().map(glance).collect()).flatten()
     }
 
     /// The elements of the one block that `slice` consists of exactly, if it is so.
@@ -240,21 +234,22 @@ impl Container {
         }
         let started = Instant::now();
         let blocks = &self.resources.blocks;
-        let cached = blocks
-            .cached(&*self.store, &slice.dataset, std::slice::from_ref(&position), access.data_since)
-            .await?
-            .pop()
-            .flatten();
+        let at = std::slice::from_ref(&position);
+        let cached = blocks.cached(&*self.store, &slice.dataset, at, access.data_since);
+        let cached = self.held(&slice.dataset, Box::pin(cached)).await?.pop().flatten();
         stats.cache += started.elapsed();
         let loaded = if let Some(loaded) = cached {
             stats.hits += 1;
             loaded
         } else {
-            let (loaded, times) = blocks.load(self.place(&slice.dataset, &position), access.data_since).await?;
+            let load = blocks.load(self.place(&slice.dataset, &position), access.data_since);
+            let (loaded, times) = self.held(&slice.dataset, Box::pin(load)).await?;
             stats.count_load(times);
             loaded
         };
         stats.count(&position, &loaded);
+        let belief = self.believe_if(loaded.block.is_none(), access, &slice.dataset, at);
+        self.held(&slice.dataset, Box::pin(belief)).await?;
         Ok(loaded.is_exactly(slice.region.shape()).map(|block| block.data.clone()))
     }
 
@@ -293,8 +288,10 @@ impl Container {
                 break;
             }
             let started = Instant::now();
-            let cached = blocks.cached(&*self.store, dataset, &batch, access.data_since).await?;
+            let cached = blocks.cached(&*self.store, dataset, &batch, access.data_since);
+            let cached = self.held(dataset, Box::pin(cached)).await?;
             stats.cache += started.elapsed();
+            let asked = batch.clone();
             let mut items = Vec::with_capacity(batch.len());
             for (position, loaded) in batch.into_iter().zip(cached) {
                 items.push(match loaded {
@@ -308,12 +305,19 @@ impl Container {
             }
             // Hits are pasted and let go before any load is waited for: no request sits on blocks
             // that the cache has evicted while it waits for memory.
+            let missing = stats.missing;
             let left = work.paste(items, stats).await?;
             self.load_and_paste(&work, left, stats).await?;
+            let belief = self.believe_if(stats.missing > missing, access, dataset, &asked);
+            self.held(dataset, Box::pin(belief)).await?;
         }
         let work = Arc::into_inner(work).ok_or_else(|| ReadError::Died("a job has outlived its slice".to_owned()))?;
         let canvas = work.canvas;
-        if canvas.is_complete() { canvas.finish() } else { self.resources.cpu.run(|| canvas.finish()).await? }
+        if canvas.is_complete() {
+            canvas.finish()
+        } else {
+            self.resources.cpu.run(Length::Short, dataset.id, || canvas.finish()).await?
+        }
     }
 
     /// Loads the blocks at `positions`, several at once, and pastes each as soon as it is there.
@@ -332,7 +336,8 @@ impl Container {
                 let load = work.blocks.load(work.place(&position), work.since);
                 loads.push(load.map(|loaded| (position, loaded)));
             }
-            let Some(first) = loads.next().await else { return Ok(()) };
+            let next = loads.next().map(Ok::<_, ReadError>);
+            let Some(first) = self.held(&work.dataset, next).await? else { return Ok(()) };
             let mut ready = vec![first];
             while let Some(Some(next)) = loads.next().now_or_never() {
                 ready.push(next);
@@ -346,6 +351,15 @@ impl Container {
             }
             work.paste(loaded, stats).await?;
         }
+    }
+
+    /// What `wait`, for blocks of `dataset`, comes to, while a share of the slice budget is held: [`Self::unless_needed`].
+    async fn held<T>(
+        &self,
+        dataset: &Dataset,
+        wait: impl Future<Output = Result<T, ReadError>> + Unpin,
+    ) -> Result<T, ReadError> {
+        self.unless_needed(&dataset.key, wait).await
     }
 
     /// Whether the blocks of `slice` are better not cached: together they exceed the cache, so that each would be
@@ -382,4 +396,89 @@ fn is_done_with(slice: &Slice, part: &Region, position: &GridPosition) -> bool {
         };
         samples(part) == samples(&slice.region)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Recheck, Resources, Settings};
+    use super::*;
+    use crate::store::{Key, MemoryStore};
+
+    /// A container of one dataset, without blocks.
+    fn container(slice: u64, slice_budget: u64, attributes: &'static str) -> Container {
+        let settings = Settings {
+            decoded_cache: 1 << 20,
+            stored_cache: 1 << 20,
+            weigh_frequency: false,
+            recheck_metadata: Recheck::Never,
+            recheck_data: Recheck::Never,
+            slice,
+            slice_budget,
+            decode_budget: 1 << 20,
+            transfer_budget: 1 << 20,
+            decode_factor: 16,
+            attributes: 1 << 16,
+            budget_wait: Duration::from_millis(20),
+            cores: 1,
+        };
+        let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
+        Container::new(Arc::new(MemoryStore::new([object], 0)), Resources::new(settings))
+    }
+
+    #[tokio::test]
+    async fn bands_are_as_large_as_the_client_is_fast() {
+        let attributes = r#"{"dimensions":[1024,1024,4096],"blockSize":[64,64,64],"dataType":"uint8","compression":{"type":"gzip"}}"#;
+        let container = container(1 << 40, 64 << 20, attributes);
+        let access = container.resources.begin();
+        let dataset = container.dataset(access, &Key::parse("v").unwrap()).await.unwrap();
+        let mut slice = container.plan_slice(&dataset, Region::whole(dataset.attributes.dimensions())).unwrap();
+        let mut next = async |waited, memory_waited| {
+            slice.memory_waited = memory_waited;
+            let (pieces, _) = container.next_band(access, &mut slice, waited, None).await.unwrap().unwrap();
+            pieces.iter().map(|piece| piece.len() as u64).sum::<u64>() >> 20
+        };
+        let (soon, late) = (Some(Duration::ZERO), Some(Duration::from_secs(2)));
+        next(None, Duration::ZERO).await;
+        let mut largest = 0;
+        for _ in 0..24 {
+            largest = largest.max(next(soon, Duration::ZERO).await);
+        }
+        assert!(largest > 16, "{largest} MiB");
+        // Where there is plenty, nobody minds who is slow.
+        assert!(next(late, Duration::ZERO).await > 16);
+        let _held = container.resources.slice_budget.take(20 << 20).await.unwrap();
+        let _more = container.resources.slice_budget.take(13 << 20).await.unwrap();
+        // As much as is left of what streams may have.
+        let first = next(soon, Duration::ZERO).await;
+        assert!(first > 8 && first <= 15, "{first} MiB");
+        assert!(next(late, Duration::ZERO).await <= 8);
+        assert!(next(soon, late.unwrap()).await <= 5);
+    }
+
+    #[tokio::test]
+    async fn nothing_waits_for_no_memory() {
+        let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
+        let container = container(1 << 20, 1 << 20, attributes);
+        let access = container.resources.begin();
+        let dataset = container.dataset(access, &Key::parse("v").unwrap()).await.unwrap();
+        let slice = |shape: [u64; 2]| {
+            let region = Region::new([0i64; 2][..].into(), shape[..].into(), [1u64; 2][..].into()).unwrap();
+            container.plan_slice(&dataset, region).unwrap()
+        };
+        // Another one queues up for all of the memory, so that not even a share of nothing is to be had.
+        let budget = &container.resources.slice_budget;
+        let _held = budget.take(1 << 19).await.unwrap();
+        let queue = tokio::spawn({
+            let budget = budget.clone();
+            async move { budget.take_within(1 << 20, Duration::from_secs(60)).await.map(drop) }
+        });
+        tokio::task::yield_now().await;
+        assert!(container.read_pieces(access, &slice([4, 1])).await.is_err(), "the queue is no queue");
+        for shape in [[0, 4], [4, 0], [0, 0]] {
+            let slice = slice(shape);
+            assert!(container.read_pieces(access, &slice).await.unwrap().0.is_empty());
+            assert!(container.read_slice(access, &slice, 0).await.unwrap().0.is_empty());
+        }
+        queue.abort();
+    }
 }

@@ -4,8 +4,13 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
-use super::blocks::{LoadTimes, Loaded};
+use super::admit::Slice;
+use super::blocks::{GLANCED, LoadTimes, Loaded};
+use super::measured::measured;
+use super::{Access, Container, ReadError};
+use crate::metrics::StoreOperation;
 use crate::n5::GridPosition;
+use crate::store::{Glance, Key, Meta};
 
 /// What reading took.
 #[derive(Debug, Clone, Default)]
@@ -98,5 +103,44 @@ impl Fingerprint {
         self.tags = self.tags.wrapping_add(other.tags);
         self.versions = self.versions.wrapping_add(other.versions);
         self.blocks += other.blocks;
+    }
+}
+
+impl Container {
+    /// The [`ReadStats::fingerprint`] of every block that `slice` touches, without reading any.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn fingerprint(&self, access: Access, slice: &Slice) -> Result<Fingerprint, ReadError> {
+        let mut sum = Fingerprint::default();
+        let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
+        loop {
+            let batch: Vec<GridPosition> = positions.by_ref().take(1024).collect();
+            if batch.is_empty() {
+                return Ok(sum);
+            }
+            let keys: Vec<Key> = batch.iter().map(|position| slice.dataset.block_key(position)).collect();
+            let metas = if let Some(metas) = self.glance_at_few(&keys) {
+                metas
+            } else {
+                access.may_wait().await;
+                measured(StoreOperation::Head, self.store.backend(), self.store.head_many(keys)).await?
+            };
+            for (position, meta) in batch.iter().zip(metas) {
+                if let Some(meta) = meta {
+                    sum.add(position, &meta.etag, meta.version);
+                }
+            }
+        }
+    }
+
+    /// Facts about a few objects, where none of that waits.
+    fn glance_at_few(&self, keys: &[Key]) -> Option<Vec<Option<Meta>>> {
+        let glance = |key| match self.store.glance(key) {
+            Glance::Object(facts) => Some(Some(facts.into())),
+            Glance::Missing | Glance::NoObject => Some(None),
+            Glance::Unknown => None,
+        };
+        (keys.len() <= GLANCED).then(|| keys.iter().map(glance).collect()).flatten()
     }
 }

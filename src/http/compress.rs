@@ -12,6 +12,7 @@ use http_body_util::BodyExt;
 
 use super::problem::{self, Problem};
 use super::{Answer, Ask, vary};
+use crate::cpu::Length;
 use crate::output::{Format, weight_of};
 
 /// Documents shorter than this are not worth it.
@@ -31,8 +32,10 @@ pub(super) async fn document(ask: &Ask<'_>, response: Response<Body>) -> Answer 
     let Some(encoding) = encoding else { return Ok(Response::from_parts(parts, body)) };
     let fault = |cause: String| Problem::own(problem::INTERNAL, "the server has a fault", cause);
     let bytes = body.collect().await.map_err(|error| fault(error.to_string()))?.to_bytes();
+    let len = bytes.len();
     let compress = move || encoding.compress(&[bytes]);
-    let compressed = ask.app.resources.cpu().run(compress).await.map_err(|error| fault(error.to_string()))?;
+    let compressed =
+        ask.app.resources.cpu().run(Length::of(len), 0, compress).await.map_err(|error| fault(error.to_string()))?;
     let compressed = compressed.map_err(|error| fault(error.to_string()))?;
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(compressed.len()));
     parts.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));

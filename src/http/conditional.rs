@@ -23,8 +23,8 @@ pub(super) enum Verdict {
 
 /// Evaluates preconditions and range in the order of RFC 9110 §13.2.2.
 ///
-/// `etag` is strong and quoted; `len` is `None` for a representation that serves no ranges. Several
-/// ranges at once are answered with the whole, as §14.2 allows.
+/// `etag` is quoted, and weak where it begins with `W/`: then no `If-Match` but `*` holds (§13.1.1). `len` is `None` for a
+/// representation that serves no ranges. Several ranges at once are answered with the whole, as §14.2 allows.
 pub(super) fn evaluate(
     method: &Method,
     headers: &HeaderMap,

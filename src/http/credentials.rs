@@ -148,7 +148,7 @@ fn take_from_headers(headers: &mut HeaderMap, presented: &mut Presented) {
 }
 
 /// A text without what looks like one of our tokens or a JWT.
-fn hidden(text: &str) -> String {
+pub(super) fn hidden(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let next = |beginning: &str, from: usize| text.get(from..)?.find(beginning).map(|at| from + at);

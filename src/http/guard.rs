@@ -42,6 +42,11 @@ impl Viewpoint {
         decision != Decision::Refused
     }
 
+    /// Who asks, as the log names them.
+    pub(super) fn caller(&self) -> Option<String> {
+        self.caller.as_ref().map(ToString::to_string)
+    }
+
     fn path(&self, key: &Key) -> String {
         let parts = [self.mount.as_str(), key.as_str()].into_iter().filter(|part| !part.is_empty());
         parts.collect::<Vec<_>>().join("/")
@@ -127,11 +132,12 @@ impl Asking<'_> {
             View::Other(view) => Some(self.target.segments.get(view.parameters()..).unwrap_or_default()),
             View::Stored | View::Slice | View::Info | View::Stats => Some(self.target.segments.as_slice()),
         };
-        let caller = match self.caller(control).await {
-            // `/token/attributes.json`: Neuroglancer looks for attributes all the way up, and gives up where it finds a 401.
-            Err(_) if self.presented.is_bare => return Err(Problem::missing().uncached()),
-            caller => caller?,
-        };
+        // `/token/attributes.json`: Neuroglancer looks for attributes all the way up, and gives up where it finds a 401. That is
+        // no attempt with a token, and is counted as none.
+        if self.presented.is_bare && self.presented.in_url() == Some(ATTRIBUTES) {
+            return Err(Problem::missing().uncached());
+        }
+        let caller = self.caller(control).await?;
         let viewpoint = |mount: &str| Viewpoint {
             control: Arc::clone(control),
             mount: mount.to_owned(),
@@ -209,7 +215,8 @@ impl Asking<'_> {
             reason,
             caller = caller.map(tracing::field::display),
             peer = self.peer.map(tracing::field::display),
-            forwarded_for = forwarded::client(self.parts, self.peer, self.app),
+            forwarded_for = forwarded::client(&self.parts.headers, self.peer, &self.app.options.trusted_proxies)
+                .map(tracing::field::display),
             method = %self.parts.method,
             path = shown(self.parts.uri.path()),
             "access refused"

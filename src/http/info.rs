@@ -26,7 +26,7 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
 fn document(ask: &Ask<'_>, path: &str, known: Known, cache: HeaderValue) -> axum::http::Response<axum::body::Body> {
     let Known { node, problems, memory } = known;
     let mut description = metadata::describe(&node);
-    description.problems.extend(problems);
+    description.problems.extend(problems.into_iter().map(metadata::Problem::from));
     let base = forwarded::public_base(ask);
     let encoded = path.split('/').map(|name| target::encode(name).to_string()).collect::<Vec<_>>().join("/");
     let urls = urls(&base, &encoded, &node, &description);

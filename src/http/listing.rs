@@ -10,7 +10,7 @@ use serde_json::json;
 use super::compress::Compressible;
 use super::problem::{self, Problem};
 use super::{Answer, Ask, Mount, page, query, respond, target, vary};
-use crate::container::{EntryKind, Listed, ListedEntry, Memory};
+use crate::container::{EntryKind, Listed, ListedEntry, Memory, ReadError};
 use crate::output;
 use crate::store::Key;
 
@@ -48,7 +48,8 @@ pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Ans
     let after = query::parameter(ask.query(), "after");
     let blocks = query::parameter(ask.query(), "blocks").is_some_and(|value| value == "1");
     let memory = mount.container.reserve(PAGE_BYTES).await?;
-    let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, blocks).await?;
+    let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, blocks);
+    let listed = ReadError::or_hidden(mount.container.unless_needed(key, Box::pin(listed)).await)?;
     let listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
     let mut response = rendered(ask, path.trim_end_matches('/'), &listed, is_html, blocks, Some(memory));
@@ -65,7 +66,8 @@ pub(super) async fn of_view(ask: &Ask<'_>, mount: &Mount, key: &Key, documents: 
     }
     let after = query::parameter(ask.query(), "after");
     let memory = mount.container.reserve(PAGE_BYTES).await?;
-    let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, false).await?;
+    let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, false);
+    let listed = ReadError::or_hidden(mount.container.unless_needed(key, Box::pin(listed)).await)?;
     let mut listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
     listed.entries.retain(|entry| entry.kind != EntryKind::File);
     let names = documents.iter().filter(|name| after.as_ref().is_none_or(|after| *name > after));

@@ -2,9 +2,11 @@
 //! [`target::views`].
 
 mod ask;
+mod clients;
 mod compress;
 mod conditional;
 mod credentials;
+mod crowd;
 mod encode;
 mod forwarded;
 mod guard;
@@ -12,14 +14,19 @@ mod info;
 mod listing;
 mod observe;
 mod operations;
+mod options;
+mod paced;
 mod page;
 mod parameters;
 pub mod problem;
 mod query;
 pub mod quick;
 mod quick_chunk;
+mod readiness;
 mod recent;
+mod refused;
 mod select;
+mod shared;
 mod slice;
 mod slice_query;
 mod stats;
@@ -32,9 +39,8 @@ mod viewer;
 use std::fmt;
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -42,51 +48,30 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header::{CONTENT_LENGTH, VARY};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use futures_util::FutureExt;
-use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::access::Control;
+pub use clients::{Limits, network_of};
+pub use options::{Options, Ready};
+
 use crate::container::{ATTRIBUTES, Container, Resources};
 use crate::metrics;
 use crate::store::Key;
+use crate::trace::{self, Trace};
 use ask::Ask;
+use clients::Clients;
 use compress::Compressible;
 use credentials::Presented;
+use crowd::Crowds;
 use guard::Viewpoint;
 use observe::{REQUEST_ID, RequestId, Route};
 use problem::Problem;
+use readiness::Readiness;
+use shared::Shared;
 use target::{Operation, Target, View};
 pub use viewer::Viewer;
 
 /// An answer, or the problem that stands in its way.
 type Answer = Result<Response<Body>, Problem>;
-
-/// What the HTTP layer itself is told; everything else it gets from the containers.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Prefix of every path, empty or `/prefix`.
-    pub base_path: String,
-    /// Networks whose `Forwarded` and `X-Forwarded-*` headers are believed.
-    pub trusted_proxies: Vec<ipnet::IpNet>,
-    /// Longest time from a request's headers to its answer's.
-    pub request_timeout: Duration,
-    /// Most requests answered at once.
-    pub concurrent_requests: usize,
-    /// Origins that scripts may read answers from; `*` for all.
-    pub origins: Vec<String>,
-    /// Whether whole raw and json slices are compressed when the client accepts it.
-    pub compress_slices: bool,
-    /// Whether browsers may send cookies along; for listed origins only.
-    pub credentials: bool,
-    /// Who may read what; without it everybody may read everything.
-    pub control: Option<Arc<Control>>,
-    /// Origins that may show pages within theirs; `*` for all, none for none.
-    pub frame_ancestors: Vec<String>,
-    /// What is served at `/viewer/`, where there is one.
-    pub viewer: Option<Viewer>,
-    /// Where documents are made, which can take a quarter of a second; where the request came without one.
-    pub documents: Option<Handle>,
-}
 
 /// A container and where it is mounted.
 #[derive(Debug, Clone)]
@@ -108,15 +93,13 @@ pub struct App {
     mounts: Vec<Mount>,
     resources: Arc<Resources>,
     options: Options,
-    draining: AtomicBool,
-    /// Requests whose answers have not been sent to the end.
-    running: AtomicUsize,
-    render_metrics: Box<dyn Fn() -> String + Send + Sync>,
-    id_base: u64,
-    id_count: AtomicU64,
+    readiness: Readiness,
+    shared: Arc<Shared>,
     /// By route; found at its first request, when a recorder is installed.
     answers: Vec<(&'static str, OnceLock<metrics::Answers>)>,
     quick: templates::Templates,
+    clients: Clients,
+    crowds: Crowds,
 }
 
 /// How many apps there were.
@@ -136,20 +119,27 @@ impl App {
         options: Options,
         render_metrics: impl Fn() -> String + Send + Sync + 'static,
     ) -> Arc<Self> {
-        use std::hash::{BuildHasher, RandomState};
+        Self::with(Shared::new(render_metrics), mounts, resources, options)
+    }
+
+    /// One that takes the place of this one, with which it counts requests, answers `/metrics` and shuts down.
+    pub fn successor(&self, mounts: Vec<Mount>, resources: Arc<Resources>, options: Options) -> Arc<Self> {
+        Self::with(Arc::clone(&self.shared), mounts, resources, options)
+    }
+
+    fn with(shared: Arc<Shared>, mounts: Vec<Mount>, resources: Arc<Resources>, options: Options) -> Arc<Self> {
         let frequent = std::iter::once(observe::STORED).chain(crate::view::VIEWS.iter().map(|view| view.name()));
         Arc::new(Self {
             id: APPS.fetch_add(1, Ordering::Relaxed),
-            running: AtomicUsize::new(0),
             quick: templates::Templates::new(&mounts, &options),
             answers: frequent.map(|route| (route, OnceLock::new())).collect(),
+            readiness: Readiness::of(&mounts),
+            crowds: Crowds::new(&mounts, options.concurrent_requests),
             mounts,
             resources,
+            clients: Clients::new(&options, Arc::clone(&shared.accounts)),
             options,
-            draining: AtomicBool::new(false),
-            render_metrics: Box::new(render_metrics),
-            id_base: RandomState::new().hash_one(std::process::id()),
-            id_count: AtomicU64::new(0),
+            shared,
         })
     }
 
@@ -165,12 +155,22 @@ impl App {
 
     /// From now on `/readyz` tells load balancers to send nothing more.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.shared.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Self::drain`] was called.
+    pub fn is_draining(&self) -> bool {
+        self.shared.draining.load(Ordering::Relaxed)
     }
 
     /// Requests whose answers have not been sent to the end.
     pub fn running(&self) -> usize {
-        self.running.load(Ordering::Relaxed)
+        self.shared.running.load(Ordering::Relaxed)
+    }
+
+    /// Those of [`Self::running`] that neither wait for another one of their client's nor to be refused.
+    fn admitted(&self) -> usize {
+        self.running().saturating_sub(self.shared.accounts.waiting()).saturating_sub(self.shared.refused.count())
     }
 
     /// The container that `segments` lead into and the key within; `Ok(None)` where several containers
@@ -203,12 +203,9 @@ impl App {
 
     fn request_id(&self, headers: &HeaderMap) -> String {
         let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
-        given.filter(|id| is_request_id(id)).map_or_else(|| format!("{:016x}", self.new_request_id()), str::to_owned)
-    }
-
-    /// A number that no other request of this process has.
-    fn new_request_id(&self) -> u64 {
-        self.id_base ^ self.id_count.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        given
+            .filter(|id| is_request_id(id))
+            .map_or_else(|| format!("{:016x}", self.shared.new_request_id()), str::to_owned)
     }
 }
 
@@ -230,15 +227,24 @@ pub fn router(app: Arc<App>) -> Router {
 /// Answers one request, where that keeps nobody else waiting.
 async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
     let elsewhere = app.options.documents.as_ref().filter(|_| takes_time(&app, request.uri().path()));
-    let Some(documents) = elsewhere else { return answer_here(app, request).await };
+    let trace = request.extensions().get::<Arc<Trace>>().cloned();
+    let Some(documents) = elsewhere else {
+        let answer = answer_here(app, request);
+        return match trace {
+            None => answer.await,
+            traced => Box::pin(trace::within(traced, answer)).await,
+        };
+    };
     let path = request.uri().path().to_owned();
     let id = request.extensions().get::<RequestId>().map_or_else(String::new, |id| id.0.clone());
     // Ended when the client has gone.
-    AbortOnDropHandle::new(documents.spawn(answer_here(Arc::clone(&app), request))).await.unwrap_or_else(|join| {
-        let problem = Problem::own(problem::INTERNAL, "the server has a fault", join.to_string());
-        problem.log(&id, &path);
-        problem.into_response(&path, &id)
-    })
+    AbortOnDropHandle::new(documents.spawn(trace::within(trace, answer_here(Arc::clone(&app), request))))
+        .await
+        .unwrap_or_else(|join| {
+            let problem = Problem::own(problem::INTERNAL, "the server has a fault", join.to_string());
+            problem.log(&id, &path);
+            problem.into_response(&path, &id)
+        })
 }
 
 /// Whether a path is of a document that is made, rather than of a block, a chunk or a slice.
@@ -259,9 +265,8 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
     let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
     let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let path = parts.uri.path();
-    let mut route = "unmatched";
+    let (mut route, mut viewpoint) = ("unmatched", None);
     let presented = parts.extensions.get::<Presented>().cloned().unwrap_or_default();
-    let mut viewpoint = None;
     let work = async {
         if !matches!(parts.method, Method::GET | Method::HEAD) {
             return Err(Problem::method());
@@ -269,11 +274,8 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
         let Some(target) = Target::parse(path, &app.options.base_path)? else { return Err(Problem::missing()) };
         route = route_name(target.view);
         // Operations answer also when everything else is too much.
-        if !matches!(target.view, View::Operation(_))
-            && app.running.load(Ordering::Relaxed) > app.options.concurrent_requests
-        {
-            metrics::request_shed(metrics::Shed::Requests);
-            return Err(Problem::own(problem::OVERLOADED, "too many requests at once; try again", "too many requests"));
+        if !matches!(target.view, View::Operation(_)) && app.admitted() > app.clients.most_requests() {
+            return Err(clients::shed());
         }
         if let Some(control) = &app.options.control {
             let (parts, target, presented) = (&parts, &target, &presented);
@@ -283,17 +285,37 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
                 return Ok(redirect);
             }
         }
+        let client = app.clients.of(&parts.headers, peer, viewpoint.as_deref());
+        let place = match target.view {
+            View::Operation(_) => None,
+            View::Stored | View::Slice | View::Info | View::Viewer | View::Stats | View::Other(_) => {
+                Some(app.clients.enter(client, || app.admitted()).await?)
+            }
+        };
         let access = app.resources.begin();
         let viewpoint = viewpoint.as_ref();
         let seen = viewpoint.and_then(|viewpoint| app.seen(&target, viewpoint));
         let (parts, target, presented) = (&parts, &target, &presented);
         let viewpoint = viewpoint.map(AsRef::as_ref);
         let ask = Ask { app: &app, parts, id, peer, access, target, presented, viewpoint, seen };
-        let mut response = dispatch(&ask).await?;
-        if response.extensions().get::<Compressible>().is_some() {
-            response = compress::document(&ask, response).await?;
-        }
-        Ok(response)
+        let crowd =
+            crowd::place(&app.mounts, target).and_then(|place| Some((place, &app.mounts.get(place)?.container)));
+        let work = Box::pin(async {
+            let response = dispatch(&ask).await?;
+            let is_document = response.extensions().get::<Compressible>().is_some();
+            if is_document { compress::document(&ask, response).await } else { Ok(response) }
+        });
+        let response = client.works(async {
+            match crowd {
+                Some((place, container)) => app.crowds.within(place, container, work).await,
+                None => work.await,
+            }
+        });
+        let response = response.await?;
+        Ok(match place {
+            Some(place) => place.answer(response),
+            None => response,
+        })
     };
     let timeout = app.options.request_timeout;
     let outcome = match tokio::time::timeout(timeout, AssertUnwindSafe(work).catch_unwind()).await {
@@ -305,6 +327,7 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
             format!("no answer within {timeout:?}"),
         )),
     };
+    app.shared.refused.hold(outcome.as_ref().err()).await;
     let mut response = outcome.unwrap_or_else(|problem| {
         problem.log(id, path);
         problem.into_response(path, id)

@@ -9,20 +9,27 @@ use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_LENGTH, HeaderName};
+use axum::http::header::{CACHE_CONTROL, CONTENT_LENGTH, HeaderName, STRICT_TRANSPORT_SECURITY};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use axum::middleware::Next;
 use bytes::Bytes;
 use futures_util::stream;
 use http_body::{Frame, SizeHint};
 
-use super::{App, credentials, query};
-use crate::metrics;
+use super::{App, Options, credentials, forwarded, query};
+use crate::metrics::{self, Cancelled};
+use crate::trace::{self, Answer, Trace};
+
+/// What a caller's trace is named by (W3C Trace Context).
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Most characters of a path that answers and log lines repeat.
 const SHOWN: usize = 200;
+
+/// What metrics and logs have for the status of an answer that nobody waited for, as nginx has it.
+const CLIENT_GONE: u16 = 499;
 
 /// The route that most requests take.
 pub(super) const STORED: &str = "stored";
@@ -47,6 +54,13 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     let peer = request.extensions().get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let uri = request.uri();
     let mut line = Line::start(&app, Instant::now(), request.method().clone(), uri.path(), uri.query(), peer, &id);
+    let parent = request.headers().get(TRACEPARENT).and_then(|parent| parent.to_str().ok());
+    let is_trusted = || forwarded::is_trusted(peer, &app.options.trusted_proxies);
+    line.trace = trace::begin(parent, is_trusted, || shown(uri.path()));
+    if let Some(trace) = &line.trace {
+        let trace = Arc::clone(trace);
+        request.extensions_mut().insert(trace);
+    }
     let mut response = next.run(request).await;
     line.route = response.extensions().get::<Route>().map_or("unmatched", |route| route.0);
     let is_preflight = line.method == Method::OPTIONS && response.status() == StatusCode::OK;
@@ -58,8 +72,9 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
         response.headers_mut().insert("allow", HeaderValue::from_static("GET, HEAD, OPTIONS"));
     }
     line.status = response.status();
+    let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let has_length = response.headers().contains_key(CONTENT_LENGTH);
-    finish(response.headers_mut(), line.status);
+    finish(response.headers_mut(), line.status, &app.options);
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -70,11 +85,17 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
         // A body known to be empty would be announced as one of 0 bytes, which GET's is not.
         (true, false) => Body::from_stream(stream::empty::<Result<Bytes, std::io::Error>>()),
     };
+    let is_empty = http_body::Body::is_end_stream(&body) || line.method == Method::HEAD;
+    line.stage = if is_empty { Stage::Done } else { Stage::Sent(length) };
     Response::from_parts(parts, Body::new(Watched { body, line }))
 }
 
 /// What is the same on every answer.
-pub(super) fn finish(headers: &mut HeaderMap, status: StatusCode) {
+pub(super) fn finish(headers: &mut HeaderMap, status: StatusCode, options: &Options) {
+    if let Some(age) = options.hsts {
+        let text = format!("max-age={}", age.as_secs());
+        headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("")));
+    }
     headers.insert("timing-allow-origin", HeaderValue::from_static("*"));
     headers.insert("cross-origin-resource-policy", HeaderValue::from_static("cross-origin"));
     headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
@@ -83,8 +104,11 @@ pub(super) fn finish(headers: &mut HeaderMap, status: StatusCode) {
     }
 }
 
-/// The beginning of a text that a client sent.
+/// The beginning of a text that a client sent, without what looks like a token: where access is not restricted, too, for
+/// another server may have given it, or this one before it was set up anew.
 pub(super) fn shown(text: &str) -> String {
+    let hidden = credentials::may_be_in(text).then(|| credentials::hidden(text));
+    let text = hidden.as_deref().unwrap_or(text);
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),
@@ -102,6 +126,21 @@ pub(super) struct Line {
     pub(super) status: StatusCode,
     /// Bytes of the body that were sent.
     pub(super) sent: u64,
+    /// How far it has come.
+    pub(super) stage: Stage,
+    /// Where it is kept.
+    pub(super) trace: Option<Arc<Trace>>,
+}
+
+/// How far an answer has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It is being made.
+    Made,
+    /// Its length, where that is known, and not all of it has been sent.
+    Sent(Option<u64>),
+    /// All of it has been sent, as far as this process can tell.
+    Done,
 }
 
 /// What only the log line says.
@@ -122,13 +161,23 @@ impl Line {
         peer: Option<IpAddr>,
         id: &str,
     ) -> Self {
-        app.running.fetch_add(1, Ordering::Relaxed);
+        app.shared.running.fetch_add(1, Ordering::Relaxed);
         let text = tracing::enabled!(tracing::Level::INFO).then(|| {
             let query = query.map(|query| shown(&query::without_token(query)));
             Box::new(Text { path: shown(path), query, peer, id: id.to_owned() })
         });
         let app = Arc::clone(app);
-        Self { app, started, method, text, route: "unmatched", status: StatusCode::OK, sent: 0 }
+        Self {
+            app,
+            started,
+            method,
+            text,
+            route: "unmatched",
+            status: StatusCode::OK,
+            sent: 0,
+            stage: Stage::Made,
+            trace: None,
+        }
     }
 
     /// The request's id, where log lines are written.
@@ -144,9 +193,19 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        self.app.running.fetch_sub(1, Ordering::Relaxed);
+        self.app.shared.running.fetch_sub(1, Ordering::Relaxed);
         let elapsed = self.started.elapsed();
-        let (method, status) = (method_name(&self.method), self.status.as_u16());
+        let cancelled = match self.stage {
+            Stage::Made => Some(Cancelled::Waiting),
+            Stage::Sent(length) if length.is_none_or(|length| self.sent < length) => Some(Cancelled::Sending),
+            Stage::Sent(_) | Stage::Done => None,
+        };
+        cancelled.into_iter().for_each(metrics::request_cancelled);
+        let status = if cancelled == Some(Cancelled::Waiting) { CLIENT_GONE } else { self.status.as_u16() };
+        let method = method_name(&self.method);
+        if let Some(trace) = self.trace.take() {
+            trace.finish(Answer { method, route: self.route, status, bytes: self.sent });
+        }
         if let Some(answers) = self.app.answers(self.route) {
             answers.record(method, status, elapsed, self.sent);
         } else {
@@ -193,6 +252,9 @@ impl http_body::Body for Watched {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
+        if let Poll::Ready(None) = &polled {
+            self.line.stage = Stage::Done;
+        }
         if let Poll::Ready(Some(Ok(frame))) = &polled {
             self.line.sent += frame.data_ref().map_or(0, |data| data.len() as u64);
         }

@@ -3,11 +3,9 @@
 use axum::http::header::CACHE_CONTROL;
 use axum::http::{HeaderValue, StatusCode};
 use serde_json::json;
-use std::sync::atomic::Ordering;
 
-use super::problem::{self, Problem};
 use super::target::Operation;
-use super::{Answer, Ask, respond};
+use super::{Answer, Ask, readiness, respond};
 use crate::metrics;
 use crate::{n5, output};
 
@@ -17,19 +15,19 @@ pub(super) const OPENAPI: &str = include_str!("../../openapi.yaml");
 pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
     let (media_type, body) = match operation {
         Operation::Health => ("text/plain; charset=utf-8", "ok\n".to_owned()),
-        Operation::Ready => {
-            if ask.app.draining.load(Ordering::Relaxed) {
-                return Err(Problem::own(problem::OVERLOADED, "the server is shutting down", "draining"));
-            }
-            for mount in &ask.app.mounts {
-                mount.container.probe().await?;
-            }
-            ("text/plain; charset=utf-8", "ready\n".to_owned())
-        }
+        Operation::Ready => ("application/json", readiness::answer(ask.app).await?),
         Operation::Metrics => {
             ask.app.resources.measure();
+            // Perhaps nobody asks for /readyz.
+            let _ = readiness::answer(ask.app).await;
             metrics::requests_in_flight(ask.app.running());
-            ("text/plain; version=0.0.4; charset=utf-8", (ask.app.render_metrics)())
+            let loads: Vec<_> = ask.app.mounts.iter().map(|mount| mount.container.load()).collect();
+            metrics::store_calls(
+                loads.iter().map(|load| load.running).sum(),
+                loads.iter().map(|load| load.queued).sum(),
+                loads.iter().filter(|load| load.is_stalled).count(),
+            );
+            ("text/plain; version=0.0.4; charset=utf-8", (ask.app.shared.render_metrics)())
         }
         Operation::Version => {
             let compressions: Vec<_> = n5::CODECS.iter().map(|(name, _)| *name).collect();

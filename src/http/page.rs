@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, Method, Response, StatusCode};
 
 use super::compress::Compressible;
 use super::conditional::{self, Verdict};
-use super::problem::Problem;
+use super::problem::{self, Problem};
 use super::{Answer, Ask, respond};
 
 /// What the HTML may load, from its own origin only. The policy of the page that `listing` makes.
@@ -88,26 +88,34 @@ impl Asset {
 pub(super) fn answer(ask: &Ask<'_>, path: &[String]) -> Answer {
     let [name] = path else { return Err(Problem::missing()) };
     let asset = asset(name).filter(|_| !ask.target.trailing_slash).ok_or_else(Problem::missing)?;
-    Ok(file(ask.method(), ask.headers(), asset))
+    file(ask.method(), ask.headers(), asset)
 }
 
 /// Asked for anew each time, so that scripts of two releases never meet; 304 where nothing has changed.
-fn file(method: &Method, headers: &HeaderMap, asset: Asset) -> Response<Body> {
+fn file(method: &Method, headers: &HeaderMap, asset: Asset) -> Answer {
     let etag = asset.etag();
-    let mut response = if conditional::evaluate(method, headers, Some(&etag), None, None) == Verdict::NotModified {
-        let mut response = Response::new(Body::empty());
-        *response.status_mut() = StatusCode::NOT_MODIFIED;
-        response
-    } else {
-        let mut response = respond(StatusCode::OK, asset.media_type(), asset.text);
-        response.extensions_mut().insert(Compressible);
-        response
+    let mut response = match conditional::evaluate(method, headers, Some(&etag), None, None) {
+        Verdict::NotModified => {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            response
+        }
+        Verdict::PreconditionFailed => {
+            let detail = format!("the file has the entity tag {etag} now");
+            return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
+        }
+        // It serves no ranges.
+        Verdict::Whole | Verdict::Part(..) | Verdict::Unsatisfiable => {
+            let mut response = respond(StatusCode::OK, asset.media_type(), asset.text);
+            response.extensions_mut().insert(Compressible);
+            response
+        }
     };
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     if let Ok(etag) = HeaderValue::from_str(&etag) {
         response.headers_mut().insert(ETAG, etag);
     }
-    response
+    Ok(response)
 }
 
 #[cfg(test)]
@@ -139,12 +147,27 @@ mod tests {
     fn an_unchanged_file_is_not_sent_again() {
         let asset = asset("page.js").unwrap();
         let mut headers = HeaderMap::new();
-        let first = file(&Method::GET, &headers, asset);
+        let first = file(&Method::GET, &headers, asset).unwrap();
         assert_eq!(first.status(), StatusCode::OK);
         headers.insert("if-none-match", first.headers()[ETAG].clone());
-        assert_eq!(file(&Method::GET, &headers, asset).status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(file(&Method::GET, &headers, asset).unwrap().status(), StatusCode::NOT_MODIFIED);
         headers.insert("if-none-match", HeaderValue::from_static("W/\"0\""));
-        assert_eq!(file(&Method::GET, &headers, asset).status(), StatusCode::OK);
+        assert_eq!(file(&Method::GET, &headers, asset).unwrap().status(), StatusCode::OK);
+    }
+
+    #[test]
+    fn a_file_that_must_be_another_is_not_sent() {
+        let asset = asset("page.js").unwrap();
+        let ask = |value: &str| {
+            let headers = [(axum::http::header::IF_MATCH, HeaderValue::from_str(value).unwrap())].into_iter().collect();
+            file(&Method::GET, &headers, asset)
+        };
+        // Its own tag is weak, and If-Match compares strongly: no list of tags names it (RFC 9110, section 13.1.1).
+        for tags in ["\"0\"", &asset.etag(), asset.etag().trim_start_matches("W/")] {
+            let problem = ask(tags).unwrap_err();
+            assert_eq!(problem.into_response("/", "").status(), StatusCode::PRECONDITION_FAILED, "{tags}");
+        }
+        assert_eq!(ask("*").unwrap().status(), StatusCode::OK);
     }
 
     #[test]

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use percent_encoding::percent_decode_str;
+use serde_json::json;
 
+use super::problem::{self, Problem};
 use super::select;
 use crate::n5::Coords;
 
@@ -108,4 +110,18 @@ pub(super) fn numbers(parameter: &'static str, text: &str, signed: bool) -> Resu
 pub(super) fn decimal(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E'));
     text.parse::<f64>().ok().filter(|number| plain && number.is_finite())
+}
+
+impl From<QueryError> for Problem {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Invalid { parameter, detail, known } => {
+                let problem = Self::new(problem::INVALID_PARAMETER, detail).with("parameter", parameter);
+                if known.is_empty() { problem } else { problem.with("known", known) }
+            }
+            QueryError::OutOfBounds { detail, dimensions } => {
+                Self::new(problem::OUT_OF_BOUNDS, detail).with("dimensions", json!(dimensions.as_slice()))
+            }
+        }
+    }
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::observe::shown;
 use crate::container::{BudgetError, ReadError, Refusal};
 use crate::n5::{BlockError, ConvertError};
+use crate::seldom::Seldom;
 use crate::store::StoreError;
 
 /// Where the problem types are described.
@@ -49,7 +50,9 @@ kinds! {
     TOO_LARGE = "too-large", "The request exceeds a limit", PAYLOAD_TOO_LARGE;
     RANGE_NOT_SATISFIABLE = "range-not-satisfiable", "The range lies beyond the object", RANGE_NOT_SATISFIABLE;
     CORRUPT_BLOCK = "corrupt-block", "A stored block is damaged", UNPROCESSABLE_ENTITY;
+    UNREADABLE = "unreadable", "What the answer needs may not be read", UNPROCESSABLE_ENTITY;
     NOT_REPRESENTABLE = "not-representable", "The type asked for does not have a value of the region", UNPROCESSABLE_ENTITY;
+    TOO_MANY = "too-many", "You ask for too much at once", TOO_MANY_REQUESTS;
     INTERNAL = "internal", "The server has a fault", INTERNAL_SERVER_ERROR;
     UNSUPPORTED = "unsupported", "This is not decoded by this server", NOT_IMPLEMENTED;
     STORAGE_UNAVAILABLE = "storage-unavailable", "The storage does not answer", SERVICE_UNAVAILABLE;
@@ -93,10 +96,14 @@ impl Problem {
     pub fn own(kind: Kind, detail: &str, cause: impl Into<String>) -> Self {
         let mut problem = Self::new(kind, detail);
         problem.0.cause = Some(cause.into());
-        if kind.status == StatusCode::SERVICE_UNAVAILABLE {
-            problem.0.headers.insert(RETRY_AFTER, RETRY_SECONDS);
-        }
-        problem
+        if kind.status == StatusCode::SERVICE_UNAVAILABLE { problem.passing() } else { problem }
+    }
+
+    /// With the time after which it may have gone away.
+    #[must_use]
+    pub fn passing(mut self) -> Self {
+        self.0.headers.insert(RETRY_AFTER, RETRY_SECONDS);
+        self
     }
 
     /// 404 for a key that is not there: the body stays tiny, clients ask for thousands of these.
@@ -149,11 +156,18 @@ impl Problem {
 
     /// Says in the log, once, what is the server's own or the data's fault.
     pub(super) fn log(&self, id: &str, path: &str) {
+        static SELDOM: [Seldom; 4] = [const { Seldom::new() }; 4];
         let (status, path) = (self.0.kind.status.as_u16(), shown(path));
+        // One fault of the storage, or one moment of overload, fails requests by the thousand.
+        let seldom =
+            [STORAGE_UNAVAILABLE, TIMEOUT, OVERLOADED, UNREADABLE].iter().position(|kind| *kind == self.0.kind);
+        let Some(unsaid) = seldom.and_then(|n| SELDOM.get(n)).map_or(Some(0), Seldom::may_say) else { return };
         match &self.0.cause {
             // Expected under load and at shutdown.
-            Some(cause) if self.0.kind == OVERLOADED => tracing::warn!(id, path, status, cause, "request refused"),
-            Some(cause) => tracing::error!(id, path, status, cause, "request failed"),
+            Some(cause) if self.0.kind == OVERLOADED => {
+                tracing::warn!(id, path, status, cause, unsaid, "request refused");
+            }
+            Some(cause) => tracing::error!(id, path, status, cause, unsaid, "request failed"),
             None if self.0.kind == CORRUPT_BLOCK => {
                 tracing::error!(id, path, status, cause = self.0.detail, "request failed");
             }
@@ -166,6 +180,11 @@ impl Problem {
     pub fn varying(mut self, name: &'static str) -> Self {
         self.0.headers.append(VARY, HeaderValue::from_static(name));
         self
+    }
+
+    /// Whether it says that there are too many requests.
+    pub(super) fn is_of_load(&self) -> bool {
+        [OVERLOADED, TOO_MANY].contains(&self.0.kind)
     }
 
     /// The answer. `instance` is the request's path; a problem of the server's own names the request.
@@ -228,9 +247,36 @@ impl From<ReadError> for Problem {
             ReadError::Block { key, position, error } => block_problem(&key, &position, error),
             ReadError::Store(error) => {
                 let (kind, detail) = match &error {
+                    StoreError::NotFollowed(key) => {
+                        let detail = format!(
+                            "/{key} is behind a symbolic link that the server does not follow; see its setting symlinks"
+                        );
+                        return Self::own(UNREADABLE, &detail, error.to_string());
+                    }
+                    StoreError::LeadsNowhere(key) => {
+                        let detail =
+                            format!("/{key} is a link that leads nowhere, or behind one; fetch what it stands for");
+                        return Self::own(UNREADABLE, &detail, error.to_string());
+                    }
+                    StoreError::Io { key, .. } if error.hides() => {
+                        let detail = format!("the server has no permission to read /{key}");
+                        return Self::own(UNREADABLE, &detail, error.to_string());
+                    }
                     StoreError::Timeout(..) => (TIMEOUT, "the storage did not answer in time"),
-                    StoreError::Io { .. } | StoreError::Short(_) => {
+                    StoreError::Io { .. } | StoreError::Short(_) | StoreError::Torn(_) => {
                         (STORAGE_UNAVAILABLE, "the storage failed in a way that may pass; try again")
+                    }
+                    StoreError::Gone(_) => {
+                        (STORAGE_UNAVAILABLE, "what is served is not there now, which says nothing of what it holds")
+                    }
+                    StoreError::Overdue(..) => {
+                        (STORAGE_UNAVAILABLE, "the storage does not answer for this; try again later")
+                    }
+                    StoreError::Crowded(..) | StoreError::GaveWay(_) => {
+                        (STORAGE_UNAVAILABLE, "the storage keeps too many others waiting; try again later")
+                    }
+                    StoreError::Stalled(..) => {
+                        (STORAGE_UNAVAILABLE, "the storage has answered nobody for a while; try again later")
                     }
                 };
                 Self::own(kind, detail, error.to_string())
@@ -320,7 +366,7 @@ mod tests {
 
     #[test]
     fn no_permanent_fault_has_a_status_that_clients_retry() {
-        let passing = [STORAGE_UNAVAILABLE, ISSUER_UNAVAILABLE, OVERLOADED, TIMEOUT, INTERNAL];
+        let passing = [TOO_MANY, STORAGE_UNAVAILABLE, ISSUER_UNAVAILABLE, OVERLOADED, TIMEOUT, INTERNAL];
         for kind in KINDS.iter().filter(|kind| !passing.contains(kind)) {
             assert!(![308, 408, 429, 500, 502, 503, 504].contains(&kind.status.as_u16()), "{}", kind.name);
         }

@@ -10,20 +10,20 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::http::{Method, StatusCode};
 use bytes::Bytes;
 
-use super::observe::{self, Line};
+use super::observe::{self, Line, Stage};
 use super::recent::{self, Seen};
 use super::target::Target;
 use super::templates::Template;
-use super::{App, credentials, is_request_id, quick_chunk, stored};
+use super::{App, credentials, forwarded, is_request_id, quick_chunk, stored};
 use crate::container::{ATTRIBUTES, AtOnce, Trail};
 use crate::metrics;
 use crate::store::{Key, Meta, Sendable};
+use crate::trace;
 
 /// Most headers of a request that is answered here.
 const HEADERS: usize = 48;
@@ -32,13 +32,14 @@ const HEADERS: usize = 48;
 const PATH_BYTES: usize = 60_000;
 
 /// The part of a request that answers here depend on.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Asked<'a> {
     is_head: bool,
     pub(super) path: &'a str,
     if_none_match: Option<&'a [u8]>,
     request_id: Option<&'a str>,
     has_origin: bool,
+    traceparent: Option<&'a str>,
 }
 
 impl Asked<'_> {
@@ -101,9 +102,10 @@ impl Reply {
         tracing::error!(id = self.line.id(), %error, "answer broken off");
     }
 
-    /// So many bytes of the body have been sent.
-    pub fn sent(&mut self, bytes: u64) {
+    /// So many bytes of the body have been sent, and whether that is all of it.
+    pub fn sent(&mut self, bytes: u64, is_all: bool) {
         self.line.sent = bytes;
+        self.line.stage = if is_all { Stage::Done } else { Stage::Sent(None) };
     }
 }
 
@@ -138,7 +140,7 @@ enum Asking<'a> {
 
 fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
     let (Some(method), Some(path)) = (request.method, request.path) else { return Asking::Other };
-    let mut asked = Asked { is_head: method == "HEAD", path, if_none_match: None, request_id: None, has_origin: false };
+    let mut asked = Asked { is_head: method == "HEAD", path, ..Asked::default() };
     let mut is_quick = matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= PATH_BYTES;
     let mut has_since = false;
     for header in request.headers.iter() {
@@ -151,6 +153,7 @@ fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
             7 if is("upgrade") => return Asking::Other,
             8 if is("if-range") || is("if-match") => is_quick = false,
             10 if is("connection") => is_quick &= header.value.eq_ignore_ascii_case(b"keep-alive"),
+            11 if is("traceparent") => asked.traceparent = std::str::from_utf8(header.value).ok(),
             12 if is("x-request-id") => match std::str::from_utf8(header.value) {
                 Ok(id) if asked.request_id.is_none() => asked.request_id = Some(id),
                 _ => is_quick = false,
@@ -177,7 +180,8 @@ fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
 fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Reply> {
     let (templates, started) = (&app.quick, Instant::now());
     if (templates.by_origin && asked.has_origin)
-        || app.running.load(Ordering::Relaxed) >= app.options.concurrent_requests
+        || app.clients.are_slowed()
+        || app.running() >= app.options.concurrent_requests
     {
         return None;
     }
@@ -230,6 +234,8 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
             recent::keep(app, asked.path, Seen { mount: at, said: None, trail });
             Some(begun.missing(asked, template, observe::STORED))
         }
+        // The kernel cannot encrypt it.
+        AtOnce::Open(_) if app.options.is_https => None,
         AtOnce::Open(file) => {
             let said = Said::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
             Some(begun.object(asked, template, &said, Content::File(Arc::new(file))))
@@ -318,7 +324,7 @@ impl Begun<'_> {
         mut head: Vec<u8>,
         body: Content,
     ) -> Reply {
-        let made = hexadecimal(self.app.new_request_id());
+        let made = hexadecimal(self.app.shared.new_request_id());
         let made = std::str::from_utf8(&made).unwrap_or_default();
         let id = asked.request_id.filter(|id| is_request_id(id)).unwrap_or(made);
         header(&mut head, "x-request-id", id.as_bytes());
@@ -328,6 +334,9 @@ impl Begun<'_> {
         let mut line = Line::start(self.app, self.started, method, asked.path, None, self.peer, id);
         line.route = route;
         line.status = status;
+        line.stage = Stage::Sent(None);
+        let is_trusted = || forwarded::is_trusted(self.peer, &self.app.options.trusted_proxies);
+        line.trace = trace::begin(asked.traceparent, is_trusted, || observe::shown(asked.path));
         let body = if asked.is_head { Content::none() } else { body };
         Reply { head, body, line }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::header::{
@@ -10,17 +11,16 @@ use axum::http::header::{
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
 use futures_util::stream;
-use serde_json::json;
 use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::compress::Encoding;
 use super::conditional::{self, Verdict};
-use super::parameters::QueryError;
 use super::problem::{self, Problem};
 use super::slice_query::{Selection, SliceQuery};
 use super::{Answer, Ask, Mount, compress, encode, vary};
 use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
+use crate::cpu::Length;
 use crate::metadata;
 use crate::metrics;
 use crate::n5::{Array, DataType};
@@ -107,17 +107,19 @@ fn plan(
     let start_bytes = format.header(&shape, &data_type, &options).map(|start| start.len() as u64);
     let beside_bytes = start_bytes.filter(|bytes| *bytes > UNCOUNTED_BYTES).unwrap_or(0);
     let mut extra_bytes = format.extra_bytes(&shape, &data_type, &options);
-    let sending = Sending {
-        data_type: &data_type,
-        extra_bytes: if start_bytes.is_some() { extra_bytes } else { 0 },
-        beside_bytes,
-    };
-    let slice = mount.container.plan_converted_slice(&dataset, selection.region.clone(), &sending)?;
-    let encoding = if ask.app.options.compress_slices && compress::is_worthwhile(format) && !slice.is_streamed() {
+    let compressed = if ask.app.options.compress_slices && compress::is_worthwhile(format) {
         compress::negotiate(ask)
     } else {
         None
     };
+    let sending = Sending {
+        data_type: &data_type,
+        extra_bytes: if start_bytes.is_some() { extra_bytes } else { 0 },
+        beside_bytes,
+        is_slowed: ask.app.clients.are_slowed() && start_bytes.is_some() && beside_bytes == 0 && compressed.is_none(),
+    };
+    let slice = mount.container.plan_converted_slice(&dataset, selection.region.clone(), &sending)?;
+    let encoding = compressed.filter(|_| !slice.is_streamed());
     if encoding.is_some() {
         extra_bytes = extra_bytes.saturating_add(compress::extra_bytes(slice.bytes().saturating_add(extra_bytes)));
     }
@@ -214,17 +216,19 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
         let detail = format!("this slice has the entity tag {etag} now");
         return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
     }
-    let (started, encoding) = (std::time::Instant::now(), plan.encoding);
+    let (started, encoding) = (Instant::now(), plan.encoding);
     let Plan { slice, data_type, format, options, selection, .. } = plan;
-    let shape = selection.shape();
+    let (shape, party) = (selection.shape(), slice.party());
     let parts = if is_plain {
         format.header(&shape, &data_type, &options).into_iter().chain(pieces).collect()
     } else if encoding.is_none() && !slice.is_converted() && is_in_pieces {
         let data = pieces.into_iter().next().unwrap_or_default();
-        encode::side_by_side(&mount.container, format, Array { shape, data_type, data }, options, memory).await?
+        encode::side_by_side(&mount.container, party, format, Array { shape, data_type, data }, (options, memory))
+            .await?
     } else {
+        let len = pieces.iter().map(Bytes::len).sum();
         // The job holds its share of memory: it runs on when the client has hung up.
-        let encode = move || -> Result<Vec<Bytes>, Problem> {
+        let encode = encode::timed(format.name(), move || -> Result<Vec<Bytes>, Problem> {
             let data = slice.convert(pieces.into_iter().next().unwrap_or_default()).map_err(ReadError::from)?;
             let array = Array { shape, data_type, data };
             let mut parts = format.encode(&array, &options).map_err(|error| encode::fault(&error))?;
@@ -235,9 +239,13 @@ async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap)
                 parts.push(memory.own(last));
             }
             Ok(parts)
-        };
+        });
         // What costs nothing needs no core.
-        if is_made { mount.container.resources().cpu().run(encode).await.map_err(ReadError::from)? } else { encode() }?
+        if is_made {
+            mount.container.resources().cpu().run(Length::of(len), party, encode).await.map_err(ReadError::from)?
+        } else {
+            encode()
+        }?
     };
     insert(&mut headers, ETAG, &etag);
     if let Some(encoding) = encoding {
@@ -263,18 +271,20 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
         .then(|| (data_type.clone(), options.clone()))
         .map(|(data_type, options)| Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as Finish);
     let container = mount.container.clone();
-    let mut bands = BandReader { container, access: ask.access, slice: plan.slice, is_first: true, finish };
+    let mut bands = BandReader { container, access: ask.access, slice: plan.slice, waited: None, finish };
     let first = bands.next().await?.unwrap_or_default();
     // The first band has the memory for this as well.
     let start = format.header(&shape, &data_type, &options).unwrap_or_default();
     let (sender, receiver) = mpsc::channel(BANDS_AHEAD);
     let id = ask.id.to_owned();
-    tokio::spawn(async move {
+    tokio::spawn(crate::fair::Client::current().works(crate::trace::carried(async move {
         let mut next = Ok(Some(first));
         loop {
             // Waits until the band before is on its way: no more than two are held. A client that has hung up ends
             // the work.
+            let since = Instant::now();
             let Ok(place) = sender.reserve().await else { return };
+            bands.waited = Some(since.elapsed());
             match next {
                 Ok(Some(pieces)) => place.send(Ok(pieces)),
                 Ok(None) => return,
@@ -289,7 +299,7 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
                 () = sender.closed() => return,
             };
         }
-    });
+    })));
     let bands = stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) });
     let pieces = futures_util::StreamExt::flat_map(bands, |band| {
         stream::iter(match band {
@@ -308,14 +318,14 @@ struct BandReader {
     container: Container,
     access: Access,
     slice: Slice,
-    is_first: bool,
+    /// How long the last band waited for the client.
+    waited: Option<Duration>,
     finish: Option<Finish>,
 }
 
 impl BandReader {
     async fn next(&mut self) -> Result<Option<Vec<Bytes>>, ReadError> {
-        let band = self.container.next_band(self.access, &mut self.slice, self.is_first, self.finish.clone()).await?;
-        self.is_first = false;
+        let band = self.container.next_band(self.access, &mut self.slice, self.waited, self.finish.clone()).await?;
         Ok(band.map(|(pieces, _)| pieces))
     }
 }
@@ -339,13 +349,13 @@ fn etag(plan: &Plan, fingerprint: u128) -> String {
 }
 
 /// `Server-Timing`: milliseconds of each stage; `store` and `decode` are sums over what ran side by side.
-fn timing(stats: &ReadStats, encode: std::time::Duration) -> String {
+fn timing(stats: &ReadStats, encode: Duration) -> String {
     let cache = match (stats.hits, stats.loaded) {
         (_, 0) => "hit",
         (0, _) => "miss",
         _ => "partial",
     };
-    let milliseconds = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
+    let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
     format!(
         "cache;desc={cache};dur={:.3}, store;dur={:.3}, decode;dur={:.3}, assemble;dur={:.3}, encode;dur={:.3}",
         milliseconds(stats.cache),
@@ -372,20 +382,6 @@ fn list<T: ToString>(numbers: &[T]) -> String {
 fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);
-    }
-}
-
-impl From<QueryError> for Problem {
-    fn from(error: QueryError) -> Self {
-        match error {
-            QueryError::Invalid { parameter, detail, known } => {
-                let problem = Self::new(problem::INVALID_PARAMETER, detail).with("parameter", parameter);
-                if known.is_empty() { problem } else { problem.with("known", known) }
-            }
-            QueryError::OutOfBounds { detail, dimensions } => {
-                Self::new(problem::OUT_OF_BOUNDS, detail).with("dimensions", json!(dimensions.as_slice()))
-            }
-        }
     }
 }
 

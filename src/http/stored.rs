@@ -10,7 +10,7 @@ use futures_util::stream;
 use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
 use super::{Answer, Ask, Mount, listing, query, target};
-use crate::container::{ATTRIBUTES, LargeObject, Stored, grid_component};
+use crate::container::{ATTRIBUTES, LargeObject, ReadError, Stored, grid_component};
 use crate::metrics;
 use crate::store::{Key, Meta};
 
@@ -67,10 +67,13 @@ pub(super) fn redirect(ask: &Ask<'_>) -> Response<Body> {
 async fn object(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Option<Response<Body>>, Problem> {
     // HEAD reads no bytes; what is too large to be held is only opened.
     let (meta, stored) = if ask.method() == Method::HEAD {
-        let Some(meta) = mount.container.meta(ask.access, key).await? else { return Ok(None) };
+        let Some(meta) = ReadError::or_hidden(mount.container.meta(ask.access, key).await)? else {
+            return Ok(None);
+        };
         (meta, None)
     } else {
-        let Some(stored) = mount.container.object(ask.access, key).await? else { return Ok(None) };
+        let found = mount.container.object(ask.access, key).await;
+        let Some(stored) = ReadError::or_hidden(found)? else { return Ok(None) };
         (stored.meta().clone(), Some(stored))
     };
     let verdict = conditional::evaluate(ask.method(), ask.headers(), Some(&meta.etag), meta.modified, Some(meta.len));
@@ -146,7 +149,7 @@ fn pieces(large: LargeObject, from: u64, to: u64, id: String) -> Body {
                 tracing::error!(id, %error, "answer broken off");
             })?;
             let next = at.saturating_add(piece.len() as u64);
-            Ok::<_, crate::container::ReadError>(Some((piece, next)))
+            Ok::<_, ReadError>(Some((piece, next)))
         }
     }))
 }

@@ -43,7 +43,7 @@ impl Templates {
                 let meta = Meta { len: 0, modified: None, etag: Arc::from("\"\""), version: 0 };
                 stored::describe(&mut headers, status, &meta, mount, is_json);
                 headers.remove(ETAG);
-                lines(headers, status, &cors)
+                lines(headers, status, options, &cors)
             };
             let problem = Problem::missing().cached(mount.cache_missing.clone());
             let (status, mut missing, body) = problem.into_parts(PLACEHOLDER, "");
@@ -54,7 +54,7 @@ impl Templates {
                 attributes: found(StatusCode::OK, true),
                 block: found(StatusCode::OK, false),
                 not_modified: found(StatusCode::NOT_MODIFIED, false),
-                missing: lines(missing, status, &cors),
+                missing: lines(missing, status, options, &cors),
                 missing_body: (before.to_owned(), after.to_owned()),
             }
         };
@@ -70,8 +70,8 @@ fn cors(options: &Options) -> HeaderMap {
     answer.and_then(Result::ok).map(|answer| answer.into_parts().0.headers).unwrap_or_default()
 }
 
-fn lines(mut headers: HeaderMap, status: StatusCode, cors: &HeaderMap) -> Vec<u8> {
-    observe::finish(&mut headers, status);
+fn lines(mut headers: HeaderMap, status: StatusCode, options: &Options, cors: &HeaderMap) -> Vec<u8> {
+    observe::finish(&mut headers, status, options);
     let mut lines = Vec::new();
     for (name, value) in headers.iter().chain(cors) {
         header(&mut lines, name.as_str(), value.as_bytes());

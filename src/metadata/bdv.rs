@@ -10,6 +10,7 @@
 //! Source: bigdataviewer-core `BDV N5 format.md`, `bdv/img/n5/BdvN5Format.java`.
 
 use super::fields::one_per_axis;
+use super::problem::Problem;
 use super::pyramid::{Convention, Pyramid};
 use super::scales::{Placement, level_names, level_paths, levels, listed_factors, xyz};
 use super::{Node, fields};
@@ -24,13 +25,13 @@ fn recognised(node: &Node) -> bool {
         && !node.parent().contains_key("dimensions")
 }
 
-pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
+pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
     if !recognised(node) {
         return None;
     }
     let listed = listed_factors(node.parent());
     let mut sized = false;
-    let place = |first: &super::pyramid::Found, problems: &mut Vec<String>| {
+    let place = |first: &super::pyramid::Found, problems: &mut Vec<Problem>| {
         let rank = first.dataset.rank();
         let given = node.attributes().get("resolution");
         let given = given.and_then(|value| one_per_axis(value, rank));

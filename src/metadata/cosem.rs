@@ -12,6 +12,7 @@
 use serde_json::{Map, Value};
 
 use super::fields::{note, numbers, path_below, shown, strings};
+use super::problem::{About, Problem};
 use super::pyramid::{Convention, Level, Pyramid, factors_from_resolution, find_levels};
 use super::scales::level_names;
 use super::{MAX_LEVELS, Node};
@@ -58,7 +59,7 @@ pub(super) fn transform(value: &Value, rank: usize) -> Result<Transform, String>
 }
 
 /// Notes axes that look as if they were listed fastest first without saying so.
-pub(super) fn note_order(axes: Option<&[String]>, problems: &mut Vec<String>) {
+pub(super) fn note_order(axes: Option<&[String]>, problems: &mut Vec<Problem>) {
     let at = |name: &str| axes.into_iter().flatten().position(|axis| axis == name);
     if at("x").zip(at("y")).is_some_and(|(x, y)| x > y) {
         let text = "transform lists x before y without ordering F; it is read slowest axis first, as in n5-universe";
@@ -84,7 +85,7 @@ pub(super) fn wanted(node: &Node) -> Vec<String> {
     }
 }
 
-pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
+pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
     let listed = listed(node.attributes()).unwrap_or_else(|| unlisted(node));
     if listed.is_empty() {
         return None;
@@ -96,7 +97,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
         let rank = found.dataset.rank();
         let own = found.dataset.members().get("transform");
         let Some(value) = listed.get(found.number).and_then(|(_, value)| *value).or(own) else {
-            note(problems, format!("level {} has no transform", found.path));
+            note(problems, About::Level.says(format!("level {} has no transform", found.path)));
             continue;
         };
         match transform(value, rank) {
@@ -106,7 +107,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
                 let (resolution, translation) = (transform.scale, transform.translate);
                 levels.push(Level { path: found.path, factors, resolution, translation });
             }
-            Err(problem) => note(problems, format!("level {}: {problem}", found.path)),
+            Err(problem) => note(problems, About::Level.says(format!("level {}: {problem}", found.path))),
         }
     }
     let first = first?;

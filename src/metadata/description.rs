@@ -9,6 +9,7 @@ use super::canonical::{canonical, mended_group};
 use super::codec::{CodecForms, codec_forms, compression_with_defaults};
 use super::fields::note;
 use super::physical::Physical;
+use super::problem::{About, Problem};
 use super::pyramid::Pyramid;
 use super::readers::{self, Readable};
 use super::space::Space;
@@ -62,7 +63,7 @@ pub struct Description {
     /// Which programs read it; of a pyramid, all its levels.
     pub readable: Option<Readable>,
     /// What is wrong or unusual, in sentences.
-    pub problems: Vec<String>,
+    pub problems: Vec<Problem>,
 }
 
 impl Description {
@@ -76,13 +77,16 @@ impl Description {
     pub(super) fn new(node: &Node) -> Self {
         let mut group = Self::empty(node.attributes().clone());
         if let Some(Err(error)) = &node.document {
-            group.problems.push(broken(error));
+            group.problems.push(broken(error).into());
             return group;
         }
         if node.own().describes_dataset() {
             match DatasetAttributes::parse(node.own().clone()) {
                 Ok(dataset) => return group.dataset(node, &dataset),
-                Err(error) => note(&mut group.problems, format!("its attributes describe no dataset: {error}")),
+                Err(error) => {
+                    let text = format!("its attributes describe no dataset: {error}");
+                    note(&mut group.problems, About::NoDataset.says(text));
+                }
             }
             return group;
         }
@@ -90,7 +94,8 @@ impl Description {
         if own("dimensions") || own("blockSize") {
             let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !own(key));
             let missing = missing.unwrap_or_default();
-            note(&mut group.problems, format!("its attributes describe no dataset: {missing} is missing"));
+            let text = format!("its attributes describe no dataset: {missing} is missing");
+            note(&mut group.problems, About::NoDataset.says(text));
         }
         group.group(node)
     }
@@ -158,9 +163,9 @@ impl Description {
 }
 
 /// What the view `as` changes so that strict readers open it.
-fn note_mended(mended: Vec<String>, problems: &mut Vec<String>) {
+fn note_mended(mended: Vec<String>, problems: &mut Vec<Problem>) {
     for sentence in mended {
-        note(problems, format!("as/: {sentence}"));
+        note(problems, About::Mended.says(format!("as/: {sentence}")));
     }
 }
 
@@ -225,7 +230,7 @@ mod tests {
         assert_eq!(description.resolution.unwrap(), [4.0, 8.0]);
         assert_eq!((description.dimensions, description.tensorstore), (None, None));
         assert!(!description.readable.unwrap().neuroglancer);
-        assert!(description.problems.iter().any(|problem| problem == "level s1 is float64, level s0 is uint8"));
+        assert!(description.problems.iter().any(|problem| &**problem == "level s1 is float64, level s0 is uint8"));
     }
 
     #[test]

@@ -69,7 +69,8 @@ pub(super) fn level_number(name: &str) -> Option<usize> {
 }
 
 /// Appends a problem unless it is there already.
-pub(super) fn note(problems: &mut Vec<String>, problem: String) {
+pub(super) fn note<P: PartialEq>(problems: &mut Vec<P>, problem: impl Into<P>) {
+    let problem = problem.into();
     if !problems.contains(&problem) {
         problems.push(problem);
     }

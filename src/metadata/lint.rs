@@ -6,14 +6,15 @@ use crate::n5::{DatasetAttributes, Document};
 
 use super::codec::block_bytes;
 use super::fields::{note, shown};
+use super::problem::{About, Problem};
 use super::tensorstore::MAX_BLOCK_BYTES;
 
 /// Appends what is unusual about a dataset and its ancestors, root first.
-pub(super) fn lint(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<String>) {
+pub(super) fn lint(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<Problem>) {
     if dataset.has_legacy_compression() {
         note(
             problems,
-            "compressionType is the form of N5 before 2.0.0; TensorStore, zarr and rust-n5 refuse it".into(),
+            "compressionType is the form of N5 before 2.0.0; TensorStore, zarr and rust-n5 refuse it".to_owned(),
         );
     } else if dataset.members().contains_key("compressionType") {
         note(problems, "both compression and compressionType are given; compression counts".to_owned());
@@ -37,18 +38,20 @@ pub(super) fn lint(dataset: &DatasetAttributes, ancestors: &[Document], problems
         let name = dataset.compression().name();
         note(
             problems,
-            format!("this server does not decode the compression {name:?}; its blocks are served as stored"),
+            About::Undecoded
+                .says(format!("this server does not decode the compression {name:?}; its blocks are served as stored")),
         );
     }
     if dataset.data_type().size_bytes().is_none() {
         let name = dataset.data_type().name();
-        note(problems, format!("this server does not decode the data type {name:?}; its blocks are served as stored"));
+        let text = format!("this server does not decode the data type {name:?}; its blocks are served as stored");
+        note(problems, About::Undecoded.says(text));
     }
     inherited(dataset, ancestors, problems);
 }
 
 /// Neuroglancer merges the attributes of all directories above into a dataset's.
-fn inherited(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<String>) {
+fn inherited(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<Problem>) {
     let own = |key: &str| dataset.members().contains_key(key);
     for members in ancestors.iter().map(Document::members) {
         if members.contains_key("dimensions") {
@@ -72,7 +75,7 @@ mod tests {
     use super::super::testing::{array, dataset, document};
     use super::*;
 
-    fn problems(above: &Value, further: &Value) -> Vec<String> {
+    fn problems(above: &Value, further: &Value) -> Vec<Problem> {
         let mut problems = Vec::new();
         lint(&dataset(&array(&[7, 5], further)), &[document(above)], &mut problems);
         problems

@@ -20,6 +20,7 @@ mod neuroglancer;
 mod ome_ngff;
 mod paintera;
 mod physical;
+mod problem;
 mod pyramid;
 mod readers;
 mod recommended;
@@ -40,6 +41,7 @@ pub use canonical::{canonical, canonical_group, is_inherited};
 pub use codec::{CodecForms, Hdf5Filter, codec_forms, compression_with_defaults};
 pub use description::{Description, Kind};
 pub use physical::Physical;
+pub use problem::{About, Problem};
 pub use pyramid::{Convention, Level, Pyramid};
 pub use readers::Readable;
 pub use recommended::{Recommended, recommended};
@@ -98,7 +100,7 @@ struct Reader {
     /// attributes and listing already speak against this convention.
     wanted: fn(&Node) -> Vec<String>,
     /// The pyramid; `None` when the directory does not follow this convention.
-    read: fn(&Node, &mut Vec<String>) -> Option<Pyramid>,
+    read: fn(&Node, &mut Vec<Problem>) -> Option<Pyramid>,
 }
 
 /// Every convention; the first that fits a group describes it.
@@ -133,7 +135,7 @@ pub fn wanted(node: &Node) -> Vec<String> {
 
 /// The pyramid that a group is; `None` for a plain group and for a dataset. What is wrong with it is
 /// appended to `problems`.
-pub fn pyramid(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
+pub fn pyramid(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
     if node.own().describes_dataset() {
         return None;
     }
@@ -207,7 +209,7 @@ mod testing {
 
     /// The pyramid of such a group as convention, then path, factors, resolution and translation of its
     /// levels; and the problems found.
-    pub(super) fn read_levels(node: &Node) -> (Pyramid, Value, Vec<String>) {
+    pub(super) fn read_levels(node: &Node) -> (Pyramid, Value, Vec<Problem>) {
         let mut problems = Vec::new();
         let pyramid = pyramid(node, &mut problems).unwrap();
         let levels = pyramid.levels.iter().map(|level| {

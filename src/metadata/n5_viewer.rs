@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use super::Node;
 use super::fields::{note, one_per_axis, shown, strings};
 use super::physical::pixel_resolution;
+use super::problem::Problem;
 use super::pyramid::{Convention, Found, Pyramid};
 use super::scales::{Placement, level_names, level_paths, levels, listed_factors, xyz};
 
@@ -23,7 +24,7 @@ pub(super) fn wanted(node: &Node) -> Vec<String> {
     level_paths(node)
 }
 
-pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
+pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
     let group = node.attributes();
     let names: Vec<(usize, String)> =
         level_names(node).into_iter().filter(|(_, name)| node.child_documents.contains_key(name)).collect();
@@ -49,7 +50,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
     }
     let listed = listed_factors(group);
     let (mut units, mut sized) = (None, false);
-    let place = |first: &Found, problems: &mut Vec<String>| {
+    let place = |first: &Found, problems: &mut Vec<Problem>| {
         let rank = first.dataset.rank();
         let (base, given) = base_resolution(group, first, problems);
         units = given;
@@ -76,7 +77,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
 fn base_resolution(
     group: &Map<String, Value>,
     first: &Found,
-    problems: &mut Vec<String>,
+    problems: &mut Vec<Problem>,
 ) -> (Option<Vec<f64>>, Option<Vec<String>>) {
     let rank = first.dataset.rank();
     for (attributes, place) in [(first.dataset.members(), first.path.as_str()), (group, "the group")] {

@@ -14,6 +14,7 @@
 use serde_json::{Map, Value};
 
 use super::fields::{note, numbers, path_below, shown};
+use super::problem::{About, Problem};
 use super::pyramid::{Convention, Found, Level, Pyramid, factors_from_resolution, find_levels};
 use super::{MAX_LEVELS, Node};
 
@@ -41,7 +42,7 @@ pub(super) fn wanted(node: &Node) -> Vec<String> {
         .unwrap_or_default()
 }
 
-pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
+pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
     let image = image(node.attributes())?;
     let listed = datasets(image);
     let names = listed.iter().enumerate().map(|(number, (path, _))| (number, path.clone()));
@@ -68,7 +69,7 @@ fn place(
     lists: &[Option<&Value>],
     reversed: bool,
     level: &Found,
-    problems: &mut Vec<String>,
+    problems: &mut Vec<Problem>,
 ) -> Option<(Vec<f64>, Vec<f64>)> {
     let rank = level.dataset.rank();
     let (mut scale, mut translation, mut scaled) = (vec![1.0; rank], vec![0.0; rank], false);
@@ -78,7 +79,8 @@ fn place(
             continue;
         }
         let Some(mut list) = step.get(kind).and_then(numbers).filter(|list| list.len() == rank) else {
-            note(problems, format!("level {}: transformation {} is not usable", level.path, shown(step)));
+            let text = format!("level {}: transformation {} is not usable", level.path, shown(step));
+            note(problems, About::Level.says(text));
             continue;
         };
         if reversed {
@@ -114,7 +116,7 @@ struct Axes {
 }
 
 impl Axes {
-    fn read(image: &Map<String, Value>, rank: usize, problems: &mut Vec<String>) -> Self {
+    fn read(image: &Map<String, Value>, rank: usize, problems: &mut Vec<Problem>) -> Self {
         let Some(given) = image.get("axes") else {
             let names = (rank == 5).then(|| ["x", "y", "z", "c", "t"].map(str::to_owned).to_vec());
             return Self { names, units: None, reversed: true };
@@ -175,7 +177,7 @@ mod tests {
     use super::super::testing::*;
     use super::*;
 
-    fn levels_of(own: &Value, dimensions: [&[u64]; 2]) -> (Pyramid, Value, Vec<String>) {
+    fn levels_of(own: &Value, dimensions: [&[u64]; 2]) -> (Pyramid, Value, Vec<Problem>) {
         let below = [("0", array(dimensions[0], &json!({}))), ("1", array(dimensions[1], &json!({})))];
         read_levels(&group(&[], own, &below))
     }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::Node;
 use super::fields::{note, one_per_axis, shown};
+use super::problem::Problem;
 use super::pyramid::{Convention, Found, Pyramid};
 use super::scales::{Placement, level_names, level_paths, levels, xyz};
 
@@ -34,7 +35,7 @@ fn is_paintera(attributes: &Map<String, Value>) -> bool {
     attributes.get("painteraData").is_some_and(Value::is_object)
 }
 
-pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
+pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
     let (names, sources) = if is_paintera(node.attributes()) {
         let data = node.child_documents.get("data").map(crate::n5::Document::members);
         let sources: Vec<&Map<String, Value>> = data.into_iter().chain([node.attributes()]).collect();
@@ -45,7 +46,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<String>) -> Option<Pyramid> {
         return None;
     };
     let sized = sources.iter().any(|source| source.contains_key("resolution"));
-    let place = |first: &Found, problems: &mut Vec<String>| {
+    let place = |first: &Found, problems: &mut Vec<Problem>| {
         let rank = first.dataset.rank();
         let mut list = |key: &str, otherwise: f64| {
             let Some(given) = sources.iter().find_map(|source| source.get(key)) else { return vec![otherwise; rank] };

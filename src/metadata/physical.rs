@@ -6,6 +6,7 @@ use crate::n5::DatasetAttributes;
 
 use super::cosem;
 use super::fields::{note, one_per_axis, shown, strings};
+use super::problem::Problem;
 
 /// What a dataset's own attributes say about its place in space.
 ///
@@ -29,7 +30,7 @@ impl Physical {
     /// `transform`; n5-viewer's `pixelResolution`, which is the voxel size at full resolution and
     /// therefore multiplied by the dataset's `downsamplingFactors`. Voxel size and units come from the
     /// same source. What a group above may add (Neuroglancer merges all of them) is not counted.
-    pub fn of(dataset: &DatasetAttributes, problems: &mut Vec<String>) -> Self {
+    pub fn of(dataset: &DatasetAttributes, problems: &mut Vec<Problem>) -> Self {
         let (members, rank) = (dataset.members(), dataset.rank());
         let mut names = |key: &str| {
             let given = members.get(key)?;
@@ -112,7 +113,7 @@ mod tests {
     use super::super::testing::*;
     use super::*;
 
-    fn of(further: &Value) -> (Physical, Vec<String>) {
+    fn of(further: &Value) -> (Physical, Vec<Problem>) {
         let mut problems = Vec::new();
         let physical = Physical::of(&dataset(&array(&[12, 10, 6], further)), &mut problems);
         (physical, problems)

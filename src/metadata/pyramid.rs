@@ -7,6 +7,7 @@ use crate::n5::DatasetAttributes;
 
 use super::Node;
 use super::fields::{note, snapped};
+use super::problem::{About, Problem};
 
 /// The convention that a pyramid's metadata follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -99,23 +100,25 @@ pub(super) struct Found {
 pub(super) fn find_levels(
     node: &Node,
     listed: impl IntoIterator<Item = (usize, String)>,
-    problems: &mut Vec<String>,
+    problems: &mut Vec<Problem>,
 ) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
     for (number, path) in listed {
         let Some(dataset) = node.dataset_below(&path) else {
-            note(problems, format!("level {path} is not a readable dataset"));
+            note(problems, About::Level.says(format!("level {path} is not a readable dataset")));
             continue;
         };
         if let Some(first) = found.first() {
             if first.dataset.rank() != dataset.rank() {
                 let (a, b) = (dataset.rank(), first.dataset.rank());
-                note(problems, format!("level {path} has {a} axes, level {} has {b}", first.path));
+                let text = format!("level {path} has {a} axes, level {} has {b}", first.path);
+                note(problems, About::Level.says(text));
                 continue;
             }
             if first.dataset.data_type() != dataset.data_type() {
                 let (a, b) = (dataset.data_type(), first.dataset.data_type());
-                note(problems, format!("level {path} is {a}, level {} is {b}", first.path));
+                let text = format!("level {path} is {a}, level {} is {b}", first.path);
+                note(problems, About::Level.says(text));
             }
         }
         found.push(Found { path, number, dataset });

@@ -12,6 +12,7 @@ use crate::n5::{DatasetAttributes, Document};
 
 use super::codec::block_bytes;
 use super::fields::{note, whole};
+use super::problem::{About, Problem};
 use super::pyramid::Pyramid;
 use super::{Node, neuroglancer, tensorstore};
 
@@ -31,9 +32,11 @@ pub struct Readable {
     pub z5: bool,
 }
 
+const NEUROGLANCER: &str = "Neuroglancer";
+
 /// Which programs read a dataset with these ancestors, root first; the reasons of those that do not
 /// are appended to `problems`.
-pub(super) fn of_dataset(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<String>) -> Readable {
+pub(super) fn of_dataset(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<Problem>) -> Readable {
     let root = ancestors.first().map_or_else(|| dataset.members(), Document::members);
     let dialect = Lz4::of(dataset, root);
     if dialect.is_some() {
@@ -44,15 +47,15 @@ pub(super) fn of_dataset(dataset: &DatasetAttributes, ancestors: &[Document], pr
                 .to_owned(),
         );
     }
-    let mut verdict = |program: &str, result: Result<(), String>| match result {
+    let mut verdict = |program, result: Result<(), String>| match result {
         Ok(()) => true,
         Err(reason) => {
-            note(problems, format!("{program} cannot read it: {reason}"));
+            note(problems, About::RefusedBy(program).says(format!("{program} cannot read it: {reason}")));
             false
         }
     };
     Readable {
-        neuroglancer: verdict("Neuroglancer", neuroglancer::dataset(dataset, ancestors)),
+        neuroglancer: verdict(NEUROGLANCER, neuroglancer::dataset(dataset, ancestors)),
         tensorstore: verdict("TensorStore", tensorstore(dataset).map(|_| ())),
         java: verdict("N5 for Java", java(dataset, root, dialect)),
         zarr: verdict("zarr-python 2", zarr(dataset, dialect)),
@@ -61,7 +64,7 @@ pub(super) fn of_dataset(dataset: &DatasetAttributes, ancestors: &[Document], pr
 }
 
 /// The same for a group with levels: Neuroglancer opens the group, the others every level.
-pub(super) fn of_pyramid(node: &Node, pyramid: &Pyramid, problems: &mut Vec<String>) -> Readable {
+pub(super) fn of_pyramid(node: &Node, pyramid: &Pyramid, problems: &mut Vec<Problem>) -> Readable {
     let mut ancestors = node.ancestors.clone();
     ancestors.push(node.own().clone());
     let mut all = Readable { neuroglancer: true, tensorstore: true, java: true, zarr: true, z5: true };
@@ -73,12 +76,13 @@ pub(super) fn of_pyramid(node: &Node, pyramid: &Pyramid, problems: &mut Vec<Stri
         all.java &= one.java;
         all.zarr &= one.zarr;
         all.z5 &= one.z5;
-        for reason in reasons.into_iter().filter(|reason| !reason.starts_with("Neuroglancer")) {
-            note(problems, format!("level {}: {reason}", level.path));
+        for reason in reasons.iter().filter(|reason| reason.about != About::RefusedBy(NEUROGLANCER)) {
+            note(problems, About::DatasetOfLevel.says(format!("level {}: {}", level.path, &**reason)));
         }
     }
     if let Err(reason) = neuroglancer::group(node, pyramid) {
-        note(problems, format!("Neuroglancer cannot read it as one image: {reason}"));
+        let text = format!("{NEUROGLANCER} cannot read it as one image: {reason}");
+        note(problems, About::RefusedBy(NEUROGLANCER).says(text));
         all.neuroglancer = false;
     }
     all

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use crate::n5::DatasetAttributes;
 
 use super::fields::{level_number, note, number_lists, one_per_axis, shown};
+use super::problem::Problem;
 use super::pyramid::{Found, Level, find_levels};
 use super::{MAX_LEVELS, Node};
 
@@ -46,8 +47,8 @@ pub(super) fn levels(
     node: &Node,
     names: Vec<(usize, String)>,
     listed: Option<&[Vec<f64>]>,
-    place: impl FnOnce(&Found, &mut Vec<String>) -> Placement,
-    problems: &mut Vec<String>,
+    place: impl FnOnce(&Found, &mut Vec<Problem>) -> Placement,
+    problems: &mut Vec<Problem>,
 ) -> Vec<Level> {
     let found = find_levels(node, names, problems);
     let Some(first) = found.first() else { return Vec::new() };
@@ -68,7 +69,7 @@ fn factors(
     level: &Found,
     first: &DatasetAttributes,
     listed: Option<&[Vec<f64>]>,
-    problems: &mut Vec<String>,
+    problems: &mut Vec<Problem>,
 ) -> Vec<f64> {
     let rank = level.dataset.rank();
     let usable = |list: &Vec<f64>| list.len() == rank && list.iter().all(|f| f.is_finite() && *f > 0.0);

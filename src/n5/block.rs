@@ -1,8 +1,9 @@
 //! A stored block: its header, and decoding it to little-endian elements.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 
+use super::encode::turned_round;
 use super::grid::product;
 use super::{CodecError, Coords, DatasetAttributes, GridPosition, Scratch};
 
@@ -195,6 +196,14 @@ impl Block {
         Ok((plan.decoded_bytes as u64).saturating_add(scratch))
     }
 
+    /// Bytes of the elements of this stored block, as its header says.
+    ///
+    /// # Errors
+    /// As [`Self::decoding_bytes`].
+    pub fn decoded_bytes(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<usize, BlockError> {
+        Ok(Plan::new(stored, attributes, position)?.decoded_bytes)
+    }
+
     /// The most bytes that decoding any block of `stored_bytes` of this dataset can take, judged without reading
     /// it; as [`Self::decoding_bytes`].
     pub fn most_decoding_bytes(attributes: &DatasetAttributes, stored_bytes: u64) -> u64 {
@@ -223,10 +232,11 @@ impl Block {
         position: &GridPosition,
         limit_bytes: u64,
     ) -> Result<Self, BlockError> {
-        Self::decode_with(stored, attributes, position, limit_bytes, &mut Scratch::default())
+        Self::decode_with(stored, attributes, position, limit_bytes, &mut Room::default())
     }
 
-    /// [`Self::decode`] with what decoding other blocks has allocated.
+    /// [`Self::decode`] with what decoding other blocks has allocated. The block takes the buffer of `room` where it is exactly
+    /// as large as the elements.
     ///
     /// # Errors
     /// As [`Self::decode`].
@@ -235,7 +245,7 @@ impl Block {
         attributes: &DatasetAttributes,
         position: &GridPosition,
         limit_bytes: u64,
-        scratch: &mut Scratch,
+        room: &mut Room,
     ) -> Result<Self, BlockError> {
         let needed_bytes = Self::decoding_bytes(&stored, attributes, position)?;
         if needed_bytes > limit_bytes {
@@ -247,8 +257,12 @@ impl Block {
         // A block without elements may come with an empty payload, which is no stream at all.
         let data = if plan.decoded_bytes == 0 && payload.is_empty() {
             Bytes::new()
+        } else if !plan.codec.is_plain() && room.decoded.capacity() == plan.decoded_bytes {
+            let mut output = std::mem::take(&mut room.decoded);
+            plan.codec.decode_into(&payload, plan.decoded_bytes, &mut output, &mut room.scratch)?;
+            output.into()
         } else {
-            plan.codec.decode(payload, plan.decoded_bytes, scratch)?
+            plan.codec.decode(payload, plan.decoded_bytes, &mut room.scratch)?
         };
         if data.len() != plan.decoded_bytes {
             let found = format!("{} bytes", data.len());
@@ -363,26 +377,6 @@ impl<'a> Plan<'a> {
         let decoded_bytes = usize::try_from(claimed_bytes)
             .or(Err(BlockError::OverLimit { needed_bytes: claimed_bytes, limit_bytes: usize::MAX as u64 }))?;
         Ok(Self { header, codec, width, decoded_bytes })
-    }
-}
-
-/// Turns elements round, from big-endian to little-endian or back, in place where the buffer is not shared.
-pub(super) fn turned_round(data: Bytes, width: usize) -> Bytes {
-    if width == 1 || data.is_empty() {
-        return data;
-    }
-    let mut data = data.try_into_mut().unwrap_or_else(|shared| BytesMut::from(shared.as_ref()));
-    match width {
-        2 => swap::<2>(&mut data),
-        4 => swap::<4>(&mut data),
-        _ => swap::<8>(&mut data),
-    }
-    data.freeze()
-}
-
-fn swap<const WIDTH: usize>(data: &mut [u8]) {
-    for element in data.as_chunks_mut::<WIDTH>().0 {
-        element.reverse();
     }
 }
 

@@ -1,8 +1,7 @@
 //! A block as it is stored, made of decoded elements.
 
-use bytes::{BufMut, Bytes};
+use bytes::{BufMut, Bytes, BytesMut};
 
-use super::block::turned_round;
 use super::{CodecError, Encoding};
 
 /// Little-endian elements of `width` bytes as the format stores them: big-endian. In place where the buffer is not
@@ -29,6 +28,26 @@ pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: Encoding)
     encoding.encode(&big_endian(data, width), width, &mut block)?;
     block.shrink_to_fit();
     Ok(block.into())
+}
+
+/// Turns elements round, from big-endian to little-endian or back, in place where the buffer is not shared.
+pub(super) fn turned_round(data: Bytes, width: usize) -> Bytes {
+    if width == 1 || data.is_empty() {
+        return data;
+    }
+    let mut data = data.try_into_mut().unwrap_or_else(|shared| BytesMut::from(shared.as_ref()));
+    match width {
+        2 => swap::<2>(&mut data),
+        4 => swap::<4>(&mut data),
+        _ => swap::<8>(&mut data),
+    }
+    data.freeze()
+}
+
+fn swap<const WIDTH: usize>(data: &mut [u8]) {
+    for element in data.as_chunks_mut::<WIDTH>().0 {
+        element.reverse();
+    }
 }
 
 #[cfg(test)]

@@ -11,16 +11,17 @@ use super::{Facts, Meta};
 
 /// A file written so recently may be written again within the same tick of the file system's clock,
 /// so its time and length do not tell its versions apart yet.
-const CLOCK_TICK: Duration = Duration::from_millis(20);
+pub(super) const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 /// What a store says of a file.
 pub(super) fn meta_of(metadata: &std::fs::Metadata) -> Meta {
     stamp_of_metadata(metadata).facts().into()
 }
 
-/// Whether `version` was given to the file with these facts, when its times already told its versions apart.
-pub(super) fn is_of_version(metadata: &std::fs::Metadata, version: u64) -> bool {
-    stamp_of_metadata(metadata).hash() == version
+/// Whether an open file still has the content that it had with the facts `before`: it may have lost its name since.
+pub(super) fn has_content_of(now: &std::fs::Metadata, before: &std::fs::Metadata) -> bool {
+    let content = |of: &std::fs::Metadata| (of.len(), of.mtime(), of.mtime_nsec());
+    content(now) == content(before)
 }
 
 /// Whether a file was last written so long ago that it cannot be written again without a trace in what [`meta_of`] says.

@@ -1,25 +1,32 @@
 //! A container on the file system: every call is one hop to a thread that may wait for the disk.
 
-use std::collections::BinaryHeap;
-use std::fs::File;
+mod links;
+mod open_file;
+mod scan;
+
+use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};
-use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
-use tokio_util::task::AbortOnDropHandle;
+use xxhash_rust::xxh3::xxh3_64;
 
-use super::file_meta::meta_of;
+use super::at_once::RootReader;
+use super::file_meta::{CLOCK_TICK, has_content_of, is_settled, meta_of};
 use super::glance::Glances;
+use super::hops::{HopError, Hops};
+use super::root::{Gone, Root};
 use super::sendable::Sendable;
-use super::{Data, Entry, Filter, Glance, Keep, Key, Listing, Meta, Object, ReadAt, Store, StoreError};
+use super::{Data, Filter, Glance, Key, Listing, Load, Meta, Object, ReadAtOnce, Store, StoreError};
+use links::{Hidden, refused};
+use open_file::OpenFile;
 
 /// Which symbolic links below the root are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,11 +44,14 @@ pub enum SymlinkPolicy {
 /// The root is looked up anew by every call, so that a remounted or replaced root is found again.
 #[derive(Debug, Clone)]
 pub struct LocalStore {
-    root: Arc<Path>,
+    root: Root,
     symlinks: SymlinkPolicy,
-    deadline: Duration,
+    hops: Hops,
     glances: Glances,
 }
+
+/// How often a file that is written while it is read is read again.
+const ATTEMPTS: usize = 4;
 
 impl LocalStore {
     /// The tree below `root`; a call that takes longer than `deadline` is given up.
@@ -54,11 +64,28 @@ impl LocalStore {
         #[expect(clippy::disallowed_methods, reason = "disk is touched here")]
         std::fs::read_dir(&root)?;
         let glances = Glances::new(&root, symlinks == SymlinkPolicy::Follow);
-        Ok(Self { root: root.into(), symlinks, deadline, glances })
+        Ok(Self { root: Root::new(&root), symlinks, hops: Hops::new(deadline), glances })
     }
 
-    /// Runs a job that may wait for the disk, up to the deadline. A job given up, by the deadline or by
-    /// whoever waits for it, never starts; one that runs already ends by itself later.
+    /// The same tree by another policy or deadline, without looking whether it is there now.
+    #[must_use]
+    pub fn with(&self, symlinks: SymlinkPolicy, deadline: Duration) -> Self {
+        let glances = self.glances.following(symlinks == SymlinkPolicy::Follow);
+        Self { root: self.root.clone(), symlinks, hops: Hops::new(deadline), glances }
+    }
+
+    /// Whether something was mounted at the directory when it was opened: then something must be, or nothing below it is
+    /// said to be missing.
+    pub fn is_mount(&self) -> bool {
+        self.root.is_mount()
+    }
+
+    /// The directory itself, without symbolic links.
+    pub fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// Runs a job that may wait for the disk, up to the deadline: [`Hops::run`].
     async fn hop<T: Send + 'static>(
         &self,
         action: &'static str,
@@ -66,26 +93,20 @@ impl LocalStore {
         job: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let store = self.clone();
-        #[expect(clippy::disallowed_methods, reason = "disk waits belong here")]
-        let hop = tokio::task::spawn_blocking(move || job(&store));
-        // Takes back a job that has not started when nobody waits for it any more.
-        match tokio::time::timeout(self.deadline, AbortOnDropHandle::new(hop)).await {
-            Ok(Ok(Ok(value))) => Ok(value),
-            Ok(Ok(Err(cause))) => Err(StoreError::Io { action, key: key.clone(), cause: Arc::new(cause) }),
-            Ok(Err(join)) => {
-                Err(StoreError::Io { action, key: key.clone(), cause: Arc::new(io::Error::other(join.to_string())) })
-            }
-            Err(_elapsed) => Err(StoreError::Timeout(action, key.clone())),
+        match self.hops.run(Some((action, key.clone())), move || job(&store)).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(cause)) => Err(failure(action, key, cause)),
+            Err(HopError::Thread(cause)) => Err(StoreError::Io { action, key: key.clone(), cause: Arc::new(cause) }),
+            Err(HopError::Timeout) => Err(StoreError::Timeout(action, key.clone())),
+            Err(HopError::Stalled) => Err(StoreError::Stalled(action, key.clone())),
+            Err(HopError::Overdue) => Err(StoreError::Overdue(action, key.clone())),
+            Err(HopError::Crowded) => Err(StoreError::Crowded(action, key.clone())),
         }
-    }
-
-    fn open_root(&self) -> io::Result<OwnedFd> {
-        Ok(openat(CWD, &*self.root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
     }
 
     /// Opens what `key` names within the bounds of the symlink policy.
     fn open_key(&self, key: &Key, flags: OFlags) -> io::Result<File> {
-        self.open_below(&self.open_root()?, key, flags)
+        self.open_below(&self.root.open()?, key, flags)
     }
 
     /// [`Self::open_key`] with the root opened already.
@@ -125,20 +146,23 @@ impl LocalStore {
     fn contained(&self, key: &Key) -> io::Result<PathBuf> {
         #[expect(clippy::disallowed_methods, reason = "disk is touched here")]
         let real = std::fs::canonicalize(self.path(key))?;
-        let below = real.strip_prefix(&self.root).map_err(|_outside| refused(key))?;
+        let below = real.strip_prefix(self.root.path()).map_err(|_outside| refused(key))?;
         Ok(if below.as_os_str().is_empty() { PathBuf::from(".") } else { below.to_owned() })
     }
 
     fn path(&self, key: &Key) -> PathBuf {
-        self.root.join(key.as_str())
+        self.root.path().join(key.as_str())
     }
 
     fn heads_now(&self, keys: &[Key]) -> io::Result<Vec<Option<Meta>>> {
-        let root = match self.open_root() {
-            Ok(root) => root,
-            Err(error) => return missing(error, &Key::root()).map(|_: Option<()>| vec![None; keys.len()]),
-        };
+        let root = self.root.open()?;
         keys.iter().map(|key| self.head_below(&root, key)).collect()
+    }
+
+    fn probe_now(&self) -> io::Result<()> {
+        // Opened first: that has it mounted, where it is mounted when it is asked for (autofs).
+        self.open_key(&Key::root(), OFlags::DIRECTORY)?;
+        self.root.has_nothing::<()>().map(drop)
     }
 
     fn head_below(&self, root: &OwnedFd, key: &Key) -> io::Result<Option<Meta>> {
@@ -147,111 +171,67 @@ impl LocalStore {
                 let metadata = file.metadata()?;
                 Ok(metadata.is_file().then(|| meta_of(&metadata)))
             }
-            Err(error) => missing(error, key),
+            Err(error) => self.missing(root, error, key),
         }
     }
 
-    fn get_now(&self, key: &Key, inline_bytes: u64) -> io::Result<Option<(Meta, Result<Bytes, File>)>> {
-        // A second look when the file changes while it is read: the reader of a torn file learns it anyway.
-        for attempt in 0.. {
-            let mut file = match self.open_key(key, OFlags::empty()) {
+    fn get_now(&self, key: &Key, inline_bytes: u64) -> io::Result<Option<Found>> {
+        let root = self.root.open()?;
+        // A file that is being written is read again a little later: a clock's tick apart, its times tell versions apart.
+        for _ in 0..ATTEMPTS {
+            let mut file = match self.open_below(&root, key, OFlags::empty()) {
                 Ok(file) => file,
-                Err(error) => return missing(error, key),
+                Err(error) => return self.missing(&root, error, key),
             };
             let metadata = file.metadata()?;
             if !metadata.is_file() {
                 return Ok(None);
             }
             let meta = meta_of(&metadata);
+            if meta.len > inline_bytes && !is_settled(&metadata) {
+                // Its pieces could not be told from those of the next version.
+                std::thread::sleep(CLOCK_TICK);
+                continue;
+            }
             if meta.len > inline_bytes {
-                return Ok(Some((meta, Err(file))));
+                return Ok(Some((meta, Err((file, metadata)))));
             }
             let mut bytes = Vec::with_capacity(usize::try_from(meta.len).unwrap_or(0).saturating_add(1));
             file.by_ref().take(meta.len.saturating_add(1)).read_to_end(&mut bytes)?;
-            let after = meta_of(&file.metadata()?);
-            if attempt == 0 && (bytes.len() as u64 != meta.len || after.version != meta.version) {
-                continue;
+            let after = file.metadata()?;
+            if bytes.len() as u64 == meta.len && has_content_of(&after, &metadata) && is_settled(&after) {
+                return Ok(Some((meta, Ok(bytes.into()))));
             }
-            let meta = Meta { len: bytes.len() as u64, ..meta };
-            return Ok(Some((meta, Ok(bytes.into()))));
+            std::thread::sleep(CLOCK_TICK);
         }
-        Ok(None)
+        Err(io::Error::other(Written))
     }
 
-    fn list_now(&self, key: &Key, after: Option<&str>, limit: usize, keep: &Filter) -> io::Result<Option<Listing>> {
-        let root = match self.open_root() {
-            Ok(root) => root,
-            Err(error) => return missing(error, key),
-        };
-        let directory = match self.open_below(&root, key, OFlags::DIRECTORY) {
-            Ok(directory) => directory,
-            Err(error) => return missing(error, key),
-        };
-        let mut left_out = 0u64;
-        // The smallest `limit + 1` names are kept, so that memory stays bounded in any directory.
-        let mut smallest: BinaryHeap<Entry> = BinaryHeap::new();
-        for entry in rustix::fs::Dir::read_from(&directory)? {
-            let entry = entry?;
-            let Ok(name) = entry.file_name().to_str() else {
-                left_out += 1;
-                continue;
-            };
-            if name == "." || name == ".." {
-                continue;
-            }
-            if !Key::is_segment(name) {
-                left_out += 1;
-                continue;
-            }
-            if after.is_some_and(|after| name <= after) {
-                continue;
-            }
-            let full = smallest.len() > limit;
-            if full && smallest.peek().is_some_and(|largest| largest.name.as_str() <= name) {
-                continue;
-            }
-            let Some(is_directory) = self.entry_kind(key, name, entry.file_type()) else { continue };
-            let entry = Entry { name: name.to_owned(), is_directory };
-            let kept = match keep(&entry) {
-                Keep::Yes => true,
-                Keep::No => false,
-                Keep::IfItHolds(object) => match key.child(name).and_then(|below| below.child(object)) {
-                    Ok(object) => self.head_below(&root, &object)?.is_some(),
-                    Err(_too_deep) => false,
-                },
-            };
-            if !kept {
-                continue;
-            }
-            smallest.push(entry);
-            if full {
-                smallest.pop();
-            }
+    /// Whether there is an object. One directory that may not be read, or that holds a link that leads nowhere, does not
+    /// hide all others.
+    fn holds(&self, root: &OwnedFd, object: &Key) -> io::Result<bool> {
+        match self.head_below(root, object) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied || Hidden::of(&error).is_some() => Ok(false),
+            found => Ok(found?.is_some()),
         }
-        if left_out > 0 {
-            tracing::warn!(directory = %key, left_out, "names that are not UTF-8 or cannot be addressed are not listed");
-        }
-        let mut entries = smallest.into_sorted_vec();
-        let more = entries.len() > limit;
-        entries.truncate(limit);
-        Ok(Some(Listing { entries, more }))
     }
 
-    /// Whether an entry is a directory; `None` for what is neither that nor a file, and for links that
-    /// are not followed.
-    fn entry_kind(&self, key: &Key, name: &str, kind: rustix::fs::FileType) -> Option<bool> {
-        match kind {
-            rustix::fs::FileType::Directory => Some(true),
-            rustix::fs::FileType::RegularFile => Some(false),
-            rustix::fs::FileType::Symlink | rustix::fs::FileType::Unknown => {
-                let file = self.open_key(&key.child(name).ok()?, OFlags::empty()).ok()?;
-                let metadata = file.metadata().ok()?;
-                (metadata.is_dir() || metadata.is_file()).then(|| metadata.is_dir())
+    fn identity_now(&self, key: &Key) -> io::Result<Option<u64>> {
+        let root = self.root.open()?;
+        match self.open_below(&root, key, OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(directory) => {
+                let metadata = directory.metadata()?;
+                Ok(Some(xxh3_64(&[metadata.dev().to_le_bytes(), metadata.ino().to_le_bytes()].concat())))
             }
-            rustix::fs::FileType::Fifo
-            | rustix::fs::FileType::Socket
-            | rustix::fs::FileType::CharacterDevice
-            | rustix::fs::FileType::BlockDevice => None,
+            Err(error) => self.absent(&root, error, key),
+        }
+    }
+
+    fn is_directory_now(&self, key: &Key) -> io::Result<bool> {
+        let root = self.root.open()?;
+        match self.open_below(&root, key, OFlags::PATH) {
+            Ok(file) => Ok(file.metadata()?.is_dir()),
+            Err(error) => self.absent(&root, error, key).map(|found: Option<()>| found.is_some()),
         }
     }
 }
@@ -278,7 +258,7 @@ impl Store for LocalStore {
     }
 
     fn is_unchanged(&self, key: &Key, version: u64) -> bool {
-        self.glances.is_unchanged(&self.root, key, version)
+        self.glances.is_unchanged(self.root.path(), key, version)
     }
 
     async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
@@ -296,22 +276,20 @@ impl Store for LocalStore {
         }))
     }
 
-    fn get_at_once(&self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<Meta>> {
-        super::at_once::read(&self.root, self.symlinks, key, most_bytes, room)
+    fn at_once(&self) -> Option<Box<dyn ReadAtOnce>> {
+        // Elsewhere opening a file asks a server, and that may hang.
+        let reader = self.glances.are_local().then(|| RootReader::begin(&self.root, self.symlinks))??;
+        Some(Box::new(reader))
     }
 
     fn open_at_once(&self, key: &Key, most_bytes: u64) -> Option<Sendable> {
         // Elsewhere the kernel's copy may be older than the file.
-        self.glances.are_local().then(|| Sendable::open(&self.root, self.symlinks, key, most_bytes, self.deadline))?
+        self.glances.are_local().then(|| Sendable::open(&self.root, self.symlinks, key, most_bytes, &self.hops))?
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
         let wanted = key.clone();
-        self.hop("stat", key, move |store| match store.open_key(&wanted, OFlags::PATH) {
-            Ok(file) => Ok(file.metadata()?.is_dir()),
-            Err(error) => missing(error, &wanted).map(|found: Option<()>| found.is_some()),
-        })
-        .await
+        self.hop("stat", key, move |store| store.is_directory_now(&wanted)).await
     }
 
     async fn list(
@@ -325,64 +303,36 @@ impl Store for LocalStore {
         self.hop("list", key, move |store| store.list_now(&wanted, after.as_deref(), limit, &keep)).await
     }
 
+    async fn identity(&self, key: &Key) -> Result<Option<u64>, StoreError> {
+        let wanted = key.clone();
+        self.hop("stat", key, move |store| store.identity_now(&wanted)).await
+    }
+
+    fn load(&self) -> Load {
+        self.hops.load()
+    }
+
     async fn probe(&self) -> Result<(), StoreError> {
-        self.hop("open", &Key::root(), |store| store.open_key(&Key::root(), OFlags::DIRECTORY).map(drop)).await
+        self.hop("open", &Key::root(), Self::probe_now).await
     }
 }
 
-/// A file that stays the same one when its name is given to another.
-#[derive(Debug)]
-struct OpenFile {
-    store: LocalStore,
-    key: Key,
-    file: Arc<File>,
-}
+/// What a file was found to be: its bytes, or itself, open.
+type Found = (Meta, Result<Bytes, (File, Metadata)>);
 
-#[async_trait]
-impl ReadAt for OpenFile {
-    async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let file = Arc::clone(&self.file);
-        let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
-        let job = move |_: &LocalStore| {
-            let mut bytes = vec![0; len];
-            file.read_exact_at(&mut bytes, range.start).map(|()| Bytes::from(bytes))
-        };
-        match self.store.hop("read", &self.key, job).await {
-            Err(StoreError::Io { cause, .. }) if cause.kind() == ErrorKind::UnexpectedEof => {
-                Err(StoreError::Short(self.key.clone()))
-            }
-            other => other,
-        }
-    }
-}
-
-/// What the operating system says of keys that lead nowhere; permission is logged, anything else may pass.
-fn missing<T>(error: io::Error, key: &Key) -> io::Result<Option<T>> {
-    let errno = Errno::from_io_error(&error);
-    match errno {
-        Some(
-            Errno::NOENT | Errno::NOTDIR | Errno::ISDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::INVAL
-            // A socket, or a device without a driver.
-            | Errno::NXIO | Errno::NODEV,
-        ) => Ok(None),
-        Some(Errno::ACCESS | Errno::PERM) => {
-            tracing::warn!(%key, %error, "answered as missing");
-            Ok(None)
-        }
-        _ if error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<Refused>) => {
-            tracing::warn!(%key, "symbolic link refused and answered as missing; the setting is `symlinks`");
-            Ok(None)
-        }
-        _ if error.kind() == ErrorKind::NotFound => Ok(None),
-        _ => Err(error),
-    }
-}
-
-/// A symbolic link that the policy does not follow.
+/// A file that never stood still while it was read.
 #[derive(Debug, thiserror::Error)]
-#[error("the symbolic link at {0:?} is not followed")]
-struct Refused(Key);
+#[error("it is being written")]
+struct Written;
 
-fn refused(key: &Key) -> io::Error {
-    io::Error::new(ErrorKind::NotFound, Refused(key.clone()))
+fn failure(action: &'static str, key: &Key, cause: io::Error) -> StoreError {
+    if let Some(hidden) = Hidden::of(&cause) {
+        return hidden.into();
+    }
+    let is = |cause: &io::Error| cause.get_ref().map(|inner| (inner.is::<Gone>(), inner.is::<Written>()));
+    match is(&cause) {
+        Some((true, _)) => StoreError::Gone(cause.to_string()),
+        Some((_, true)) => StoreError::Torn(key.clone()),
+        Some(_) | None => StoreError::Io { action, key: key.clone(), cause: Arc::new(cause) },
+    }
 }

@@ -95,7 +95,7 @@ impl Store for MemoryStore {
         let follows = |entry: &&Entry| after.is_none_or(|after| entry.name.as_str() > after);
         let mut rest = directory.iter().filter(follows).filter(kept);
         let entries = rest.by_ref().take(limit).cloned().collect();
-        Ok(Some(Listing { entries, more: rest.next().is_some() }))
+        Ok(Some(Listing { entries, more: rest.next().is_some(), left_out: Vec::new(), left_out_count: 0 }))
     }
 
     async fn probe(&self) -> Result<(), StoreError> {

@@ -3,15 +3,18 @@
 mod at_once;
 mod file_meta;
 mod glance;
+mod hops;
 mod key;
 mod local;
 mod memory;
+mod root;
 mod sendable;
+mod unopened;
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -20,6 +23,7 @@ pub use key::{Key, KeyError};
 pub use local::{LocalStore, SymlinkPolicy};
 pub use memory::MemoryStore;
 pub use sendable::Sendable;
+pub use unopened::Unopened;
 
 /// Read access to a tree of objects.
 ///
@@ -33,7 +37,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Facts about an object without its bytes.
     ///
     /// # Errors
-    /// [`StoreError`] when the store cannot say whether the object exists.
+    /// [`StoreError`] when the store cannot say whether the object exists: also behind a link that is not followed, or
+    /// that leads nowhere.
     async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError>;
 
     /// [`Self::head`] of many objects, in their order; cheaper than one by one where a call costs a hop.
@@ -66,11 +71,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// [`StoreError`] when the object cannot be read.
     async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError>;
 
-    /// An object of at most `most_bytes` that can be read without waiting for anything, its bytes in place of what
-    /// `room` held; `Some(None)` where there is none. `None` where reading it would or might wait, or fails: then
-    /// [`Self::get`] tells. A store that cannot know always waits.
-    fn get_at_once(&self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<Meta>> {
-        let _ = (key, most_bytes, room);
+    /// What reads objects without waiting for anything, for the next few milliseconds: what is the same for all of them is
+    /// done once. `None` where it would or might wait: then [`Self::get`] tells. A store that cannot know always waits.
+    fn at_once(&self) -> Option<Box<dyn ReadAtOnce>> {
         None
     }
 
@@ -81,16 +84,16 @@ pub trait Store: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Whether `key` is a directory.
+    /// Whether `key` is a directory; one behind a link that is not followed is none.
     ///
     /// # Errors
     /// [`StoreError`] when the store cannot say.
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError>;
 
     /// The entries of a directory that `keep` wants and that follow the name `after`, at most `limit` of
-    /// them, sorted by the bytes of their names; `None` where there is no such directory.
+    /// them, sorted by the bytes of their names; `None` where [`Self::is_directory`] is false.
     ///
-    /// Names that are no key segment are left out.
+    /// What no key can name, or what a key could not open, is left out, and [`Listing::left_out`] tells.
     ///
     /// # Errors
     /// [`StoreError`] when the directory cannot be read.
@@ -101,6 +104,20 @@ pub trait Store: fmt::Debug + Send + Sync {
         limit: usize,
         keep: Filter,
     ) -> Result<Option<Listing>, StoreError>;
+
+    /// Something that is the same for two keys that lead to the same directory, as symbolic links make them; `None`
+    /// where there is no such directory, or where a directory has one key only.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the store cannot say.
+    async fn identity(&self, _key: &Key) -> Result<Option<u64>, StoreError> {
+        Ok(None)
+    }
+
+    /// Calls that wait now.
+    fn load(&self) -> Load {
+        Load::default()
+    }
 
     /// Whether the store can be read at all, for readiness.
     ///
@@ -175,6 +192,13 @@ pub trait ReadAt: fmt::Debug + Send + Sync {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError>;
 }
 
+/// Objects that can be read without waiting.
+pub trait ReadAtOnce: fmt::Debug + Send {
+    /// An object of at most `most_bytes`, its bytes in place of what `room` held; `Some(None)` where there is none. `None`
+    /// where reading it would or might wait, or fails.
+    fn get(&mut self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<Meta>>;
+}
+
 /// A page of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
@@ -182,7 +206,16 @@ pub struct Listing {
     pub entries: Vec<Entry>,
     /// Whether more entries follow.
     pub more: bool,
+    /// Names that are left out, at most [`MAX_LEFT_OUT`] of them, as text: what no key can name, links that are not
+    /// followed or lead nowhere, what is neither file nor directory. Those that no key can name are told on every page.
+    pub left_out: Vec<String>,
+    /// How many names are left out, those in [`Self::left_out`] among them; where `more` follow, some of them may be
+    /// counted on the next page, too.
+    pub left_out_count: u64,
 }
+
+/// Most names that [`Listing::left_out`] holds.
+pub const MAX_LEFT_OUT: usize = 16;
 
 /// One entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -215,7 +248,22 @@ impl Keep {
     }
 }
 
-/// Why a store did not answer. All of these may pass.
+/// Calls of a store that wait for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Those that have begun.
+    pub running: usize,
+    /// Those that have not.
+    pub queued: usize,
+    /// Whether none has ended for so long that further ones fail at once, but for one now and then.
+    pub is_stalled: bool,
+    /// For how long none has ended, while some run that somebody may still wait for.
+    pub silent: Duration,
+    /// For how long that one of these has run which runs longest.
+    pub longest: Duration,
+}
+
+/// Why a store did not answer. All may pass by themselves, but for those that [`Self::hides`] tells.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// The operating system or a server refused.
@@ -231,7 +279,64 @@ pub enum StoreError {
     /// An object became shorter while it was read.
     #[error("{0:?} became shorter while it was read")]
     Short(Key),
+    /// An object was written whenever it was read.
+    #[error("{0:?} is being written")]
+    Torn(Key),
+    /// What holds all objects is not there; the text says what and why.
+    #[error("{0}")]
+    Gone(String),
+    /// A symbolic link on the way there is not followed.
+    #[error("a symbolic link on the way to {0:?} is not followed; the setting is `symlinks`")]
+    NotFollowed(Key),
+    /// A symbolic link, there or on the way, has a target that is not there: what it stands for cannot be seen.
+    #[error("{0:?} is a link that leads nowhere, or behind one")]
+    LeadsNowhere(Key),
     /// No answer within the store's deadline.
     #[error("{0} {1:?}: no answer in time")]
     Timeout(&'static str, Key),
+    /// Nobody had an answer for so long that the store was not asked.
+    #[error("{0} {1:?}: not tried, the storage has answered nobody for a while")]
+    Stalled(&'static str, Key),
+    /// Others have waited for the very same for so long that the store was not asked.
+    #[error("{0} {1:?}: not tried, others have waited for the same in vain")]
+    Overdue(&'static str, Key),
+    /// So many wait for the store that it was not asked.
+    #[error("{0} {1:?}: not tried, too many wait for the storage already")]
+    Crowded(&'static str, Key),
+    /// It kept a request waiting that held memory which requests of other containers needed.
+    #[error("{0:?}: given up, the storage kept it waiting and others needed the memory that it held")]
+    GaveWay(Key),
+}
+
+impl StoreError {
+    /// What kind of failure it is, a metric label.
+    pub fn kind(&self) -> &'static str {
+        use rustix::io::Errno;
+        match self {
+            Self::Io { cause, .. } => match Errno::from_io_error(cause) {
+                Some(Errno::ACCESS | Errno::PERM) => "permission",
+                Some(Errno::STALE) => "stale",
+                Some(Errno::MFILE | Errno::NFILE) => "descriptors",
+                // What the symbolic links' policy refuses, the system does not know.
+                None if cause.kind() == std::io::ErrorKind::PermissionDenied => "permission",
+                Some(_) | None => "io",
+            },
+            Self::Short(_) | Self::Torn(_) => "torn",
+            Self::Gone(_) => "gone",
+            Self::NotFollowed(_) | Self::LeadsNowhere(_) => "link",
+            Self::Timeout(..) => "timeout",
+            Self::Stalled(..) | Self::Overdue(..) | Self::GaveWay(_) => "stalled",
+            Self::Crowded(..) => "crowded",
+        }
+    }
+
+    /// Whether the object is one that this process cannot see until somebody changes that: reading again is in vain, and
+    /// that nothing is there is not known.
+    pub fn hides(&self) -> bool {
+        matches!(self, Self::NotFollowed(_) | Self::LeadsNowhere(_)) || self.kind() == "permission"
+    }
+
+    /// Every [`Self::kind`].
+    pub const KINDS: &[&str] =
+        &["io", "permission", "stale", "descriptors", "torn", "gone", "link", "timeout", "stalled", "crowded"];
 }

@@ -1,21 +1,21 @@
 //! A local file that the kernel sends from its own memory, without a copy into ours.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::future::Future;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::fs::sendfile;
 use rustix::io::{ReadWriteFlags, preadv2};
-use tokio_util::task::AbortOnDropHandle;
 
-use super::file_meta::{is_of_version, is_settled, meta_of};
-use super::{Key, Meta, SymlinkPolicy, at_once};
+use super::at_once::RootReader;
+use super::file_meta::{has_content_of, is_settled, meta_of};
+use super::hops::{HopError, Hops};
+use super::root::Root;
+use super::{Key, Meta, SymlinkPolicy};
 
 /// Least distance of the bytes that are looked at to see whether the kernel has a file in memory. What it lets go of, it
 /// lets go of in larger pieces, mostly.
@@ -31,21 +31,16 @@ const PIECE_BYTES: u64 = 512 << 10;
 #[derive(Debug)]
 pub struct Sendable {
     file: File,
+    opened: Metadata,
     meta: Meta,
-    deadline: Duration,
+    hops: Hops,
 }
 
 impl Sendable {
     /// The file at `key`, if it has at most `most_bytes`, was not written just now, and opening and reading it would not
     /// wait.
-    pub(super) fn open(
-        root: &Path,
-        symlinks: SymlinkPolicy,
-        key: &Key,
-        most_bytes: u64,
-        deadline: Duration,
-    ) -> Option<Self> {
-        let file: File = at_once::open(root, symlinks, key).ok()?.into();
+    pub(super) fn open(root: &Root, symlinks: SymlinkPolicy, key: &Key, most_bytes: u64, hops: &Hops) -> Option<Self> {
+        let file: File = RootReader::begin(root, symlinks)?.open(key).ok()?.into();
         let metadata = file.metadata().ok().filter(|metadata| metadata.is_file() && is_settled(metadata))?;
         let meta = meta_of(&metadata);
         let last = meta.len.checked_sub(1)?;
@@ -53,8 +48,9 @@ impl Sendable {
         let at_hand = |at| is_in_memory(&file, at);
         (meta.len <= most_bytes && (0..last).step_by(step).all(at_hand) && at_hand(last)).then_some(Self {
             file,
+            opened: metadata,
             meta,
-            deadline,
+            hops: hops.clone(),
         })
     }
 
@@ -74,9 +70,8 @@ impl Sendable {
     /// # Errors
     /// When that cannot be read, or not in time.
     pub fn fetch(self: &Arc<Self>, from: u64) -> impl Future<Output = io::Result<()>> + Send + Sync + 'static {
-        let (this, deadline) = (Arc::clone(self), self.deadline);
-        #[expect(clippy::disallowed_methods, reason = "disk waits belong here")]
-        let reading = tokio::task::spawn_blocking(move || {
+        let this = Arc::clone(self);
+        let reading = move || {
             let mut scratch = vec![0; 64 << 10];
             let (mut at, end) = (from, this.piece(from).end);
             while at < end {
@@ -86,10 +81,16 @@ impl Sendable {
                 }
             }
             Ok(())
-        });
-        // Taken back if it has not started when the client has gone.
-        let reading = AbortOnDropHandle::new(reading);
-        async move { tokio::time::timeout(deadline, reading).await.map_err(io::Error::other)?.map_err(io::Error::other)? }
+        };
+        let hops = self.hops.clone();
+        async move {
+            hops.run(None, reading).await.map_err(|error| match error {
+                HopError::Timeout | HopError::Stalled | HopError::Overdue | HopError::Crowded => {
+                    io::Error::from(io::ErrorKind::TimedOut)
+                }
+                HopError::Thread(error) => error,
+            })?
+        }
     }
 
     /// What is sent at once from `from` on: the last byte alone.
@@ -102,14 +103,14 @@ impl Sendable {
     /// Sends bytes from `from` on to a socket that does not block, as many as it takes, up to 512 KiB.
     ///
     /// The last byte goes alone, after a second look at the file: one that was written meanwhile is never sent to its
-    /// end, so that its reader learns of it. What is written over in place, neither shortened first nor replaced, while
+    /// end, so that its reader learns of it. One that has got another name, mode or owner has the same bytes. What is written over in place, neither shortened first nor replaced, while
     /// it waits in the socket, is sent as it is then.
     ///
     /// # Errors
     /// Those of the socket; `UnexpectedEof` when the file has become shorter or was written.
     pub fn send(&self, socket: BorrowedFd<'_>, from: u64) -> io::Result<u64> {
         let piece = self.piece(from);
-        if piece.end >= self.meta.len && !is_of_version(&self.file.metadata()?, self.meta.version) {
+        if piece.end >= self.meta.len && !has_content_of(&self.file.metadata()?, &self.opened) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let count = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX);

@@ -122,6 +122,15 @@ impl Chunk {
     /// # Errors
     /// [`ReadError`] of the first block that cannot be read, or when memory is short.
     pub async fn ready(&self, container: &Container, access: Access) -> Result<Option<Ready>, ReadError> {
+        let ready = self.found(container, access).await?;
+        if ready.is_none() {
+            // Clients take a missing chunk for zeros.
+            container.believe(access, &self.dataset, self.position.as_slice()).await?;
+        }
+        Ok(ready)
+    }
+
+    async fn found(&self, container: &Container, access: Access) -> Result<Option<Ready>, ReadError> {
         if let Some(position) = &self.position
             && self.form.passes(&self.dataset)
         {
@@ -185,6 +194,14 @@ impl Chunk {
     /// # Errors
     /// When the store fails.
     pub async fn tag(&self, container: &Container, access: Access) -> Result<Option<String>, ReadError> {
+        let tag = self.found_tag(container, access).await?;
+        if tag.is_none() {
+            container.believe(access, &self.dataset, self.position.as_slice()).await?;
+        }
+        Ok(tag)
+    }
+
+    async fn found_tag(&self, container: &Container, access: Access) -> Result<Option<String>, ReadError> {
         if let Some(position) = &self.position {
             let meta = container.meta(access, &self.dataset.block_key(position)).await?;
             return Ok(meta.map(|meta| self.etag(of_one(position, &meta).tags)));

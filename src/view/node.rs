@@ -28,6 +28,10 @@ pub struct Known {
 /// # Errors
 /// [`ReadError::NotFound`] where there is no such directory; others when the store fails or memory is short.
 pub async fn read_node(container: &Container, access: Access, key: &Key) -> Result<Known, ReadError> {
+    container.unless_needed(key, Box::pin(read(container, access, key))).await
+}
+
+async fn read(container: &Container, access: Access, key: &Key) -> Result<Known, ReadError> {
     let mut texts =
         Texts { container, access, left_bytes: container.resources().settings().attributes, problems: vec![] };
     let own_bytes = texts.admit(key).await?;

@@ -51,6 +51,12 @@ pub(in super::super) async fn tree(
     let bytes = survey.text_bytes.saturating_mul(TEXT_FACTOR).saturating_add(directories * DIRECTORY_BYTES);
     // Nothing of what was read is held while this waits.
     let memory = lookup.container.reserve(bytes).await?;
+    let items = lookup.container.unless_needed(key, Box::pin(read_items(lookup, key, &survey))).await?;
+    Ok(Some((items, memory)))
+}
+
+/// Reads and describes what was surveyed below `key`.
+async fn read_items(lookup: &Lookup<'_>, key: &Key, survey: &Survey) -> Result<Vec<(String, Item)>, ReadError> {
     let mut above = Vec::new();
     let mut ancestor = key.parent();
     while let Some(at) = ancestor {
@@ -106,7 +112,7 @@ pub(in super::super) async fn tree(
             items.push((path.to_owned(), item));
         }
     }
-    Ok(Some((items, memory)))
+    Ok(items)
 }
 
 /// Looks what there is, without holding what it reads.

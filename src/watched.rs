@@ -1,4 +1,4 @@
-//! A small file that is read again when it changes: secrets are exchanged while the server runs.
+//! Small files that are read again when they change: secrets are exchanged while the server runs.
 
 use std::fmt;
 use std::io::Read;
@@ -7,9 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use crate::metrics;
-
-/// How often the file is looked at.
+/// How often the files are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Failures are said again after so many looks.
@@ -18,8 +16,8 @@ const REPEATED: u32 = 60;
 /// Longer files are refused.
 const FILE_BYTES: u64 = 16 << 20;
 
-/// What a file says, kept up to date by a thread that ends with this.
-pub(super) struct Watched<T> {
+/// What files say, kept up to date by a thread that ends with this.
+pub struct Watched<T> {
     current: Arc<RwLock<Arc<T>>>,
     _until_dropped: Sender<()>,
 }
@@ -31,47 +29,57 @@ impl<T: fmt::Debug> fmt::Debug for Watched<T> {
 }
 
 impl<T> Watched<T> {
-    /// What the file says now.
-    pub(super) fn current(&self) -> Arc<T> {
+    /// What the files say now, or said when they last could be used.
+    pub fn current(&self) -> Arc<T> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl<T: Send + Sync + 'static> Watched<T> {
-    /// Reads the file now, and again whenever it says something else. `what` it is, for metrics and the log.
+    /// Reads the files now, and all of them again whenever one says something else. `what` they are, for the log; `failed` is
+    /// called at each look that finds them of no use. Files that belong together are exchanged one after the other, and one
+    /// may be found half written: only what two looks in a row have found is a fault.
     ///
     /// # Errors
-    /// In words, when the file cannot be read or understood now. Later, what was understood last stays in force.
-    pub(super) fn open(
-        path: &Path,
+    /// In words, when a file cannot be read, or they cannot be understood, now. Later, what was understood last stays in force.
+    pub fn open<const FILES: usize>(
+        paths: [&Path; FILES],
         what: &'static str,
-        parse: impl Fn(&str) -> Result<T, String> + Send + 'static,
+        failed: fn(),
+        parse: impl Fn([&str; FILES]) -> Result<T, String> + Send + 'static,
     ) -> Result<Self, String> {
-        let wrong = |why: String| format!("{}: {why}", path.display());
-        let text = read(path).map_err(wrong)?;
-        let current = Arc::new(RwLock::new(Arc::new(parse(&text).map_err(wrong)?)));
+        let shown = paths.map(|path| path.display().to_string()).join(", ");
+        let texts = read_all(paths)?;
+        let parsed = parse(texts.each_ref().map(String::as_str)).map_err(|why| format!("{shown}: {why}"))?;
+        let current = Arc::new(RwLock::new(Arc::new(parsed)));
         let (until_dropped, dropped) = channel();
-        let (shared, path) = (Arc::clone(&current), PathBuf::from(path));
+        let (shared, paths) = (Arc::clone(&current), paths.map(PathBuf::from));
         let watch = move || {
-            let (mut known, mut failures) = (text, 0_u32);
+            let (mut known, mut failures) = (texts, 0_u32);
             while dropped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                let news = match read(&path) {
-                    Ok(text) if text == known => None,
-                    Ok(text) => Some(parse(&text).map(|parsed| (text, parsed))),
+                let news = match read_all(paths.each_ref().map(PathBuf::as_path)) {
+                    Ok(texts) if texts == known => None,
+                    Ok(texts) => Some(parse(texts.each_ref().map(String::as_str)).map(|parsed| (texts, parsed))),
                     Err(why) => Some(Err(why)),
                 };
                 match news {
                     None => failures = 0,
-                    Some(Ok((text, parsed))) => {
-                        (known, failures) = (text, 0);
+                    Some(Ok((texts, parsed))) => {
+                        (known, failures) = (texts, 0);
                         *shared.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(parsed);
-                        tracing::info!(file = %path.display(), what, "read again: it has changed");
+                        tracing::info!(file = shown, what, "read again: it has changed");
                     }
                     Some(Err(why)) => {
-                        metrics::access_reload_failed(what);
-                        if failures.is_multiple_of(REPEATED) {
-                            let file = path.display();
-                            tracing::error!(%file, what, why, "cannot be used: what it said before stays in force");
+                        if failures > 0 {
+                            failed();
+                        }
+                        if failures % REPEATED == 1 {
+                            tracing::error!(
+                                file = shown,
+                                what,
+                                why,
+                                "cannot be used: what it said before stays in force"
+                            );
                         }
                         failures = failures.wrapping_add(1);
                     }
@@ -84,9 +92,21 @@ impl<T: Send + Sync + 'static> Watched<T> {
     }
 }
 
+/// The texts of small files; an error names the one that cannot be read.
+fn read_all<const FILES: usize>(paths: [&Path; FILES]) -> Result<[String; FILES], String> {
+    let mut texts = [const { String::new() }; FILES];
+    for (text, path) in texts.iter_mut().zip(paths) {
+        *text = read(path).map_err(|why| format!("{}: {why}", path.display()))?;
+    }
+    Ok(texts)
+}
+
 /// The text of a small file, which is no container's.
+///
+/// # Errors
+/// In words: it cannot be read, is no text, or has more than 16 MiB.
 #[expect(clippy::disallowed_methods, reason = "secrets and certificates are files beside the configuration")]
-pub(super) fn read(path: &Path) -> Result<String, String> {
+pub fn read(path: &Path) -> Result<String, String> {
     let file = std::fs::File::open(path).map_err(|error| format!("cannot be read: {error}"))?;
     let mut text = String::new();
     let bytes = file.take(FILE_BYTES + 1).read_to_string(&mut text).map_err(|e| format!("cannot be read: {e}"))?;
@@ -117,14 +137,14 @@ mod tests {
         let path = directory.path().join("file");
         let refused = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&refused);
-        let number = move |text: &str| {
+        let number = move |[text]: [&str; 1]| {
             text.trim().parse::<u32>().map_err(|error| {
                 counted.fetch_add(1, Ordering::Relaxed);
                 error.to_string()
             })
         };
         std::fs::write(&path, "1").unwrap();
-        let watched = Watched::open(&path, "tokens", number).unwrap();
+        let watched = Watched::open([&path], "tokens", || (), number).unwrap();
         assert_eq!(*watched.current(), 1);
         // As long and as old as the one before: it is the text that counts.
         std::fs::write(&path, "2").unwrap();
@@ -140,9 +160,9 @@ mod tests {
     fn a_file_that_is_broken_at_the_start_is_an_error_that_names_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        let parse = |_: &str| Err::<(), _>("bad".to_owned());
-        assert!(Watched::open(&path, "tokens", parse).unwrap_err().contains("file: cannot be read"));
+        let parse = |_: [&str; 1]| Err::<(), _>("bad".to_owned());
+        assert!(Watched::open([&path], "tokens", || (), parse).unwrap_err().contains("file: cannot be read"));
         std::fs::write(&path, "x").unwrap();
-        assert!(Watched::open(&path, "tokens", parse).unwrap_err().ends_with("file: bad"));
+        assert!(Watched::open([&path], "tokens", || (), parse).unwrap_err().ends_with("file: bad"));
     }
 }

@@ -1,0 +1,130 @@
+//! `n5-server inspect`: what `/info` knows, asked of the router in this process, for people.
+
+mod text;
+
+use std::io::Write;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tower::ServiceExt;
+
+use self::text::{Level, Tree};
+use super::mounts::{mount, store};
+use super::{options, settings};
+use crate::config::{CachePolicy, Config, Inspect, Listen};
+use crate::container::{Container, EntryKind, Resources};
+use crate::http::{self, App};
+use crate::store::Key;
+
+/// Groups and datasets that a tree shows.
+const MAX_TREE: usize = 500;
+
+/// Entries of one directory that are looked at.
+const MAX_ENTRIES: usize = 10_000;
+
+/// Prints what a container, group or dataset is; the exit status.
+///
+/// # Errors
+/// When there is no such thing, or it cannot be read.
+pub fn inspect(config: &Config, wanted: &Inspect) -> anyhow::Result<u8> {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")?;
+    let shown = runtime.block_on(run(config, wanted));
+    // A read that hangs in the storage must not keep the process.
+    runtime.shutdown_background();
+    let text = shown?;
+    // A reader that has seen enough (`| head`) is not a fault.
+    match writeln!(std::io::stdout(), "{}", text.trim_end()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(0),
+    }
+}
+
+async fn run(config: &Config, wanted: &Inspect) -> anyhow::Result<String> {
+    let [place] = config.containers.as_slice() else { bail!("inspect takes one container") };
+    let resources = Resources::new(settings(config));
+    let container = Container::new(store(place, config)?, Arc::clone(&resources));
+    let mount = mount("", container.clone(), CachePolicy::Revalidate);
+    let name = wanted.dataset.trim_matches('/');
+    let key = if name.is_empty() { Key::root() } else { Key::parse(name)? };
+    let asked = Asked { app: App::new(vec![mount], resources, options(config, None), String::new), config };
+    let body = asked.info(&key).await?;
+    if wanted.json {
+        return Ok(body);
+    }
+    let document: Value = serde_json::from_str(&body).context("/info")?;
+    let mut levels = Vec::new();
+    for path in document["multiscale"]["levels"].as_array().into_iter().flatten() {
+        let path = path["path"].as_str().unwrap_or_default();
+        let below = Key::from_segments(key.segments().chain(path.split('/')))?;
+        let info = asked.info(&below).await.unwrap_or_default();
+        levels.push(Level { path: path.to_owned(), info: serde_json::from_str(&info).unwrap_or_default() });
+    }
+    let is_group = document["kind"] == "group";
+    let tree = if is_group { Some(tree(&container, &asked, &key).await?) } else { None };
+    let shown = if key.is_root() { place.root.display().to_string() } else { key.as_str().to_owned() };
+    Ok(text::shown(&shown, &document, &levels, tree.as_ref()))
+}
+
+/// The server's own router, without a socket.
+struct Asked<'a> {
+    app: Arc<App>,
+    config: &'a Config,
+}
+
+impl Asked<'_> {
+    /// The document of `/info` about `key`, as the server would answer.
+    async fn info(&self, key: &Key) -> anyhow::Result<String> {
+        let path: Vec<String> = key.segments().map(|name| http::target::encode(name).to_string()).collect();
+        let host = match &self.config.server.listen {
+            Listen::Tcp(address) => address.to_string(),
+            Listen::Unix(_) => "localhost".to_owned(),
+        };
+        let base = &self.config.server.base_path;
+        let request =
+            Request::get(format!("{base}/info/{}", path.join("/"))).header("host", host).body(Body::empty())?;
+        let response = http::router(Arc::clone(&self.app)).oneshot(request).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await?.to_bytes();
+        let text = String::from_utf8_lossy(&body).into_owned();
+        if status != StatusCode::OK {
+            let problem: Value = serde_json::from_str(&text).unwrap_or_default();
+            let detail = problem["detail"].as_str().map_or_else(|| status.to_string(), str::to_owned);
+            bail!("{:?}: {detail}", key.as_str());
+        }
+        Ok(text)
+    }
+}
+
+/// What is below a group, depth first, as far as it is shown.
+async fn tree(container: &Container, asked: &Asked<'_>, key: &Key) -> anyhow::Result<Tree> {
+    let access = container.resources().begin();
+    let mut tree = Tree::default();
+    // The next of each directory that is being walked come last.
+    let mut left: Vec<(Key, usize)> = Vec::new();
+    let mut below = Some((key.clone(), 0));
+    loop {
+        if let Some((key, depth)) = below.take()
+            && let Some(page) = container.list(access, &key, None, MAX_ENTRIES, false).await?
+        {
+            tree.is_cut |= page.more;
+            let directories = page.entries.iter().rev().filter(|entry| entry.kind != EntryKind::File);
+            left.extend(directories.filter_map(|entry| Some((key.child(&entry.name).ok()?, depth))));
+        }
+        let Some((key, depth)) = left.pop() else { return Ok(tree) };
+        if tree.lines.len() >= MAX_TREE {
+            tree.is_cut = true;
+            return Ok(tree);
+        }
+        let info = asked.info(&key).await.unwrap_or_default();
+        let document: Value = serde_json::from_str(&info).unwrap_or_default();
+        tree.lines.push(text::line(key.name().unwrap_or_default(), depth, &document));
+        if depth < 64 {
+            below = Some((key, depth + 1));
+        }
+    }
+}

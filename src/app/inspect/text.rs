@@ -1,0 +1,181 @@
+//! `/info` as aligned text.
+
+use std::fmt::Write as _;
+
+use indicatif::{BinaryBytes, HumanCount};
+use serde_json::Value;
+
+/// Programs, as the document and as people name them.
+const READERS: [(&str, &str); 5] = [
+    ("neuroglancer", "Neuroglancer"),
+    ("tensorstore", "TensorStore"),
+    ("java", "N5 for Java"),
+    ("zarr", "zarr-python 2"),
+    ("z5", "z5"),
+];
+
+/// A level of a pyramid.
+pub(super) struct Level {
+    /// Its path below the pyramid.
+    pub(super) path: String,
+    /// Its own document.
+    pub(super) info: Value,
+}
+
+/// What is below a group.
+#[derive(Default)]
+pub(super) struct Tree {
+    /// A line for each group and dataset: name, and what it is.
+    pub(super) lines: Vec<(String, String)>,
+    /// Whether there is more.
+    pub(super) is_cut: bool,
+}
+
+/// A line of a tree.
+pub(super) fn line(name: &str, depth: usize, info: &Value) -> (String, String) {
+    let slash = if info["kind"] == "dataset" { "" } else { "/" };
+    let what = match info["kind"].as_str() {
+        Some("dataset") => format!("{}  {}", elements(info), compression(info)),
+        Some("multiscale") => {
+            let levels = info["multiscale"]["levels"].as_array().map_or(0, Vec::len);
+            format!("multiscale ({}), {levels} levels", text(&info["multiscale"]["convention"]))
+        }
+        _ if info["problems"].as_array().is_some_and(|problems| !problems.is_empty()) => {
+            text(&info["problems"][0]).to_owned()
+        }
+        _ => String::new(),
+    };
+    (format!("{:indent$}{name}{slash}", "", indent = 2 * depth), what)
+}
+
+/// Everything about a group or dataset.
+pub(super) fn shown(path: &str, info: &Value, levels: &[Level], tree: Option<&Tree>) -> String {
+    let mut out = format!("{path}: {}\n", text(&info["kind"]));
+    let mut rows: Vec<(&str, String)> = Vec::new();
+    if info["kind"] == "dataset" {
+        rows.push(("elements", elements(info)));
+        rows.push(("size", info["size_bytes"].as_str().map_or_else(|| "unknown".to_owned(), size)));
+        let grid = numbers(&info["grid"]);
+        let blocks = grid.iter().fold(1_u64, |all, n| all.saturating_mul(*n));
+        rows.push((
+            "blocks",
+            format!("{} in a grid of {}: {}", by(&info["block_size"]), by(&info["grid"]), HumanCount(blocks)),
+        ));
+        rows.push(("compression", compression(info)));
+    }
+    if info["kind"] == "multiscale" {
+        rows.push(("convention", text(&info["multiscale"]["convention"]).to_owned()));
+    }
+    if let Some(axes) = info["axes"].as_array() {
+        rows.push(("axes", format!("{} (the first is the fastest)", list(axes))));
+    }
+    if let Some(resolution) = info["resolution"].as_array() {
+        let units = info["units"].as_array().cloned().unwrap_or_default();
+        let sizes = resolution.iter().enumerate().map(|(axis, size)| {
+            let unit = units.get(axis).map(text).unwrap_or_default();
+            format!("{size} {unit}").trim_end().to_owned()
+        });
+        rows.push(("voxel", sizes.collect::<Vec<_>>().join(" x ")));
+    }
+    if let Some(volume) = info["volume"].as_str() {
+        rows.push(("shows", volume.to_owned()));
+    }
+    if let Some(readable) = info["readable"].as_object() {
+        let those = |reads: bool| -> Vec<&str> {
+            let named = READERS.iter().filter(|(key, _)| readable.get(*key) == Some(&Value::Bool(reads)));
+            named.map(|(_, name)| *name).collect()
+        };
+        let or_none = |names: Vec<&str>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        rows.push(("read by", or_none(those(true))));
+        rows.push(("refused by", or_none(those(false))));
+    }
+    if let Some(view) = info["urls"]["recommended"]["view"].as_str() {
+        rows.push(("best view", format!("/{view} (for Neuroglancer)")));
+    }
+    let own = info["attributes"].as_object().map_or(0, serde_json::Map::len);
+    rows.push(("attributes", format!("{own} (--json shows them)")));
+    for (name, value) in rows {
+        let _ = writeln!(out, "  {name:<12} {value}");
+    }
+    if !levels.is_empty() {
+        out.push_str("\nlevels\n");
+        let pyramid = info["multiscale"]["levels"].as_array().cloned().unwrap_or_default();
+        let lines = levels.iter().enumerate().map(|(n, level)| {
+            let of = pyramid.get(n).unwrap_or(&Value::Null);
+            let what = format!(
+                "{}  {}  factors {}  voxel {}",
+                elements(&level.info),
+                compression(&level.info),
+                by(&of["factors"]),
+                by(&of["resolution"])
+            );
+            (level.path.clone(), what)
+        });
+        columns(&mut out, &lines.collect::<Vec<_>>());
+    }
+    if let Some(tree) = tree.filter(|tree| !tree.lines.is_empty()) {
+        out.push_str("\nbelow\n");
+        columns(&mut out, &tree.lines);
+        if tree.is_cut {
+            out.push_str("  ... and more: name a group to see what is below it\n");
+        }
+    }
+    if let Some(problems) = info["problems"].as_array().filter(|problems| !problems.is_empty()) {
+        out.push_str("\nto know\n");
+        for problem in problems {
+            let _ = writeln!(out, "  - {}", text(problem));
+        }
+    }
+    out
+}
+
+fn columns(out: &mut String, lines: &[(String, String)]) {
+    let width = lines.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0).min(48);
+    for (name, what) in lines {
+        let _ = writeln!(out, "{}", format!("  {name:<width$}  {what}").trim_end());
+    }
+}
+
+fn elements(info: &Value) -> String {
+    format!("{} {}", text(&info["data_type"]), by(&info["dimensions"]))
+}
+
+/// `gzip (level 5)`: the scheme and its parameters.
+fn compression(info: &Value) -> String {
+    let Some(members) = info["compression"].as_object() else { return String::new() };
+    let parameters: Vec<String> = members
+        .iter()
+        .filter(|(key, _)| *key != "type")
+        .map(|(key, value)| format!("{key} {}", plain(value)))
+        .collect();
+    let scheme = members.get("type").map(text).unwrap_or_default();
+    if parameters.is_empty() { scheme.to_owned() } else { format!("{scheme} ({})", parameters.join(", ")) }
+}
+
+fn size(bytes: &str) -> String {
+    let grouped = |bytes: u64| format!("{} ({} bytes)", BinaryBytes(bytes), HumanCount(bytes));
+    bytes.parse().map_or_else(|_| format!("{bytes} bytes"), grouped)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// A value without quotes.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn numbers(value: &Value) -> Vec<u64> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
+}
+
+/// `512 x 512 x 64`.
+fn by(value: &Value) -> String {
+    let all: Vec<String> = value.as_array().into_iter().flatten().map(plain).collect();
+    if all.is_empty() { "(no axes)".to_owned() } else { all.join(" x ") }
+}
+
+fn list(values: &[Value]) -> String {
+    values.iter().map(plain).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,66 @@
+//! Work that several requests may want at the same time.
+
+use std::future::Future;
+use std::hash::Hash;
+use std::time::Instant;
+
+use super::ReadError;
+use crate::fair::{Client, Joints};
+use crate::metrics::{Queue, Waiting};
+use crate::trace;
+
+/// Does `work` in a task of its own, in the turn of whoever of those who want `key` is first: a client that hangs up does not
+/// restart what others wait for. Whoever finds it begun waits for others.
+///
+/// # Errors
+/// [`ReadError::Died`] when the task does.
+pub(super) async fn share<K, T>(
+    joints: &Joints<K>,
+    key: K,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, ReadError>
+where
+    K: Clone + Eq + Hash + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    let joined = joints.join(key);
+    let (since, waiting) = (Instant::now(), (!joined.is_first()).then(|| Waiting::begin(Queue::Load)));
+    let done = tokio::spawn(Client::current().works(joined.works(trace::carried(work)))).await;
+    if waiting.is_some() {
+        trace::record("wait", Queue::Load.name(), since.elapsed());
+    }
+    done.map_err(|join| ReadError::Died(join.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_who_finds_it_begun_counts_as_waiting_and_no_longer_than_that() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let _local = ::metrics::set_default_local_recorder(&recorder);
+        let waiting = |count: u32| {
+            let text = recorder.handle().render();
+            let line = format!("n5_queue_waiting{{queue=\"load\"}} {count}");
+            assert!(text.lines().any(|told| told == line) || count == 0 && !text.contains("load"), "{text}");
+        };
+        let (joints, (finish, finished)) = (Joints::default(), oneshot::channel::<u32>());
+        let mut first = share(&joints, "block", finished).boxed();
+        assert!((&mut first).now_or_never().is_none());
+        waiting(0);
+        let other = |key| share(&joints, key, std::future::pending::<()>()).boxed();
+        let (mut second, mut apart) = (other("block"), other("another block"));
+        assert!((&mut second).now_or_never().is_none() && (&mut apart).now_or_never().is_none());
+        waiting(1);
+        drop(second);
+        waiting(0);
+        assert!(recorder.handle().render().contains("n5_queue_wait_duration_seconds_count{queue=\"load\"} 1"));
+        finish.send(5).unwrap();
+        assert_eq!(first.await.unwrap(), Ok(5));
+    }
+}

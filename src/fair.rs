@@ -1,0 +1,515 @@
+//! Shares of what is scarce, memory or cores: whoever waits does so in a line of its own party, and the next share goes to the
+//! line that has had the least. One that wants much, or keeps it long, delays others by one share, not by all of its own.
+
+mod joint;
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::oneshot;
+
+pub use joint::{Joined, Joints};
+
+tokio::task_local! {
+    static CLIENT: Client;
+}
+
+/// Whose work something is; equal numbers are one client. The default is the server's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Client(u64);
+
+impl Client {
+    /// The client of that number.
+    pub fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// For whom the running task works, as far as it was said.
+    pub fn current() -> Self {
+        CLIENT.try_with(|client| *client).unwrap_or_default()
+    }
+
+    /// Does `work` for this client. What it spawns does not know of that by itself.
+    pub fn works<F: Future>(self, work: F) -> impl Future<Output = F::Output> {
+        CLIENT.scope(self, work)
+    }
+}
+
+/// Who stands in one line: a client, and what it wants there.
+pub type Party = (Client, u64);
+
+/// What counts as having had much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cost {
+    /// To get many units.
+    Units,
+    /// To keep one for long.
+    Time,
+}
+
+/// A number of units that are lent out in shares. Cheap to clone; clones share them.
+#[derive(Debug, Clone)]
+pub struct Shares(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    all: usize,
+    free: usize,
+    cost: Cost,
+    /// Most units of one client, unless it gets them in one share. The server's own are not bounded.
+    most: usize,
+    /// What the line had spent that was last given a share. Those that come begin there: nobody saves up.
+    clock: u64,
+    /// Those in which somebody waits and, where that counts, those that have something.
+    lines: Vec<Line>,
+}
+
+#[derive(Debug)]
+struct Line {
+    party: Party,
+    /// Units, or nanoseconds.
+    spent: u64,
+    held: usize,
+    waiting: VecDeque<Place>,
+}
+
+/// Of one that waits.
+#[derive(Debug)]
+struct Place {
+    units: usize,
+    /// As many are left free for others.
+    beside: usize,
+    /// Of a stream: held by those parts of it that are on their way.
+    stream: Option<Weak<()>>,
+    sender: oneshot::Sender<Share>,
+}
+
+/// Some units; given back when dropped.
+#[derive(Debug)]
+pub struct Share {
+    shares: Shares,
+    party: Party,
+    units: usize,
+    since: Instant,
+}
+
+impl Shares {
+    /// So many units, of which one client has at most `most`, or one share that is larger.
+    pub fn new(units: usize, most: usize, cost: Cost) -> Self {
+        Self(Arc::new(Mutex::new(State { all: units, free: units, cost, most, clock: 0, lines: Vec::new() })))
+    }
+
+    /// Whether somebody waits.
+    pub fn is_wanted(&self) -> bool {
+        self.state().lines.iter().any(|line| !line.waiting.is_empty())
+    }
+
+    /// Units that nobody has.
+    pub fn free(&self) -> usize {
+        self.state().free
+    }
+
+    /// Units that somebody has.
+    pub fn taken(&self) -> usize {
+        let state = self.state();
+        state.all - state.free
+    }
+
+    /// A share for `party`, where there is one that nobody waits for.
+    pub fn try_take(&self, party: Party, units: usize) -> Option<Share> {
+        let mut state = self.state();
+        let is_first = state.lines.iter().flat_map(|line| &line.waiting).all(|place| place.stream.is_some());
+        if !is_first || units > state.free || state.is_too_much(party, units) {
+            return None;
+        }
+        state.give(party, units);
+        Some(self.share(party, units))
+    }
+
+    /// Waits for `party`'s turn to have as many units. Dropping the future gives it up.
+    pub async fn take(&self, party: Party, units: usize) -> Share {
+        if let Some(share) = self.try_take(party, units) {
+            return share;
+        }
+        let Some(mut clients) = joint::clients() else {
+            return self.wait(party, units, 0, None).await;
+        };
+        let (mut places, mut known) = (FuturesUnordered::from_iter([self.wait(party, units, 0, None)]), vec![party.0]);
+        loop {
+            for client in &*clients.borrow_and_update() {
+                if !known.contains(client) {
+                    known.push(*client);
+                    places.push(self.wait((*client, party.1), units, 0, None));
+                }
+            }
+            tokio::select! {
+                biased;
+                Some(share) = places.next() => return share,
+                Ok(()) = clients.changed() => {}
+            }
+        }
+    }
+
+    /// As [`Self::take`], for a part of a stream: `beside` units are left free, and whoever wants no stream goes first. One
+    /// of which earlier parts are on their way, which hold `stream`, also lets other streams go first: it waits for its own
+    /// client.
+    pub async fn take_for_stream(&self, party: Party, units: usize, beside: usize, stream: &Arc<()>) -> Share {
+        self.wait(party, units, beside, Some(Arc::downgrade(stream))).await
+    }
+
+    async fn wait(&self, party: Party, units: usize, beside: usize, stream: Option<Weak<()>>) -> Share {
+        let (sender, receiver) = oneshot::channel();
+        self.state().line(party).waiting.push_back(Place { units, beside, stream, sender });
+        let mut waiting = Waiting { shares: self, party, receiver };
+        self.hand_out();
+        // A sender goes with a share, or when its place was given up.
+        (&mut waiting.receiver).await.unwrap_or_else(|_| self.share(party, 0))
+    }
+
+    fn share(&self, party: Party, units: usize) -> Share {
+        Share { shares: self.clone(), party, units, since: Instant::now() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives what is free to those whose turn it is.
+    fn hand_out(&self) {
+        loop {
+            let Some((party, place)) = self.state().next() else { return };
+            // Whoever gets a share may give it up in this moment, which takes the lock.
+            if let Err(mut share) = place.sender.send(self.share(party, place.units)) {
+                self.state().take_back(party, std::mem::take(&mut share.units), None);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Whether lines are kept for what they hold.
+    fn is_counted(&self) -> bool {
+        self.cost == Cost::Time || self.most < self.all
+    }
+
+    fn line(&mut self, party: Party) -> &mut Line {
+        let at = self.lines.iter().position(|line| line.party == party).unwrap_or_else(|| {
+            self.lines.push(Line { party, spent: self.clock, held: 0, waiting: VecDeque::new() });
+            self.lines.len() - 1
+        });
+        &mut self.lines[at]
+    }
+
+    /// Whether `party`'s client has too many units to get so many more.
+    fn is_too_much(&self, (client, _): Party, units: usize) -> bool {
+        if self.most >= self.all || client == Client::default() {
+            return false;
+        }
+        let held: usize = self.lines.iter().filter(|line| line.party.0 == client).map(|line| line.held).sum();
+        held > 0 && held.saturating_add(units) > self.most
+    }
+
+    /// The place whose turn it is, where there is enough for it; it is given its units.
+    fn next(&mut self) -> Option<(Party, Place)> {
+        self.tidy();
+        let (mut after, mut is_streams_turn) = (None, true);
+        loop {
+            let lines = self.lines.iter().enumerate().filter(|(_, line)| !line.waiting.is_empty());
+            let key = lines.map(|(at, line)| (line.spent, at)).filter(|key| Some(*key) > after).min()?;
+            after = Some(key);
+            let line = self.lines.get(key.1)?;
+            let party = line.party;
+            for (at, place) in line.waiting.iter().enumerate() {
+                if place.stream.is_some() && !is_streams_turn {
+                    break;
+                }
+                let (units, is_too_much) = (place.units, self.is_too_much(party, place.units));
+                if !is_too_much && units <= self.free.saturating_sub(place.beside) {
+                    let place = self.line(party).waiting.remove(at)?;
+                    self.give(party, units);
+                    return Some((party, place));
+                }
+                match &place.stream {
+                    // It waits for its own client; whoever is behind it may go first.
+                    Some(stream) if stream.strong_count() > 1 => {}
+                    _ if is_too_much => break,
+                    // Others wait for it, else it would never have enough.
+                    Some(_) => is_streams_turn = false,
+                    None => return None,
+                }
+            }
+        }
+    }
+
+    fn give(&mut self, party: Party, units: usize) {
+        self.free -= units;
+        let (is_counted, cost) = (self.is_counted(), self.cost);
+        let is_known = self.lines.iter().any(|line| line.party == party);
+        if is_known || is_counted {
+            let line = self.line(party);
+            let spent = line.spent;
+            if cost == Cost::Units {
+                line.spent = spent.saturating_add(units as u64);
+            }
+            if is_counted {
+                line.held += units;
+            }
+            self.clock = self.clock.max(spent);
+        }
+    }
+
+    /// `time`: for how long it was kept; `None` where nobody had it.
+    fn take_back(&mut self, party: Party, units: usize, time: Option<Duration>) {
+        self.free += units;
+        let (is_counted, cost) = (self.is_counted(), self.cost);
+        let Some(line) = self.lines.iter_mut().find(|line| line.party == party) else { return };
+        if is_counted {
+            line.held = line.held.saturating_sub(units);
+        }
+        line.spent = match (cost, time) {
+            (Cost::Units, None) => line.spent.saturating_sub(units as u64),
+            (Cost::Units, Some(_)) | (Cost::Time, None) => line.spent,
+            (Cost::Time, Some(time)) => {
+                let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+                line.spent.saturating_add(nanoseconds.saturating_mul(units as u64))
+            }
+        };
+    }
+
+    fn tidy(&mut self) {
+        self.lines.retain(|line| line.held > 0 || !line.waiting.is_empty());
+    }
+}
+
+impl Share {
+    /// How many they are.
+    pub fn units(&self) -> usize {
+        self.units
+    }
+
+    /// Takes `units` out of it, or all there are.
+    #[must_use]
+    pub fn split(&mut self, units: usize) -> Self {
+        let units = units.min(self.units);
+        self.units -= units;
+        Self { shares: self.shares.clone(), party: self.party, units, since: self.since }
+    }
+
+    /// Makes one of two of the same [`Shares`].
+    pub fn merge(&mut self, mut other: Self) {
+        let units = std::mem::take(&mut other.units);
+        if other.party != self.party {
+            let mut state = self.shares.state();
+            if state.is_counted() {
+                let line = state.line(other.party);
+                line.held = line.held.saturating_sub(units);
+                state.line(self.party).held += units;
+            }
+        }
+        self.units += units;
+    }
+
+    fn end(&mut self, time: impl FnOnce(Instant) -> Duration) {
+        let units = std::mem::take(&mut self.units);
+        if units > 0 {
+            self.shares.state().take_back(self.party, units, Some(time(self.since)));
+            self.shares.hand_out();
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.end(|since| since.elapsed());
+    }
+}
+
+/// Of one that waits, or has given up.
+struct Waiting<'a> {
+    shares: &'a Shares,
+    party: Party,
+    receiver: oneshot::Receiver<Share>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.receiver.is_terminated() {
+            return;
+        }
+        self.receiver.close();
+        {
+            let mut state = self.shares.state();
+            if let Some(line) = state.lines.iter_mut().find(|line| line.party == self.party) {
+                line.waiting.retain(|place| !place.sender.is_closed());
+            }
+        }
+        // Others may have waited for it.
+        self.shares.hand_out();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use futures_util::future::BoxFuture;
+
+    use super::*;
+
+    fn party(client: u64) -> Party {
+        (Client::new(client), 0)
+    }
+
+    /// One that waits already.
+    fn wait(shares: &Shares, client: u64, units: usize) -> BoxFuture<'_, Share> {
+        let mut take = shares.take(party(client), units).boxed();
+        assert!((&mut take).now_or_never().is_none());
+        take
+    }
+
+    /// The clients in the order of their turns, when each keeps a unit for what `cost` says, in milliseconds.
+    fn order(shares: &Shares, clients: &[u64], cost: impl Fn(u64) -> u64) -> Vec<u64> {
+        let mut running = shares.take(party(clients[0]), 1).now_or_never().unwrap();
+        let mut waiting: Vec<(u64, _)> =
+            clients[1..].iter().map(|client| (*client, wait(shares, *client, 1))).collect();
+        let mut order = vec![clients[0]];
+        while !waiting.is_empty() {
+            running.end(|_| Duration::from_millis(cost(order[order.len() - 1])));
+            let next = waiting.iter_mut().enumerate().find_map(|(n, (_, take))| Some((n, take.now_or_never()?)));
+            let (n, share) = next.unwrap();
+            order.push(waiting.remove(n).0);
+            running = share;
+        }
+        order
+    }
+
+    fn is_as_new(shares: &Shares) -> bool {
+        let state = shares.state();
+        state.free == state.all && state.lines.iter().all(|line| line.held == 0 && line.waiting.is_empty())
+    }
+
+    #[test]
+    fn a_client_with_much_to_do_delays_others_by_one_turn() {
+        let clients = [1, 1, 1, 1, 1, 2, 2, 3];
+        let shares = Shares::new(1, 1, Cost::Time);
+        assert_eq!(order(&shares, &clients, |_| 7), [1, 2, 3, 1, 2, 1, 1, 1]);
+        assert!(!shares.is_wanted() && is_as_new(&shares));
+        let shares = Shares::new(1, 1, Cost::Units);
+        assert_eq!(order(&shares, &clients, |_| 7), [1, 1, 2, 3, 1, 2, 1, 1]);
+        assert!(!shares.is_wanted() && is_as_new(&shares));
+    }
+
+    #[test]
+    fn a_client_with_long_jobs_has_as_much_time_as_others_not_as_many_turns() {
+        let cost = |client| if client == 1 { 40 } else { 10 };
+        let clients = [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2];
+        let shares = Shares::new(1, 1, Cost::Time);
+        assert_eq!(order(&shares, &clients, cost), [1, 2, 2, 2, 2, 1, 2, 2, 2, 2, 1, 2, 1]);
+    }
+
+    #[test]
+    fn who_comes_late_has_saved_nothing_up() {
+        let shares = Shares::new(1, 1, Cost::Time);
+        let mut first = shares.take(party(1), 1).now_or_never().unwrap();
+        let _others = [wait(&shares, 1, 1), wait(&shares, 1, 1)];
+        first.end(|_| Duration::from_secs(1000));
+        assert_eq!(shares.state().clock, 1_000_000_000_000);
+        let _late = wait(&shares, 2, 1);
+        assert_eq!(shares.state().line(party(2)).spent, 1_000_000_000_000);
+    }
+
+    #[test]
+    fn who_gives_up_leaves_nothing_and_loses_no_unit() {
+        let shares = Shares::new(2, 2, Cost::Time);
+        let running = [1, 1].map(|client| shares.take(party(client), 1).now_or_never().unwrap());
+        let (before, after) = (wait(&shares, 3, 2), wait(&shares, 2, 1));
+        drop(before);
+        assert!(shares.is_wanted());
+        assert!(shares.try_take(party(4), 1).is_none(), "others wait");
+        assert_eq!(shares.taken(), 2);
+        drop(running);
+        // It has its share, and goes without having looked.
+        drop(after);
+        assert!(!shares.is_wanted() && is_as_new(&shares));
+    }
+
+    #[test]
+    fn who_wants_much_gets_it_and_who_gives_up_holds_up_nobody() {
+        let shares = Shares::new(4, 4, Cost::Units);
+        let mut held = shares.take(party(1), 4).now_or_never().unwrap();
+        let (mut large, mut small) = (wait(&shares, 2, 3), wait(&shares, 3, 1));
+        drop(held.split(2));
+        assert!((&mut small).now_or_never().is_none(), "the large one would never have enough");
+        drop(held.split(1));
+        assert_eq!((&mut large).now_or_never().unwrap().units(), 3);
+        assert!((&mut small).now_or_never().is_some());
+        let (large, mut small) = (wait(&shares, 2, 4), wait(&shares, 3, 3));
+        drop(large);
+        assert!((&mut small).now_or_never().is_some());
+        drop((held, small));
+        assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn one_client_never_holds_all_but_in_one_piece() {
+        let shares = Shares::new(8, 6, Cost::Units);
+        let first = shares.take(party(1), 4).now_or_never().unwrap();
+        let mut second = wait(&shares, 1, 4);
+        let mut third = wait(&shares, 1, 1);
+        let other = shares.take(party(2), 4).now_or_never().expect("it is in nobody's way");
+        drop(other);
+        assert!((&mut second).now_or_never().is_none());
+        drop(first);
+        assert_eq!((&mut second).now_or_never().unwrap().units(), 4);
+        drop((&mut third).now_or_never().unwrap());
+        drop(second);
+        assert_eq!(shares.take(party(1), 8).now_or_never().unwrap().units(), 8);
+        assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn a_stream_that_begins_passes_one_of_its_client_that_waits_for_itself() {
+        let shares = Shares::new(8, 8, Cost::Units);
+        let [first, second, third] = [(); 3].map(|()| Arc::new(()));
+        let stream = |units, pieces| shares.take_for_stream((Client::new(1), 1), units, 2, pieces).boxed();
+        let held = stream(5, &first).now_or_never().unwrap();
+        let on_its_way = Arc::clone(&first);
+        let mut more = stream(5, &first);
+        assert!((&mut more).now_or_never().is_none());
+        let begun = stream(1, &second).now_or_never().expect("there is room for it");
+        let mut last = stream(1, &third);
+        assert!((&mut last).now_or_never().is_none(), "the rest is for those who stream nothing");
+        drop((begun, held, on_its_way));
+        drop((&mut more).now_or_never().unwrap());
+        drop((&mut last).now_or_never().unwrap());
+        drop((more, last));
+        assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn streams_take_turns_leave_some_to_others_and_let_others_go_first_while_they_are_sent() {
+        let shares = Shares::new(8, 8, Cost::Units);
+        let [first, second, third, fourth] = [(); 4].map(|()| Arc::new(()));
+        let stream = |client, units, pieces| shares.take_for_stream((Client::new(client), 1), units, 2, pieces).boxed();
+        let mut held = stream(1, 6, &first).now_or_never().unwrap();
+        let on_its_way = Arc::clone(&first);
+        let mut more = stream(1, 6, &first);
+        let mut small = stream(2, 1, &second);
+        assert!((&mut more).now_or_never().is_none() && (&mut small).now_or_never().is_none());
+        // What is left is for others, at once.
+        drop(shares.take(party(3), 2).now_or_never().unwrap());
+        drop(held.split(1));
+        drop((&mut small).now_or_never().expect("the first one waits for its own client"));
+        let (mut large, mut later) = (stream(3, 6, &third), stream(4, 1, &fourth));
+        assert!((&mut large).now_or_never().is_none() && (&mut later).now_or_never().is_none());
+        drop(held.split(1));
+        assert!((&mut later).now_or_never().is_none(), "it is not its turn");
+        drop((held, on_its_way));
+        drop((&mut more).now_or_never().unwrap());
+        drop((&mut large).now_or_never().unwrap());
+        drop((&mut later).now_or_never().unwrap());
+        assert!(is_as_new(&shares));
+    }
+}

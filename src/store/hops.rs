@@ -1,0 +1,609 @@
+//! The threads that may wait for the disk of one store: few enough that a disk that hangs holds up nobody else's.
+//!
+//! Own threads instead of the runtime's: those are shared by all stores and, when the system has none to give, panic.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, oneshot};
+
+use super::{Key, Load};
+
+/// Calls of one store that wait for its disk at once; further ones queue up.
+const THREADS: usize = 64;
+
+/// As many of them at most, for each of which memory and somebody who waits are kept: those of 1,024 slices that load 8
+/// blocks each, twice over. With a disk that takes a millisecond the last one waits for a quarter of a second.
+const QUEUE: usize = 16 << 10;
+
+/// How often a full queue is searched for what nobody waits for any more.
+const TIDY: Duration = Duration::from_millis(50);
+
+/// A thread ends when it has had nothing to do for this long.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// A store of which no call has ended for this part of its deadline, while some run, is stalled.
+const STALL_PART: u32 = 6;
+
+/// But never for less than this.
+const LEAST_STALL: Duration = Duration::from_secs(1);
+
+/// How often a stalled store is asked nevertheless: what runs may hang for ever, on one bad file.
+const TRIAL: Duration = Duration::from_secs(1);
+
+/// How long others wait for the answer of whoever finds that out.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// So many calls for the same that have run for as long as it takes to be stalled are enough: what hangs is that alone,
+/// and further ones would take the threads of all others.
+const SAME: usize = 4;
+
+/// What a call is for: what is done, and to what.
+pub(super) type What = (&'static str, Key);
+
+/// Why a job has no result.
+#[derive(Debug)]
+pub(super) enum HopError {
+    /// It took longer than the deadline.
+    Timeout,
+    /// The disk has answered nobody for so long that it was not asked.
+    Stalled,
+    /// Others have waited for the same for too long.
+    Overdue,
+    /// The queue is full.
+    Crowded,
+    /// The system has no thread to give, or the job panicked.
+    Thread(io::Error),
+}
+
+/// Runs jobs that may wait. Cheap to clone; clones share the threads, which end with the last.
+#[derive(Debug, Clone)]
+pub(super) struct Hops(Arc<Owner>);
+
+#[derive(Debug)]
+struct Owner {
+    shared: Arc<Shared>,
+    deadline: Duration,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.shared.lock().is_closed = true;
+        self.shared.work.notify_all();
+    }
+}
+
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    /// A job has ended.
+    ended: Notify,
+    stall: Duration,
+    deadline: Duration,
+    /// [`QUEUE`], but for tests.
+    most_queued: usize,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("stall", &self.stall).finish_non_exhaustive()
+    }
+}
+
+struct State {
+    queue: VecDeque<Box<dyn Job>>,
+    threads: usize,
+    idle: usize,
+    /// The fewest that were idle at once, and since when: they are woken in turn, so that none would end by itself.
+    fewest_idle: (usize, Instant),
+    /// What runs, and since when; at most [`THREADS`].
+    running: Vec<(u64, Option<What>, Instant)>,
+    /// Jobs that have begun so far.
+    begun: u64,
+    /// When a job last ended, or began while none ran.
+    stirred: Instant,
+    /// When a stalled store was last asked nevertheless.
+    tried: Option<Instant>,
+    /// When what nobody waits for was last taken out of a full queue.
+    tidied: Instant,
+    is_closed: bool,
+}
+
+/// A job and whoever waits for it.
+trait Job: Send {
+    fn is_wanted(&self) -> bool;
+    fn what(&self) -> Option<What>;
+    /// Runs it, and `ended` before anybody has the answer.
+    fn run(self: Box<Self>, ended: &dyn Fn());
+}
+
+struct Task<T, F> {
+    what: Option<What>,
+    job: F,
+    has_begun: Arc<AtomicBool>,
+    answer: oneshot::Sender<T>,
+}
+
+impl<T: Send, F: FnOnce() -> T + Send> Job for Task<T, F> {
+    fn is_wanted(&self) -> bool {
+        !self.answer.is_closed()
+    }
+
+    fn what(&self) -> Option<What> {
+        self.what.clone()
+    }
+
+    fn run(self: Box<Self>, ended: &dyn Fn()) {
+        let Self { what: _, job, has_begun, answer } = *self;
+        has_begun.store(true, Ordering::Relaxed);
+        let result = catch_unwind(AssertUnwindSafe(job));
+        ended();
+        // A panic is told by the answer that never comes.
+        if let Ok(value) = result {
+            let _ = answer.send(value);
+        }
+    }
+}
+
+impl Hops {
+    /// For jobs that take at most `deadline`; no thread yet.
+    pub(super) fn new(deadline: Duration) -> Self {
+        Self::with(deadline, QUEUE)
+    }
+
+    fn with(deadline: Duration, most_queued: usize) -> Self {
+        let stall = (deadline / STALL_PART).max(LEAST_STALL).min(deadline);
+        let state = State {
+            queue: VecDeque::new(),
+            threads: 0,
+            idle: 0,
+            fewest_idle: (0, Instant::now()),
+            running: Vec::new(),
+            begun: 0,
+            stirred: Instant::now(),
+            tried: None,
+            tidied: Instant::now(),
+            is_closed: false,
+        };
+        Self(Arc::new(Owner {
+            shared: Arc::new(Shared {
+                state: Mutex::new(state),
+                work: Condvar::new(),
+                ended: Notify::new(),
+                stall,
+                deadline,
+                most_queued,
+            }),
+            deadline,
+        }))
+    }
+
+    /// Runs a job that may wait for the disk, up to the deadline. A job given up, by the deadline or by whoever waits
+    /// for it, never starts; one that runs already ends by itself later, and keeps its thread till then.
+    ///
+    /// # Errors
+    /// [`HopError`]: within half a second when the store is stalled, at once when others wait for the same in vain, or too
+    /// many for anything.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        what: Option<What>,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, HopError> {
+        let Owner { shared, deadline } = &*self.0;
+        shared.admit(what.as_ref()).await?;
+        let (answer, mut result) = oneshot::channel();
+        let has_begun = Arc::new(AtomicBool::new(false));
+        shared.begin(Box::new(Task { what, job, has_begun: Arc::clone(&has_begun), answer }))?;
+        let died =
+            |_: oneshot::error::RecvError| HopError::Thread(io::Error::other("a job that waits for the disk died"));
+        if let Ok(result) = tokio::time::timeout(shared.stall, &mut result).await {
+            return result.map_err(died);
+        }
+        // Whoever is still in the queue of a stalled store has waited long enough: all before it hang.
+        if !has_begun.load(Ordering::Relaxed) && shared.lock().has_no_thread_for_more(shared.stall) {
+            return Err(HopError::Stalled);
+        }
+        match tokio::time::timeout(deadline.saturating_sub(shared.stall), result).await {
+            Ok(result) => result.map_err(died),
+            Err(_elapsed) => Err(HopError::Timeout),
+        }
+    }
+
+    /// What is waited for now.
+    pub(super) fn load(&self) -> Load {
+        let shared = &self.0.shared;
+        let state = shared.lock();
+        let ages = state.running.iter().map(|(_, _, since)| since.elapsed());
+        // What hangs for ever on one bad file says nothing of the others.
+        let longest = ages.filter(|age| *age <= shared.deadline).max().unwrap_or_default();
+        Load {
+            running: state.running.len(),
+            queued: state.queue.len(),
+            is_stalled: state.is_stalled(shared.stall),
+            silent: longest.min(state.stirred.elapsed()),
+            longest,
+        }
+    }
+}
+
+impl State {
+    fn is_stalled(&self, stall: Duration) -> bool {
+        !self.running.is_empty() && self.stirred.elapsed() > stall
+    }
+
+    fn is_surplus(&mut self) -> bool {
+        let (fewest, since) = self.fewest_idle;
+        let is_long = since.elapsed() >= IDLE;
+        let next = if fewest == 0 { (self.idle, Instant::now()) } else { (fewest - 1, since) };
+        self.fewest_idle = if is_long { next } else { self.fewest_idle };
+        is_long && fewest > 0
+    }
+
+    fn has_no_thread_for_more(&self, stall: Duration) -> bool {
+        self.running.len() >= THREADS && self.is_stalled(stall)
+    }
+
+    /// Takes those out of the queue for which nobody waits any more.
+    fn take_unwanted(&mut self) -> Vec<Box<dyn Job>> {
+        self.tidied = Instant::now();
+        let (wanted, unwanted): (Vec<_>, Vec<_>) = self.queue.drain(..).partition(|job| job.is_wanted());
+        self.queue = wanted.into();
+        unwanted
+    }
+
+    /// Whether one more call of a stalled store may find out if it still is.
+    fn may_try(&mut self) -> bool {
+        let may = self.running.len() < THREADS && self.tried.is_none_or(|tried| tried.elapsed() > TRIAL);
+        if may {
+            self.tried = Some(Instant::now());
+        }
+        may
+    }
+
+    /// Whether calls for the same have waited in vain.
+    fn is_overdue(&self, what: &What, stall: Duration, deadline: Duration) -> bool {
+        let ages = || {
+            self.running
+                .iter()
+                .filter(|(_, other, _)| other.as_ref() == Some(what))
+                .map(|(_, _, since)| since.elapsed())
+        };
+        let is_in_vain = ages().any(|age| age > deadline) || ages().filter(|age| *age > stall).count() >= SAME;
+        // Now and then it is tried again, ever more seldom: the call that hangs may have been lost, and not the file.
+        let doubled = u32::try_from(ages().count()).unwrap_or(u32::MAX).min(16);
+        is_in_vain && ages().min().is_some_and(|youngest| youngest <= deadline.saturating_mul(1 << doubled))
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that runs under the lock leaves it half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a call through unless the store is stalled; then one a second, for whose answer the others wait a little.
+    async fn admit(&self, what: Option<&What>) -> Result<(), HopError> {
+        loop {
+            let ended = self.ended.notified();
+            let mut ended = std::pin::pin!(ended);
+            // From here on, no end is missed.
+            ended.as_mut().enable();
+            let left = {
+                let mut state = self.lock();
+                if what.is_some_and(|what| state.is_overdue(what, self.stall, self.deadline)) {
+                    return Err(HopError::Overdue);
+                }
+                if !state.is_stalled(self.stall) || state.may_try() {
+                    return Ok(());
+                }
+                let tried = state.tried.map_or(PATIENCE, |tried| tried.elapsed());
+                PATIENCE.saturating_sub(tried)
+            };
+            if left.is_zero() || tokio::time::timeout(left, ended).await.is_err() {
+                return Err(HopError::Stalled);
+            }
+        }
+    }
+
+    /// Puts a job in the queue, and sees to it that a thread comes for it.
+    fn begin(self: &Arc<Self>, job: Box<dyn Job>) -> Result<(), HopError> {
+        let mut state = self.lock();
+        if state.queue.len() >= self.most_queued {
+            let unwanted = if state.tidied.elapsed() < TIDY { Vec::new() } else { state.take_unwanted() };
+            let is_full = state.queue.len() >= self.most_queued;
+            drop(state);
+            // Not under the lock, as where they are served.
+            drop(unwanted);
+            if is_full {
+                drop(job);
+                return Err(HopError::Crowded);
+            }
+            state = self.lock();
+        }
+        state.queue.push_back(job);
+        if state.idle >= state.queue.len() || state.threads >= THREADS {
+            drop(state);
+            self.work.notify_one();
+            return Ok(());
+        }
+        state.threads += 1;
+        drop(state);
+        let shared = Arc::clone(self);
+        let spawned = std::thread::Builder::new().name("n5-disk".to_owned()).spawn(move || shared.serve());
+        let Err(error) = spawned else { return Ok(()) };
+        let mut state = self.lock();
+        state.threads -= 1;
+        if state.threads > 0 {
+            // Those there are will come to it.
+            drop(state);
+            self.work.notify_one();
+            return Ok(());
+        }
+        let left = std::mem::take(&mut state.queue);
+        drop(state);
+        drop(left);
+        Err(HopError::Thread(error))
+    }
+
+    fn end(&self, id: u64) {
+        let mut state = self.lock();
+        state.running.retain(|(other, ..)| *other != id);
+        state.stirred = Instant::now();
+        drop(state);
+        self.ended.notify_waiters();
+    }
+
+    /// What each thread does.
+    fn serve(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.queue.pop_front() {
+                // What nobody waits for says nothing about the disk.
+                if !job.is_wanted() {
+                    // Not under the lock: it may hold the last of the hops, whose end takes it.
+                    drop(state);
+                    drop(job);
+                    state = self.lock();
+                    continue;
+                }
+                let now = Instant::now();
+                if state.running.is_empty() {
+                    state.stirred = now;
+                }
+                state.begun += 1;
+                let id = state.begun;
+                state.running.push((id, job.what(), now));
+                drop(state);
+                job.run(&|| self.end(id));
+                state = self.lock();
+            } else if state.is_closed || state.is_surplus() {
+                break;
+            } else {
+                state.idle += 1;
+                let (again, waited) = self.work.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+                state = again;
+                state.idle -= 1;
+                state.fewest_idle.0 = state.fewest_idle.0.min(state.idle);
+                if waited.timed_out() && state.queue.is_empty() {
+                    break;
+                }
+            }
+        }
+        state.threads -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Hops of which `count` calls hang until the sender is dropped.
+    fn hanging(count: usize) -> (Hops, mpsc::Sender<()>, tokio::task::JoinSet<Result<(), HopError>>) {
+        let hops = Hops::new(Duration::from_secs(3));
+        let (end, is_to_end) = mpsc::channel::<()>();
+        let is_to_end = Arc::new(Mutex::new(is_to_end));
+        let mut calls = tokio::task::JoinSet::new();
+        for _ in 0..count {
+            let (hops, is_to_end) = (hops.clone(), Arc::clone(&is_to_end));
+            calls.spawn(async move { hops.run(None, move || is_to_end.lock().unwrap().recv().unwrap_or(())).await });
+        }
+        (hops, end, calls)
+    }
+
+    async fn until(hops: &Hops, is_so: impl Fn(Load) -> bool) {
+        while !is_so(hops.load()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_answers_nobody_is_asked_once_a_second_only_and_recovers() {
+        let (hops, end, mut calls) = hanging(3);
+        until(&hops, |load| load.running == 3).await;
+        // Others are answered: it is slow, and does not stall.
+        assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
+        until(&hops, |load| load.is_stalled).await;
+        let (first, second) = (hops.run(None, || 7).await, hops.run(None, || 7).await);
+        // The first one tried, and found that it answers.
+        assert!(matches!((first, second), (Ok(7), Ok(7))));
+        until(&hops, |load| load.is_stalled).await;
+        hops.0.shared.lock().tried = Instant::now().checked_sub(PATIENCE);
+        assert!(matches!(hops.run(None, || 7).await, Err(HopError::Stalled)), "at once");
+        drop(end);
+        while let Some(call) = calls.join_next().await {
+            let _ = call.unwrap();
+        }
+        until(&hops, |load| load.running == 0).await;
+        assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn no_more_than_so_many_hang_and_those_behind_them_give_up_early() {
+        let (hops, end, mut calls) = hanging(THREADS + 8);
+        let (mut stalled, mut late) = (0, 0);
+        while let Some(call) = calls.join_next().await {
+            match call.unwrap() {
+                Err(HopError::Stalled) => stalled += 1,
+                Err(HopError::Timeout) => late += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((stalled, late), (8, THREADS));
+        assert_eq!(hops.load().running, THREADS, "what hangs keeps its thread");
+        drop(end);
+        until(&hops, |load| load == Load::default()).await;
+        assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn the_threads_end_with_the_last_who_could_ask() {
+        let (hops, end, mut calls) = hanging(THREADS);
+        until(&hops, |load| load.running == THREADS).await;
+        // In the queue, and nobody waits for it.
+        let (last, shared) = (hops.clone(), Arc::downgrade(&hops.0.shared));
+        let left = tokio::time::timeout(Duration::from_millis(5), hops.run(None, move || drop(last)));
+        assert!(left.await.is_err());
+        calls.abort_all();
+        while calls.join_next().await.is_some() {}
+        drop((hops, end));
+        while shared.strong_count() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn the_queue_is_bounded_and_whoever_has_left_it_takes_no_room() {
+        let hops = Hops::with(Duration::from_secs(60), 4);
+        let (end, is_to_end) = mpsc::channel::<()>();
+        let is_to_end = Arc::new(Mutex::new(is_to_end));
+        let mut calls = tokio::task::JoinSet::new();
+        for n in 1..=THREADS + 4 {
+            let (hops, is_to_end) = (hops.clone(), Arc::clone(&is_to_end));
+            let call = hops.clone();
+            calls.spawn(async move { call.run(None, move || is_to_end.lock().unwrap().recv().unwrap_or(())).await });
+            until(&hops, |load| load.running + load.queued == n && (n <= load.running || load.running == THREADS))
+                .await;
+        }
+        assert!(hops.load().longest > Duration::ZERO && hops.load().silent > Duration::ZERO);
+        let full = hops.run(None, || 7).await;
+        assert!(matches!(full, Err(HopError::Crowded)), "{full:?}");
+        // None of these waits any more; what runs does not know.
+        calls.abort_all();
+        while calls.join_next().await.is_some() {}
+        hops.0.shared.lock().tidied = Instant::now().checked_sub(TIDY).unwrap();
+        let (queued, last) = (hops.clone(), hops.clone());
+        let queued = tokio::spawn(async move { queued.run(None, || 7).await.unwrap() });
+        until(&hops, |load| load.queued == 1).await;
+        drop(end);
+        assert_eq!(queued.await.unwrap(), 7);
+        until(&hops, |load| load == Load::default()).await;
+        assert_eq!(last.run(None, || 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn a_job_that_panics_is_an_error_and_its_thread_goes_on() {
+        let hops = Hops::new(Duration::from_secs(5));
+        assert!(matches!(hops.run(None, || panic!("broken")).await, Err(HopError::Thread(_))));
+        assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
+        assert_eq!(hops.load(), Load::default());
+    }
+
+    #[tokio::test]
+    async fn those_who_come_while_one_finds_out_wait_for_what_it_finds() {
+        let (hops, end, mut calls) = hanging(1);
+        until(&hops, |load| load.is_stalled).await;
+        let mut others = tokio::task::JoinSet::new();
+        for n in 0..30 {
+            let hops = hops.clone();
+            others.spawn(async move { hops.run(None, move || n).await });
+        }
+        while let Some(answer) = others.join_next().await {
+            answer.unwrap().unwrap();
+        }
+        drop(end);
+        while calls.join_next().await.is_some() {}
+    }
+
+    #[tokio::test]
+    async fn whoever_has_an_answer_finds_the_store_answering() {
+        let (hops, end, mut calls) = hanging(1);
+        until(&hops, |load| load.is_stalled).await;
+        for _ in 0..200 {
+            hops.0.shared.lock().stirred = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+            hops.0.shared.lock().tried = None;
+            assert!(hops.load().is_stalled);
+            assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
+            let load = hops.load();
+            assert_eq!((load.running, load.queued, load.is_stalled), (1, 0, false));
+        }
+        drop(end);
+        while calls.join_next().await.is_some() {}
+    }
+
+    #[tokio::test]
+    async fn what_hangs_alone_takes_few_threads_however_often_it_is_asked_for() {
+        let hops = Hops::new(Duration::from_secs(2));
+        let (end, is_to_end) = mpsc::channel::<()>();
+        let is_to_end = Arc::new(Mutex::new(is_to_end));
+        let what = |path: &str| Some(("read", Key::parse(path).unwrap()));
+        let ask = |path: &str| {
+            let is_to_end = Arc::clone(&is_to_end);
+            hops.run(what(path), move || is_to_end.lock().unwrap().recv().unwrap_or(()))
+        };
+        assert!(matches!(ask("bad").await, Err(HopError::Timeout)));
+        // Its thread began a little later than it was asked for.
+        hops.0.shared.lock().running[0].2 = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
+        for _ in 0..2 * THREADS {
+            assert!(matches!(ask("bad").await, Err(HopError::Overdue)));
+        }
+        assert_eq!(hops.load().running, 1);
+        hops.0.shared.lock().running[0].2 = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
+        assert!(matches!(ask("bad").await, Err(HopError::Timeout)), "tried again");
+        hops.0.shared.lock().running[1].2 = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
+        assert!(matches!(ask("bad").await, Err(HopError::Overdue)), "ever more seldom");
+        assert_eq!(hops.run(what("good"), || 7).await.unwrap(), 7, "all others are answered");
+        assert_eq!(hops.run(Some(("stat", Key::parse("bad").unwrap())), || 7).await.unwrap(), 7);
+        drop(end);
+        until(&hops, |load| load == Load::default()).await;
+        ask("bad").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn threads_that_are_too_many_end_although_all_are_woken_in_turn() {
+        let hops = Hops::new(Duration::from_secs(60));
+        let gate = Arc::new(std::sync::Barrier::new(9));
+        let all: Vec<_> = (0..8)
+            .map(|_| {
+                let (hops, gate) = (hops.clone(), Arc::clone(&gate));
+                tokio::spawn(async move { hops.run(None, move || gate.wait()).await.is_ok() })
+            })
+            .collect();
+        let last = std::thread::spawn(move || gate.wait());
+        for one in all {
+            assert!(one.await.unwrap());
+        }
+        last.join().unwrap();
+        assert_eq!(hops.0.shared.lock().threads, 8);
+        while hops.0.shared.lock().idle < 8 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // As if that had been a while ago.
+        hops.0.shared.lock().fewest_idle = (7, Instant::now().checked_sub(IDLE).unwrap());
+        for _ in 0..64 {
+            hops.run(None, || ()).await.unwrap();
+        }
+        let until = Instant::now() + Duration::from_secs(5);
+        // Where two were awake at once, others are left for the next time.
+        while hops.0.shared.lock().threads > 4 {
+            assert!(Instant::now() < until, "{} threads are left", hops.0.shared.lock().threads);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        hops.run(None, || ()).await.unwrap();
+    }
+}

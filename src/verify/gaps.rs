@@ -1,0 +1,126 @@
+//! Which blocks of a directory are missing, in few numbers.
+
+use std::collections::BTreeMap;
+
+use crate::n5::Coords;
+
+/// Most runs of numbers that are told apart; a directory with more of them tells how many blocks are missing only.
+const MAX_RUNS: usize = 1 << 16;
+
+/// The numbers seen in one directory of a grid, as runs without a gap.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// First number of each run, and the one after its last.
+    runs: BTreeMap<u64, u64>,
+    scattered: bool,
+}
+
+impl Seen {
+    /// Marks `number`, in any order, each once.
+    pub(super) fn add(&mut self, number: u64) {
+        if self.scattered {
+            return;
+        }
+        let mut end = number.saturating_add(1);
+        if let Some(after) = self.runs.remove(&end) {
+            end = after;
+        }
+        let before = self.runs.range(..=number).next_back().map(|(from, to)| (*from, *to));
+        match before {
+            Some((_, to)) if to > number => {}
+            Some((from, to)) if to == number => {
+                self.runs.insert(from, end);
+            }
+            Some(_) | None => {
+                self.runs.insert(number, end);
+            }
+        }
+        if self.runs.len() > MAX_RUNS {
+            self.scattered = true;
+            self.runs = BTreeMap::new();
+        }
+    }
+
+    /// The first and last number of each gap below `count`; `None` where there are too many to be told.
+    pub(super) fn gaps(&self, count: u64) -> Option<Vec<(u64, u64)>> {
+        if self.scattered {
+            return None;
+        }
+        let mut gaps = Vec::new();
+        let mut next = 0;
+        for (from, to) in &self.runs {
+            let from = (*from).min(count);
+            if from > next {
+                gaps.push((next, from.saturating_sub(1)));
+            }
+            next = (*to).max(next);
+        }
+        if next < count {
+            gaps.push((next, count.saturating_sub(1)));
+        }
+        Some(gaps)
+    }
+}
+
+/// A box of blocks that are not stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Hole {
+    /// Its first position.
+    pub(super) first: Coords,
+    /// Its last position, inclusive.
+    pub(super) last: Coords,
+}
+
+impl Hole {
+    /// The blocks below `prefix` whose next number is `from` to `to`, in a grid of `shape` blocks.
+    pub(super) fn new(prefix: &[u64], (from, to): (u64, u64), shape: &[u64]) -> Self {
+        let rest = shape.get(prefix.len().saturating_add(1)..).unwrap_or_default();
+        let first = prefix.iter().copied().chain([from]).chain(rest.iter().map(|_| 0)).collect();
+        let last = prefix.iter().copied().chain([to]).chain(rest.iter().map(|n| n.saturating_sub(1))).collect();
+        Self { first, last }
+    }
+
+    /// Number of blocks, saturating.
+    pub(super) fn blocks(&self) -> u64 {
+        let along = |(first, last): (&u64, &u64)| last.saturating_sub(*first).saturating_add(1);
+        self.first.iter().zip(&self.last).map(along).fold(1, u64::saturating_mul)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_what_was_not_seen_in_any_order() {
+        let gaps = |numbers: &[u64], count| {
+            let mut seen = Seen::default();
+            for number in numbers {
+                seen.add(*number);
+            }
+            seen.gaps(count).unwrap()
+        };
+        assert_eq!(gaps(&[], 3), [(0, 2)]);
+        assert_eq!(gaps(&[0, 1, 10, 11, 2, 3], 12), [(4, 9)]);
+        assert_eq!(gaps(&[2, 0, 1], 3), []);
+        assert_eq!(gaps(&[5, 3, 4], 9), [(0, 2), (6, 8)]);
+        assert_eq!(gaps(&[1, 20, u64::MAX], 4), [(0, 0), (2, 3)]);
+        assert_eq!(gaps(&[], 0), []);
+    }
+
+    #[test]
+    fn too_many_runs_are_not_held() {
+        let mut seen = Seen::default();
+        for n in 0..=MAX_RUNS as u64 {
+            seen.add(2 * n);
+        }
+        assert_eq!((seen.gaps(9), seen.runs.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_hole_reaches_over_all_further_axes() {
+        let hole = Hole::new(&[4], (2, 3), &[5, 6, 7]);
+        assert_eq!((hole.first.as_slice(), hole.last.as_slice()), (&[4, 2, 0][..], &[4, 3, 6][..]));
+        assert_eq!(hole.blocks(), 14);
+    }
+}
