@@ -127,6 +127,7 @@ fn server(recheck: Recheck) -> (Router, Container) {
     let options = Options {
         base_path: String::new(),
         trusted_proxies: Vec::new(),
+        ready: n5_server::http::Ready::All,
         request_timeout: Duration::from_secs(60),
         concurrent_requests: 1024,
         origins: vec!["*".to_owned()],
@@ -134,6 +135,9 @@ fn server(recheck: Recheck) -> (Router, Container) {
         credentials: false,
         control: None,
         frame_ancestors: Vec::new(),
+        clients: n5_server::http::Limits { requests: 0, bytes_per_second: 0, burst_bytes: 0, wait: Duration::ZERO },
+        is_https: false,
+        hsts: None,
         viewer: None,
         documents: None,
     };

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 
 HOST = '127.0.0.1'
+# Put before a load generator that is to have priority.
+PREFIX = []
 WALK = pathlib.Path(__file__).parent / 'walk.lua'
 
 
@@ -50,7 +52,7 @@ def wrk(port, paths, seconds=2, connections=32, threads=2, method='GET', headers
             words = [file.name, method]
         for name, value in (headers or {}).items():
             words += [name, value]
-        text = output(['wrk', '-t', threads, '-c', connections, '-d', f'{seconds}s', '--timeout', '10s', '-s', WALK,
+        text = output([*PREFIX, 'wrk', '-t', threads, '-c', connections, '-d', f'{seconds}s', '--timeout', '10s', '-s', WALK,
                        f'http://{HOST}:{port}/', '--', pause, *words], seconds + 60)
     count, micros, size, bad, broken, p50, p99 = map(int, re.search(r'RESULT (.*)', text).group(1).split())
     if broken or not count or bad != (count if missing else 0):

@@ -77,6 +77,14 @@ class Server:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
+    def logged(self, text: str, times: int = 1) -> str:
+        """The log, once it has that text so often: lines are written by a thread of their own."""
+        until = time.monotonic() + 20
+        while (log := self.log()).count(text) < times:
+            assert time.monotonic() < until, f"{text!r} is not logged {times} times: {log[-4000:]}"
+            time.sleep(0.02)
+        return log
+
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()

@@ -4,6 +4,7 @@ import base64
 import http.server
 import json
 import shutil
+import signal
 import ssl
 import subprocess
 import threading
@@ -151,7 +152,7 @@ def test_no_token_is_logged_counted_or_repeated(tmp_path, level):
                             if status >= 400:
                                 said.append(f"{text}{dict(answer.headers)}")
         said.append(server.get("/metrics").text())
-        log = server.log()
+        log = server.logged('"caller":"eve"')
     assert '"access refused"' in log and '"caller":"eve"' in log
     for secret in secrets:
         assert secret not in log, next(line for line in log.splitlines() if secret in line)
@@ -165,7 +166,7 @@ def test_every_refusal_has_a_line_and_is_counted(tmp_path):
         server.ask("/secret/a/0/0/0", headers=bearer(site.tokens["bob"]))
         server.ask("/secret/a/0/0/0?token=wrong")
         server.ask(f"/secret/a/0/0/0?token=x&token=y")
-        lines = [json.loads(line) for line in server.log().splitlines()]
+        lines = [json.loads(line) for line in server.logged('"reason"', 4).splitlines()]
         told = [(line["reason"], line.get("caller"), line["path"], line["peer"]) for line in lines if "reason" in line]
         path, peer = "/secret/a/0/0/0", "127.0.0.1"
         assert told == [
@@ -319,6 +320,30 @@ def test_while_the_issuer_is_away_its_keys_stay_good_for_a_time(issuer):
         while time.monotonic() < ended and status(server, issuer.token()) != 200:
             time.sleep(0.1)
         assert status(server, issuer.token()) == 200
+
+
+def test_other_settings_keep_the_keys_while_the_issuer_is_away(issuer):
+    file = issuer.directory / "n5.toml"
+
+    def configure(*more):
+        lines = (setting.split("=", 1) for setting in settings(issuer, *more))
+        text = {key: value if value.startswith("[") else json.dumps(value) for key, value in lines}
+        text["jwt.audience"] = f"[{text['jwt.audience']}]"
+        file.write_text("".join(f"{key} = {value}\n" for key, value in text.items()))
+
+    configure()
+    root = issuer.directory / "em.n5"
+    write_dataset(root / "secret/a", support.counting(*SHAPE), BLOCK, "raw")
+    with Server(root, "--config", file, level="info") as server:
+        assert status(server, issuer.token()) == 200
+        issuer.answers, asked = False, issuer.asked
+        # The same keys; the same URL, asked anew; another caller.
+        for times, more in enumerate(("jwt.leeway=3s", "jwt.refresh=2h", "jwt.name_claim=iss"), 1):
+            configure(more)
+            server.process.send_signal(signal.SIGHUP)
+            server.logged("configuration read again", times)
+            assert status(server, issuer.token()) == (404 if times == 3 else 200), more
+        assert issuer.asked > asked
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused_and_the_server_serves(issuer):

@@ -91,6 +91,7 @@ fn container(name: &str, n5: &N5) -> ContainerConfig {
         root: n5.root().to_owned(),
         cache_control: defaults.cache_control,
         symlinks: Symlinks::Inside,
+        must_be_mount: false,
     }
 }
 
@@ -558,6 +559,9 @@ async fn whoever_walks_up_from_what_may_be_read_meets_no_401() {
         assert_eq!(status(&site.get(path).await), 401, "{path}");
     }
     assert_eq!(status(&site.get("/seg/pyramid/s0/attributes.json").await), 200);
+    // A wrong token is one also where the path ends in it.
+    assert_eq!(status(&site.get("/token/wrong").await), 401);
+    assert_eq!(status(&site.get("/token/wrong/").await), 401);
     let root = site.get(&format!("/token/{}", site.alice)).await;
     assert_eq!((status(&root), root.header("location")), (307, Some(format!("{}/", site.alice).as_str())));
 }

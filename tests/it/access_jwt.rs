@@ -84,7 +84,8 @@ fn keys(ed: &Ed25519KeyPair, ec: &EcdsaKeyPair) -> Value {
     let point = ec.public_key().as_ref();
     json!({"keys": [
         {"kty": "OKP", "crv": "Ed25519", "use": "sig", "kid": "ed", "alg": "EdDSA", "x": base64(ed.public_key().as_ref())},
-        {"kty": "EC", "crv": "P-256", "kid": "ec", "x": base64(&point[1..33]), "y": base64(&point[33..])},
+        {"kty": "OKP", "crv": "Ed25519", "key_ops": ["sign"], "kid": "signs", "x": base64(ed.public_key().as_ref())},
+        {"kty": "EC", "crv": "P-256", "key_ops": ["verify"], "kid": "ec", "x": base64(&point[1..33]), "y": base64(&point[33..])},
         {"kty": "oct", "kid": "shared", "k": base64(b"a secret that is shared by many")},
         {"kty": "OKP", "crv": "Ed25519", "use": "enc", "kid": "enc", "x": base64(ed.public_key().as_ref())},
         {"kty": "unknown to all", "kid": "odd"},
@@ -147,6 +148,7 @@ async fn a_signature_must_be_by_the_key_that_is_named_and_an_algorithm_that_is_a
         format!("{}.{}.", parts[0], parts[1]),
         issuer.sign(&json!({"alg": "EdDSA", "kid": "ec"}), &claims()),
         issuer.sign(&json!({"alg": "EdDSA", "kid": "enc"}), &claims()),
+        issuer.sign(&json!({"alg": "EdDSA", "kid": "signs"}), &claims()),
         issuer.sign(&json!({"alg": "EdDSA", "kid": "absent"}), &claims()),
         issuer.sign(&json!({"alg": "HS256", "kid": "shared"}), &claims()),
         issuer.sign(&json!({"alg": "HS256", "kid": "ed"}), &claims()),
@@ -185,6 +187,34 @@ async fn keys_are_exchanged_with_their_file() {
     }
     assert!(found);
     assert_eq!(issuer.asks(&issuer.with(|_| {})).await, Err(Rejection::Signature));
+}
+
+#[tokio::test]
+async fn other_terms_keep_the_keys_also_where_they_cannot_be_read_now() {
+    let issuer = Issuer::new();
+    let path = issuer.directory.path().join("keys.json");
+    std::fs::remove_file(&path).unwrap();
+    let expected = Expected {
+        issuer: "https://issuer".into(),
+        audience: vec!["other".into()],
+        algorithms: vec!["EdDSA".into()],
+        name_claim: "sub".into(),
+        groups_claim: "groups".into(),
+        leeway_seconds: 0,
+    };
+    let policy = || Policy::parse::<&str>(true, &[], "public").unwrap();
+    let jwt = |path: &std::path::Path| Some((Where::File(path.to_owned()), expected.clone()));
+    let next = issuer.control.successor(policy(), None, jwt(&path)).unwrap();
+    let (now, token) = (SystemTime::now(), issuer.with(|_| {}));
+    assert!(next.caller(&token, now).await.is_ok());
+    // They are the new terms that hold.
+    let only_n5 = issuer.with(|claims| claims["aud"] = "n5".into());
+    assert_eq!(next.caller(&only_n5, now).await, Err(Rejection::Audience));
+    assert!(issuer.control.successor(policy(), None, jwt(&path.with_extension("other"))).is_err());
+    assert_eq!(
+        issuer.control.successor(policy(), None, None).unwrap().caller(&token, now).await,
+        Err(Rejection::Unknown)
+    );
 }
 
 #[test]

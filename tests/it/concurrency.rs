@@ -1,11 +1,15 @@
 //! One load however many wait, budgets that come back, caches that see what changes.
 
 use std::fs;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::ConnectInfo;
 use axum::http::Request;
+use http_body_util::BodyExt;
 use n5_server::container::{Recheck, Settings};
 
 use crate::support::stores::Probe;
@@ -325,10 +329,10 @@ async fn a_hole_is_believed_no_longer_than_it_was_seen() {
     let slice = "/slice/v?start=0,0&stop=4,4&format=raw";
     assert_eq!(client.get("/v/0/0").await.status, 404);
     tokio::time::sleep(age.mul_f64(0.6)).await;
-    // What reads the slice knows of the hole by the look of the first request, and that is from before.
+    // What reads the slice looks for itself: whoever asked for the stored block did not know whose it is.
     assert!(client.get(slice).await.body.iter().all(|byte| *byte == 0));
     dataset.fill(|_| true, |_| false);
-    tokio::time::sleep(age.mul_f64(0.6)).await;
+    tokio::time::sleep(age.mul_f64(1.1)).await;
     assert!(client.get(slice).await.body.iter().any(|byte| *byte != 0));
 }
 
@@ -345,5 +349,89 @@ async fn objects_that_fill_the_cache_one_after_the_other_wait_for_nobody() {
         let reply = client.get(&format!("/v/{number}")).await;
         assert_eq!(reply.status, 200, "{number}: {:?}", reply.body);
         assert_eq!(reply.body, vec![number; 3_000_000]);
+    }
+}
+
+#[tokio::test]
+async fn one_client_never_holds_all_memory_for_slices() {
+    let n5 = N5::new();
+    n5.dataset("a", &[64, 64], &[64, 64], "raw").fill(|_| true, |_| false);
+    let budget_wait = Duration::from_millis(300);
+    let (_, client) = probed(&n5, Settings { slice_budget: 16 << 20, budget_wait, ..settings() });
+    let ask = |address: &str, mib: u64| {
+        let path = format!("/slice/a?start=0,0&size=512,{}&outside=zero", mib << 10);
+        let mut request = Request::get(path).body(Body::empty()).unwrap();
+        request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
+        client.ask(request)
+    };
+    // Nobody reads it.
+    let held = ask("192.0.2.1", 9).await;
+    assert_eq!(held.status(), 200);
+    assert_eq!(ask("192.0.2.1", 4).await.status(), 503);
+    let others = [ask("192.0.2.2", 4).await, ask("192.0.2.3", 3).await];
+    assert!(others.iter().all(|answer| answer.status() == 200));
+    drop((held, others));
+    // Alone, it may have all in one piece.
+    assert_eq!(ask("192.0.2.1", 16).await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_client_with_hundreds_of_slices_delays_another_by_a_few_of_them() {
+    hundreds_of_slices_of_one_and_one_of_another(GREEDY + 1).await;
+}
+
+#[tokio::test]
+async fn what_two_clients_want_does_not_wait_for_all_that_the_first_of_them_wants() {
+    hundreds_of_slices_of_one_and_one_of_another(GREEDY).await;
+}
+
+/// Slices that one client asks for at once.
+const GREEDY: usize = 200;
+
+/// One client asks for many slices, another for that one, which comes among the first.
+async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
+    const DEPTH: u64 = 16;
+    let n5 = N5::new();
+    n5.dataset("v", &[32, 32, DEPTH * (GREEDY as u64 + 2)], &[32, 32, DEPTH], "gzip").fill(|_| true, |_| false);
+    settle();
+    // Memory for all of them: it is the core that they wait for, and nothing is asked for twice.
+    let settings = Settings { cores: 1, recheck_metadata: Recheck::Never, recheck_data: Recheck::Never, ..settings() };
+    let (probe, client) = probed(&n5, settings);
+    assert_eq!(client.get("/slice/v?size=1,1,1").await.status, 200);
+    let done = Arc::new(AtomicUsize::new(0));
+    let ask = |address: &str, n: usize| {
+        let path = format!("/slice/v?start=0,0,{}&size=32,32,{DEPTH}", n as u64 * DEPTH);
+        let mut request = Request::get(path).body(Body::empty()).unwrap();
+        request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
+        let client = client.clone();
+        async move {
+            let answer = client.ask(request).await;
+            assert_eq!(answer.status(), 200);
+            assert_eq!(answer.into_body().collect().await.unwrap().to_bytes().len(), 32 * 32 * 2 * DEPTH as usize);
+        }
+    };
+    probe.close();
+    let mut greedy = tokio::task::JoinSet::new();
+    for n in 1..=GREEDY {
+        let (asked, done) = (ask("192.0.2.1", n), Arc::clone(&done));
+        greedy.spawn(async move {
+            asked.await;
+            done.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    let modest = tokio::spawn(ask("192.0.2.2", number));
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(done.load(Ordering::SeqCst), 0);
+    probe.open();
+    modest.await.unwrap();
+    let before = done.load(Ordering::SeqCst);
+    assert!(before <= 4, "{before} answers of the other came first");
+    while let Some(ended) = greedy.join_next().await {
+        ended.unwrap();
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use n5_server::store::{Data, Entry, Filter, Glance, Keep, Key, LocalStore, MemoryStore, Meta, Store, SymlinkPolicy};
+use n5_server::store::{
+    Data, Entry, Filter, Glance, Keep, Key, LocalStore, MemoryStore, Meta, Store, StoreError, SymlinkPolicy,
+};
 use tempfile::TempDir;
 
 /// The tree that the suite expects.
@@ -186,24 +188,43 @@ async fn links_are_followed_as_far_as_the_policy_says() {
         let store = open(policy);
         for name in ["relative", "absolute", "winding"] {
             let path = format!("{name}/0/0");
-            assert_eq!(store.get(&key(&path), 100).await.unwrap().is_some(), inside, "{policy:?} {path}");
-            assert_eq!(store.head(&key(&path)).await.unwrap().is_some(), inside, "{policy:?} {path}");
+            assert_eq!(
+                store.get(&key(&path), 100).await.is_ok_and(|found| found.is_some()),
+                inside,
+                "{policy:?} {path}"
+            );
+            assert_eq!(store.head(&key(&path)).await.is_ok_and(|found| found.is_some()), inside, "{policy:?} {path}");
             assert_eq!(
                 store.list(&key(name), None, 9, Keep::all()).await.unwrap().is_some(),
                 inside,
                 "{policy:?} {name}"
             );
         }
-        assert_eq!(store.get(&key("out/secret"), 100).await.unwrap().is_some(), out, "{policy:?}");
-        assert_eq!(store.head(&key("out/secret")).await.unwrap().is_some(), out, "{policy:?}");
+        let seen = |found: Result<bool, StoreError>| match found {
+            Ok(is_there) => is_there,
+            // Not that there is nothing.
+            Err(StoreError::NotFollowed(_)) => false,
+            Err(other) => panic!("{policy:?}: {other}"),
+        };
+        for path in ["out/secret", "out/nothing"] {
+            let is_there = out && path == "out/secret";
+            for found in [
+                store.get(&key(path), 100).await.map(|found| found.is_some()),
+                store.head(&key(path)).await.map(|found| found.is_some()),
+                store.head_many(vec![key("a/0/0"), key(path)]).await.map(|found| found[1].is_some()),
+            ] {
+                assert_eq!(found.is_ok(), out, "{policy:?} {path}");
+                assert_eq!(seen(found), is_there, "{policy:?} {path}");
+            }
+        }
         assert_eq!(store.list(&key("out"), None, 9, Keep::all()).await.unwrap().is_some(), out, "{policy:?}");
         assert_eq!(store.is_directory(&key("out")).await.unwrap(), out, "{policy:?}");
-        let many = store.head_many(vec![key("out/secret"), key("b/secret"), key("relative/0/0")]).await.unwrap();
-        assert_eq!(many.iter().map(Option::is_some).collect::<Vec<_>>(), [out, out, inside], "{policy:?}");
+        if out {
+            let many = store.head_many(vec![key("out/secret"), key("b/secret"), key("relative/0/0")]).await.unwrap();
+            assert!(many.iter().all(Option::is_some), "{policy:?}");
+        }
         let holding = kept(&store, None, 9, |_| Keep::IfItHolds("secret")).await.0;
         assert_eq!(holding, if out { vec!["b", "out"] } else { vec![] }, "{policy:?}");
-        assert!(store.get(&key("loop/x"), 100).await.unwrap().is_none());
-        assert!(store.get(&key("dangling"), 100).await.unwrap().is_none());
         let names: Vec<String> = store
             .list(&Key::root(), None, 99, Keep::all())
             .await
@@ -216,6 +237,45 @@ async fn links_are_followed_as_far_as_the_policy_says() {
         assert_eq!(names.contains(&"out".to_owned()), out, "{policy:?}");
         assert_eq!(names.contains(&"absolute".to_owned()), inside, "{policy:?}");
         assert!(!names.contains(&"loop".to_owned()) && !names.contains(&"dangling".to_owned()));
+    }
+}
+
+#[tokio::test]
+async fn what_a_link_hides_is_not_missing() {
+    let dir = tree();
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
+    link("loop", "loop");
+    link("nowhere", "dangling");
+    link("/nowhere/at/all", "absolute");
+    link("../a/0/0/below", "b/file");
+    link("dangling", "twice");
+    link("a", "sound");
+    let hidden = ["loop/x", "loop", "dangling", "dangling/0/0", "absolute", "absolute/0", "b/file", "twice/0"];
+    for policy in [SymlinkPolicy::Inside, SymlinkPolicy::Deny, SymlinkPolicy::Follow] {
+        let store = LocalStore::open(dir.path(), policy, Duration::from_secs(5)).unwrap();
+        let is_denied = policy == SymlinkPolicy::Deny;
+        for path in hidden {
+            let path = key(path);
+            for found in [store.get(&path, 100).await.map(drop), store.head(&path).await.map(drop)] {
+                match found {
+                    Err(StoreError::NotFollowed(at)) if is_denied => assert_eq!(at, path),
+                    Err(StoreError::LeadsNowhere(at)) if !is_denied => assert_eq!(at, path),
+                    other => panic!("{policy:?} {path:?}: {other:?}"),
+                }
+            }
+            assert_eq!(store.glance(&path), Glance::Unknown, "{policy:?} {path:?}");
+            assert_eq!(at_once(&store, &path), None, "{policy:?} {path:?}");
+        }
+        // Behind a link that leads somewhere there may be nothing.
+        for path in ["sound/9", "sound/9/9", "sound/0/0/below"] {
+            let found = store.get(&key(path), 100).await;
+            assert!(if is_denied { found.is_err() } else { found.unwrap().is_none() }, "{policy:?} {path}");
+        }
+        for path in ["nothing", "a/9/9"] {
+            assert!(store.get(&key(path), 100).await.unwrap().is_none());
+            assert_eq!(store.glance(&key(path)), Glance::Missing, "as fast as ever");
+            assert_eq!(at_once(&store, &key(path)), Some(None));
+        }
     }
 }
 
@@ -256,7 +316,7 @@ async fn a_root_that_is_replaced_is_found_again() {
     assert_eq!(bytes(&store, "1", 10).await.unwrap(), "old");
     fs::remove_dir_all(&root).unwrap();
     assert!(store.probe().await.is_err());
-    assert!(store.get(&key("1"), 10).await.unwrap().is_none());
+    assert!(matches!(store.get(&key("1"), 10).await, Err(StoreError::Gone(_))), "lost from sight, not missing");
     fs::create_dir(&root).unwrap();
     fs::write(root.join("1"), "new").unwrap();
     store.probe().await.unwrap();
@@ -271,6 +331,64 @@ async fn an_open_object_keeps_its_bytes_when_its_name_is_taken() {
     fs::write(dir.path().join("new"), "replaced!!").unwrap();
     fs::rename(dir.path().join("new"), dir.path().join("a/0/0")).unwrap();
     assert_eq!(reader.read_at(0..10).await.unwrap(), "0123456789");
+}
+
+#[tokio::test]
+async fn an_open_object_that_is_written_over_is_never_read_as_two_versions() {
+    let dir = tree();
+    let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
+    let Data::Open(reader) = store.get(&key("a/0/0"), 0).await.unwrap().unwrap().data else { panic!("not open") };
+    assert_eq!(reader.read_at(0..5).await.unwrap(), "01234");
+    fs::write(dir.path().join("a/0/0"), "abcdefghij").unwrap();
+    assert!(matches!(reader.read_at(5..10).await, Err(StoreError::Torn(_))));
+}
+
+#[tokio::test]
+async fn a_large_file_is_opened_when_its_times_tell_its_versions_apart() {
+    let dir = TempDir::new().unwrap();
+    let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
+    fs::write(dir.path().join("0"), "just written").unwrap();
+    let opened = store.get(&key("0"), 0).await.unwrap().unwrap();
+    assert!(matches!(opened.data, Data::Open(_)));
+    assert_eq!(store.head(&key("0")).await.unwrap().unwrap().version, opened.meta.version);
+}
+
+/// What the kernel has in memory of an object.
+#[expect(clippy::option_option, reason = "as the store has it")]
+fn at_once(store: &LocalStore, key: &Key) -> Option<Option<Meta>> {
+    store.at_once()?.get(key, 99, &mut Vec::new())
+}
+
+#[tokio::test]
+async fn below_a_root_that_is_not_there_nothing_is_missing() {
+    let dir = tree();
+    let (root, away) = (dir.path().join("a"), dir.path().join("away"));
+    let store = LocalStore::open(&root, SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
+    let (there, missing) = (key("0/0"), key("0/9"));
+    // The kernel knows now.
+    assert!(store.head_many(vec![there.clone(), missing.clone()]).await.unwrap()[1].is_none());
+    assert!(matches!(store.glance(&there), Glance::Object(_)));
+    assert_eq!(store.glance(&missing), Glance::Missing);
+    assert_eq!(at_once(&store, &missing), Some(None));
+    for is_file in [false, true] {
+        fs::rename(&root, &away).unwrap();
+        if is_file {
+            fs::write(&root, "").unwrap();
+        }
+        for key in [&there, &missing] {
+            assert_eq!(store.glance(key), Glance::Unknown);
+            assert_eq!(at_once(&store, key), None);
+            assert!(matches!(store.get(key, 99).await, Err(StoreError::Gone(_))));
+            assert!(matches!(store.head(key).await, Err(StoreError::Gone(_))));
+            assert!(matches!(store.is_directory(key).await, Err(StoreError::Gone(_))));
+        }
+        assert!(matches!(store.list(&Key::root(), None, 9, Keep::all()).await, Err(StoreError::Gone(_))));
+        assert!(matches!(store.probe().await, Err(StoreError::Gone(_))));
+        let _ = fs::remove_file(&root);
+        fs::rename(&away, &root).unwrap();
+        assert!(store.get(&there, 99).await.unwrap().is_some());
+        assert!(store.get(&missing, 99).await.unwrap().is_none());
+    }
 }
 
 /// A file whose times tell its versions apart: written a while ago.
@@ -319,7 +437,7 @@ async fn a_glance_follows_no_link_that_the_policy_would_not() {
     for policy in [SymlinkPolicy::Inside, SymlinkPolicy::Deny, SymlinkPolicy::Follow] {
         let store = LocalStore::open(dir.path(), policy, Duration::from_secs(10)).unwrap();
         for path in ["out/0", "in"] {
-            let known = store.head(&key(path)).await.unwrap().map(|meta| meta.version);
+            let known = store.head(&key(path)).await.ok().flatten().map(|meta| meta.version);
             match store.glance(&key(path)) {
                 Glance::Object(facts) => assert_eq!(Some(facts.version), known, "{path} {policy:?}"),
                 Glance::Unknown => {}

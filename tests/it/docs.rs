@@ -10,13 +10,14 @@ use n5_server::config::{Config, DEFAULTS, Sources};
 use n5_server::http::problem::KINDS;
 use n5_server::http::target::views;
 use n5_server::n5::{CODECS, DataType};
+use n5_server::verify::KINDS as KINDS_FOUND;
 use n5_server::{demo, metrics, output};
 use tokio::sync::oneshot;
 
 use crate::support::Client;
 use crate::support::writer::N5;
 
-const DOCUMENTS: [&str; 9] = [
+const DOCUMENTS: [&str; 13] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
@@ -24,8 +25,12 @@ const DOCUMENTS: [&str; 9] = [
     "docs/ARCHITECTURE.md",
     "docs/DEPENDENCIES.md",
     "docs/DEPLOYMENT.md",
+    "docs/FAULTS.md",
+    "docs/HOSTILE.md",
+    "docs/OPERATIONS.md",
     "docs/PERFORMANCE.md",
     "docs/PROBLEMS.md",
+    "docs/VERIFY.md",
 ];
 
 fn path(name: &str) -> PathBuf {
@@ -119,6 +124,17 @@ fn every_kind_of_problem_has_a_section_and_a_row_with_its_status() {
         let row = rows.iter().find(|cells| quoted(cells[0]).contains(kind.name));
         let status = row.unwrap_or_else(|| panic!("README.md has no row for {}", kind.name))[1];
         assert_eq!(status, kind.status.as_str(), "{}", kind.name);
+    }
+}
+
+#[test]
+fn every_finding_of_verify_is_documented_with_its_severity_and_advice() {
+    let document = read("docs/VERIFY.md");
+    let rows = rows(&document, "finding");
+    assert_eq!(rows.len(), KINDS_FOUND.len());
+    for (kind, cells) in KINDS_FOUND.iter().zip(rows) {
+        assert_eq!(cells[0], format!("`{}`", kind.name));
+        assert_eq!((cells[1], cells[3]), (kind.severity.name(), kind.advice), "{}", kind.name);
     }
 }
 

@@ -22,6 +22,7 @@ async fn serve_within(n5: &N5, header_timeout: Duration, change: impl FnOnce(&mu
         root: n5.root().to_owned(),
         cache_control: config.container_defaults.cache_control,
         symlinks: Symlinks::Inside,
+        must_be_mount: false,
     }];
     change(&mut config);
     start_with(header_timeout, config).await
@@ -512,6 +513,27 @@ async fn a_file_that_is_written_while_it_is_sent_is_not_sent_to_its_end() {
         assert_eq!(client.ask("GET", "/v/1/1", &[]).await.body.len() as u64, length, "{change}");
     }
     assert!(cut_off > 0);
+}
+
+#[tokio::test]
+async fn a_file_of_which_other_than_its_bytes_changes_while_it_is_sent_is_sent_to_its_end() {
+    use std::os::unix::fs::PermissionsExt;
+    let n5 = container();
+    let server = serve(&n5, |config| config.cache.stored = 0).await;
+    n5.file("v/1/1", vec![1; LARGE]);
+    let path = n5.root().join("v/1/1");
+    let changes: [&dyn Fn(); 3] = [
+        &|| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap(),
+        // As programs that make backups do.
+        &|| std::fs::hard_link(&path, n5.root().join("backup")).unwrap(),
+        &|| std::fs::remove_file(&path).unwrap(),
+    ];
+    for (n, change) in changes.into_iter().enumerate() {
+        let mut client = Client(unread(&server, false, &[]).await);
+        client.0.fill_buf().await.unwrap();
+        change();
+        assert!(client.answer("GET").await.unwrap().body == vec![1; LARGE], "{n}");
+    }
 }
 
 #[tokio::test]

@@ -203,3 +203,35 @@ async fn head_says_what_get_would_without_reading() {
         }
     }
 }
+
+#[tokio::test]
+async fn nothing_is_nothing_however_long_its_other_axes_are() {
+    let n5 = N5::new();
+    sparse(&n5, "a", "raw");
+    let attributes = |dimensions: &str| {
+        format!(
+            r#"{{"dimensions":{dimensions},"blockSize":[4,4,4],"dataType":"uint8","compression":{{"type":"raw"}}}}"#
+        )
+    };
+    n5.file("huge/attributes.json", attributes("[9223372036854775807,3,9223372036854775807]"));
+    let client = Client::of(n5.root());
+    for (dataset, region) in [
+        ("huge", "start=0,3,0"),
+        ("huge", "start=0,3,0&stop=9223372036854775807,3,9223372036854775807"),
+        ("a", "start=0,0,0&size=9223372036854775807,9223372036854775807,0&outside=zero"),
+        ("a", "start=0,0,0&size=0,9223372036854775807,9223372036854775807&outside=zero"),
+        ("a", "start=0,0,0&size=9223372036854775807,0,9223372036854775807&outside=zero"),
+        ("a", "start=0,0,0&size=9223372036854775807,0,1&outside=zero"),
+    ] {
+        for format in ["raw", "npy", "n5", "json", "tiff", "png", "jpeg"] {
+            for more in ["", "&order=C", "&dtype=float32&step=3,2,5"] {
+                let path = format!("/slice/{dataset}?{region}&format={format}{more}");
+                let (head, get) = (client.send("HEAD", &path, &[]).await, client.get(&path).await);
+                assert_eq!(head.status, get.status, "{path}");
+                assert!(matches!(get.status.as_u16(), 200 | 400 | 413), "{path}: {}", get.status);
+                assert!(format != "raw" || get.status == 200 && get.body.is_empty(), "{path}: {}", get.status);
+                assert!(get.body.len() < 4096, "{path}: {} bytes", get.body.len());
+            }
+        }
+    }
+}

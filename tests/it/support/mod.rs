@@ -1,6 +1,8 @@
 //! What the tests share: a writer of N5 that shares no code with the server, stores that misbehave,
 //! and an application to ask.
 
+pub mod faulty;
+pub mod program;
 pub mod stores;
 pub mod writer;
 
@@ -14,7 +16,7 @@ use axum::http::{HeaderMap, HeaderValue, Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use n5_server::container::{Container, Recheck, Resources, Settings};
-use n5_server::http::{App, Mount, Options, router};
+use n5_server::http::{App, Limits, Mount, Options, router};
 use n5_server::store::{LocalStore, Store, SymlinkPolicy};
 use tower::ServiceExt;
 
@@ -43,6 +45,7 @@ pub fn options() -> Options {
     Options {
         base_path: String::new(),
         trusted_proxies: Vec::new(),
+        ready: n5_server::http::Ready::All,
         request_timeout: Duration::from_secs(60),
         concurrent_requests: 1024,
         origins: vec!["*".to_owned()],
@@ -50,6 +53,9 @@ pub fn options() -> Options {
         credentials: false,
         control: None,
         frame_ancestors: Vec::new(),
+        clients: Limits { requests: 0, bytes_per_second: 0, burst_bytes: 0, wait: Duration::from_secs(10) },
+        is_https: false,
+        hsts: None,
         viewer: None,
         documents: None,
     }
@@ -86,6 +92,35 @@ impl Client {
             cache_missing: HeaderValue::from_static("no-cache"),
         };
         let app = App::new(vec![mount], resources, options, String::new);
+        Self { router: router(Arc::clone(&app)), app, container }
+    }
+
+    /// A server of another store that shares caches and budgets with this one.
+    pub fn also(&self, store: Arc<dyn Store>) -> Self {
+        let resources = Arc::clone(self.container.resources());
+        let container = Container::new(store, Arc::clone(&resources));
+        let mount = Mount {
+            name: String::new(),
+            container: container.clone(),
+            cache_found: HeaderValue::from_static("no-cache"),
+            cache_missing: HeaderValue::from_static("no-cache"),
+        };
+        let app = App::new(vec![mount], resources, options(), String::new);
+        Self { router: router(Arc::clone(&app)), app, container }
+    }
+
+    /// A server of several stores, each in a container of that name.
+    pub fn of_several(stores: Vec<(&str, Arc<dyn Store>)>, settings: Settings, options: Options) -> Self {
+        let resources = Resources::new(settings);
+        let mount = |(name, store): (&str, _)| Mount {
+            name: name.to_owned(),
+            container: Container::new(store, Arc::clone(&resources)),
+            cache_found: HeaderValue::from_static("no-cache"),
+            cache_missing: HeaderValue::from_static("no-cache"),
+        };
+        let mounts: Vec<Mount> = stores.into_iter().map(mount).collect();
+        let container = mounts[0].container.clone();
+        let app = App::new(mounts, resources, options, String::new);
         Self { router: router(Arc::clone(&app)), app, container }
     }
 

@@ -23,6 +23,9 @@ pub struct Probe {
     gate: Semaphore,
     /// Reads of blocks that fail before any succeeds.
     failures: AtomicUsize,
+    probes: AtomicUsize,
+    /// Closed where the storage hangs when it is asked whether it can be read.
+    door: Semaphore,
 }
 
 impl Probe {
@@ -34,6 +37,8 @@ impl Probe {
             lists: AtomicUsize::new(0),
             gate: Semaphore::new(Semaphore::MAX_PERMITS / 2),
             failures: AtomicUsize::new(0),
+            probes: AtomicUsize::new(0),
+            door: Semaphore::new(Semaphore::MAX_PERMITS / 2),
         })
     }
 
@@ -48,6 +53,20 @@ impl Probe {
 
     pub fn fail(&self, times: usize) {
         self.failures.store(times, Ordering::SeqCst);
+    }
+
+    /// Lets nobody know whether the storage can be read until [`Self::wake`].
+    pub fn hang(&self) {
+        self.door.forget_permits(Semaphore::MAX_PERMITS);
+    }
+
+    pub fn wake(&self) {
+        self.door.add_permits(Semaphore::MAX_PERMITS / 2);
+    }
+
+    /// How often it was asked whether it can be read.
+    pub fn probes(&self) -> usize {
+        self.probes.load(Ordering::SeqCst)
     }
 
     /// Blocks read so far.
@@ -124,6 +143,8 @@ impl Store for Probe {
     }
 
     async fn probe(&self) -> Result<(), StoreError> {
+        self.probes.fetch_add(1, Ordering::SeqCst);
+        drop(self.door.acquire().await);
         self.inner.probe().await
     }
 }

@@ -1,0 +1,389 @@
+//! What becomes of requests when the storage fails, and that nothing is left of it afterwards (docs/FAULTS.md).
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use n5_server::container::{Recheck, Settings};
+use n5_server::http::Options;
+use n5_server::store::{Key, LocalStore, StoreError, SymlinkPolicy};
+
+use crate::readiness::becomes;
+use crate::support::faulty::{Fault, Faulty};
+use crate::support::writer::N5;
+use crate::support::{Client, Reply, local, options, settings};
+
+const SLICE: &str = "/slice/v?format=raw";
+
+/// What is asked for of dataset `v`: a slice, a stored block, its chunks in views.
+const REQUESTS: &[&str] = &[SLICE, "/v/0/0", "/v/1/1", "/zarr2/v/0/0", "/zarr2/v/1/1", "/zarr3/v/c/1/1"];
+
+/// Until the times of files that were just written tell their versions apart.
+fn settle() {
+    std::thread::sleep(Duration::from_millis(30));
+}
+
+fn client_of(store: &Arc<Faulty>, settings: Settings, options: Options) -> Client {
+    Client::new(Arc::<Faulty>::clone(store), settings, options)
+}
+
+fn is_block(key: &Key) -> bool {
+    key.as_str().starts_with("v/") && key.name() != Some("attributes.json")
+}
+
+/// A dataset with a hole at (1, 1).
+fn dataset() -> N5 {
+    let n5 = N5::new();
+    n5.dataset("v", &[8, 8], &[4, 4], "gzip").fill(|position| position != [1, 1], |_| false);
+    settle();
+    n5
+}
+
+fn never() -> Settings {
+    Settings { recheck_data: Recheck::Never, recheck_metadata: Recheck::Never, ..settings() }
+}
+
+async fn all(client: &Client) -> Vec<Reply> {
+    let mut replies = Vec::new();
+    for path in REQUESTS {
+        replies.push(client.get(path).await);
+    }
+    replies
+}
+
+fn told(replies: &[Reply]) -> Vec<(u16, bytes::Bytes)> {
+    let told = |reply: &Reply| {
+        // A 404 names the request.
+        let body = if reply.status == 200 { reply.body.clone() } else { bytes::Bytes::new() };
+        (reply.status.as_u16(), body)
+    };
+    replies.iter().map(told).collect()
+}
+
+#[tokio::test]
+async fn each_fault_has_its_answer_and_leaves_nothing_behind() {
+    let errno = |number| Fault::Errno(number);
+    let key = || Key::parse("v/0/0").unwrap();
+    let faults = [
+        ("EIO", errno(5), 503, "storage-unavailable"),
+        ("ENFILE", errno(23), 503, "storage-unavailable"),
+        ("EMFILE", errno(24), 503, "storage-unavailable"),
+        ("ESTALE", errno(116), 503, "storage-unavailable"),
+        ("short", Fault::Fails(StoreError::Short(key())), 503, "storage-unavailable"),
+        ("torn", Fault::Fails(StoreError::Torn(key())), 503, "storage-unavailable"),
+        ("gone", Fault::Fails(StoreError::Gone("it is not there".to_owned())), 503, "storage-unavailable"),
+        ("stalled", Fault::Fails(StoreError::Stalled("read", key())), 503, "storage-unavailable"),
+        ("timeout", Fault::Fails(StoreError::Timeout("read", key())), 504, "timeout"),
+    ];
+    let n5 = dataset();
+    let sound = told(&all(&Client::of(n5.root())).await);
+    assert_eq!(sound.iter().map(|(status, _)| *status).collect::<Vec<_>>(), [200, 200, 404, 200, 404, 404]);
+    for (name, fault, status, problem) in faults {
+        for (caching, settings) in [("checking", settings()), ("caching", never())] {
+            for hits in [is_block as fn(&Key) -> bool, |_: &Key| true] {
+                let store = Faulty::new(local(n5.root()));
+                let client = client_of(&store, settings.clone(), options());
+                store.begin(hits, fault.clone());
+                for reply in all(&client).await {
+                    assert_eq!(reply.status, status, "{name}, {caching}: {:?}", reply.body);
+                    assert_eq!(reply.problem(), problem);
+                    assert_eq!(reply.header("retry-after").is_some(), status == 503, "{name}");
+                }
+                assert!(store.injected() >= REQUESTS.len(), "{name}");
+                store.end();
+                assert_eq!(told(&all(&client).await), sound, "after {name}, {caching}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_may_not_be_read_is_no_zeros() {
+    let n5 = dataset();
+    let sound = told(&all(&Client::of(n5.root())).await);
+    for settings in [settings(), never()] {
+        let store = Faulty::new(local(n5.root()));
+        let client = client_of(&store, settings, options());
+        store.begin(is_block, Fault::Errno(13));
+        for (path, reply) in REQUESTS.iter().zip(all(&client).await) {
+            // As stored, it is not told from what is not there.
+            let expected = if path.starts_with("/v/") { (404, "not-found") } else { (422, "unreadable") };
+            assert_eq!((reply.status.as_u16(), reply.problem().as_str()), expected, "{path}: {:?}", reply.body);
+            assert!(reply.header("retry-after").is_none(), "{path}");
+        }
+        store.end();
+        assert_eq!(told(&all(&client).await), sound);
+        store.begin(|key| key.name() == Some("attributes.json"), Fault::Errno(1));
+        let hidden = client_of(&store, never(), options());
+        for (path, reply) in REQUESTS.iter().zip(all(&hidden).await) {
+            assert_eq!(reply.status, if *path == "/v/0/0" { 200 } else { 404 }, "{path}: {:?}", reply.body);
+        }
+        store.end();
+        assert_eq!(told(&all(&hidden).await), sound);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_who_wait_for_one_load_learn_of_its_end_and_the_next_succeeds() {
+    let n5 = dataset();
+    for path in [SLICE, "/v/0/0", "/zarr2/v/0/0"] {
+        let store = Faulty::new(local(n5.root()));
+        let client = client_of(&store, settings(), options());
+        let happens = Arc::new(|| std::thread::sleep(Duration::from_millis(30)));
+        store.begin(is_block, Fault::After(happens));
+        let waiters: Vec<_> = (0..8)
+            .map(|_| {
+                let (client, path) = (client.clone(), path.to_owned());
+                tokio::spawn(async move { client.get(&path).await.status.as_u16() })
+            })
+            .collect();
+        store.begin(is_block, Fault::Errno(5));
+        for waiter in waiters {
+            assert!([200, 503].contains(&waiter.await.unwrap()), "{path}");
+        }
+        assert_eq!(client.get(path).await.status, 503, "no error is cached as something else");
+        store.end();
+        assert_eq!(client.get(path).await.status, 200, "nor as an error");
+    }
+}
+
+#[tokio::test]
+async fn below_a_root_that_vanished_nothing_is_zero() {
+    let n5 = dataset();
+    let root = n5.root().join("container");
+    fs::create_dir(&root).unwrap();
+    fs::rename(n5.root().join("v"), root.join("v")).unwrap();
+    let away = n5.root().join("away");
+    for settings in [settings(), never()] {
+        let warm = Client::new(local(&root), settings.clone(), options());
+        let cold = Client::new(local(&root), settings.clone(), options());
+        let sound = told(&all(&warm).await);
+        assert_eq!(warm.get("/readyz").await.status, 200);
+        fs::rename(&root, &away).unwrap();
+        for reply in all(&cold).await {
+            assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"));
+        }
+        // What is cached may be told where it need not be compared.
+        for (reply, sound) in all(&warm).await.iter().zip(&sound) {
+            assert!(reply.status == 503 || told(std::slice::from_ref(reply)) == [sound.clone()]);
+        }
+        for client in [&cold, &warm] {
+            let reason = becomes(client, 503).await["checks"][0]["reason"].clone();
+            assert_eq!(reason, "its directory cannot be read");
+            assert_eq!(client.get("/healthz").await.status, 200);
+        }
+        fs::rename(&away, &root).unwrap();
+        assert_eq!(told(&all(&cold).await), sound);
+        assert_eq!(told(&all(&warm).await), sound);
+        becomes(&cold, 200).await;
+    }
+}
+
+#[tokio::test]
+async fn a_dataset_that_goes_away_while_it_is_read_has_no_holes() {
+    let n5 = dataset();
+    let (there, away) = (n5.root().join("v"), n5.root().join("away"));
+    for settings in [settings(), never()] {
+        for path in [SLICE, "/slice/v?start=0,0&stop=4,4&format=raw", "/zarr2/v/0/0", "/zarr3/v/c/1/1"] {
+            let store = Faulty::new(local(n5.root()));
+            let client = client_of(&store, settings.clone(), options());
+            // Attributes are known by then.
+            assert_eq!(client.get("/info/v").await.status, 200);
+            let sound = told(&[Client::of(n5.root()).get(path).await]);
+            let (from, to) = (there.clone(), away.clone());
+            store.begin(is_block, Fault::After(Arc::new(move || drop(fs::rename(&from, &to)))));
+            let reply = client.get(path).await;
+            assert_eq!(reply.status, 503, "{path}: {:?}", reply.body);
+            store.end();
+            fs::rename(&away, &there).unwrap();
+            assert_eq!(told(&[client.get(path).await]), sound, "{path}: no hole was remembered");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_hangs_ends_in_time_and_holds_no_memory_that_others_wait_for() {
+    let (hung, sound) = (dataset(), dataset());
+    let store = Faulty::new(local(hung.root()));
+    // Memory for one read at a time.
+    let settings = Settings { transfer_budget: 1 << 20, stored_cache: 0, ..settings() };
+    let client = client_of(&store, settings.clone(), Options { request_timeout: Duration::from_secs(4), ..options() });
+    let other = client.also(local(sound.root()));
+    store.begin(|_| true, Fault::Hangs);
+    let waiters: Vec<_> = (0..8)
+        .map(|n| {
+            let client = client.clone();
+            tokio::spawn(async move { client.get(&format!("/v/0/{n}")).await })
+        })
+        .collect();
+    while store.injected() < 1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(other.get(SLICE).await.status, 200);
+    assert_eq!(client.get("/healthz").await.status, 200);
+    let ready = client.get("/readyz").await;
+    assert_eq!((ready.status.as_u16(), ready.problem().as_str()), (503, "storage-unavailable"));
+    for waiter in waiters {
+        let reply = waiter.await.unwrap();
+        assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (504, "timeout"));
+    }
+    store.release();
+    assert_eq!(client.get(SLICE).await.status, 200);
+    assert_eq!(client.get("/readyz").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storage_that_hangs_gives_way_where_others_need_memory() {
+    let patient = || Options { request_timeout: Duration::from_secs(60), ..options() };
+    let wait = Duration::from_secs(20);
+    // So that each of these requests takes all of one budget, for itself.
+    let large = N5::new();
+    large.dataset("v", &[3 << 20, 1], &[3 << 20, 1], "raw").fill(|_| true, |_| false);
+    let tight = Settings { budget_wait: wait, stored_cache: 0, decoded_cache: 0, ..settings() };
+    let slices = Settings { slice_budget: 1 << 10, ..tight.clone() };
+    let decoding = Settings { decode_budget: 20 << 20, ..tight.clone() };
+    let len = fs::metadata(large.root().join("v/0/0")).unwrap().len();
+    let transfer = Settings { transfer_budget: len + 1024, ..tight };
+    let small = dataset();
+    settle();
+    for (n5, settings, fault, path) in [
+        (&small, slices, Fault::Hangs, SLICE),
+        (&large, decoding, Fault::ReadingHangs, SLICE),
+        (&large, transfer, Fault::ReadingHangs, "/v/0/0"),
+    ] {
+        let store = Faulty::new(local(n5.root()));
+        let client = client_of(&store, settings, patient());
+        let other = client.also(Faulty::new(local(n5.root())));
+        assert_eq!(client.get("/info/v").await.status, 200);
+        store.begin(is_block, fault);
+        let (hung, asked) = (client.clone(), path.to_owned());
+        let hung = tokio::spawn(async move { hung.get(&asked).await });
+        while store.injected() < 1 {
+            tokio::task::yield_now().await;
+        }
+        let begun = std::time::Instant::now();
+        let reply = other.get(path).await;
+        assert_eq!(reply.status, 200, "{path}: {:?}", reply.body);
+        assert!(begun.elapsed() < wait, "{path}");
+        // The bytes of an answer hold memory as long as they are there.
+        drop(reply);
+        let reply = hung.await.unwrap();
+        assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"), "{path}");
+        assert!(reply.header("retry-after").is_some());
+        store.release();
+        // All of a budget goes from one to the other: nothing that was let go of keeps any of it.
+        for one in [&client, &other, &client, &other] {
+            let reply = one.get(path).await;
+            assert_eq!(reply.status, 200, "{path}: {:?}", reply.body);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storage_that_hangs_keeps_room_for_requests_to_others() {
+    let (hung, sound) = (dataset(), dataset());
+    let store = Faulty::new(local(hung.root()));
+    let options = Options { concurrent_requests: 16, request_timeout: Duration::from_secs(60), ..options() };
+    let stores: Vec<(&str, Arc<dyn n5_server::store::Store>)> =
+        vec![("hung", Arc::<Faulty>::clone(&store)), ("sound", local(sound.root()))];
+    let client = Client::of_several(stores, settings(), options);
+    store.begin(|_| true, Fault::Hangs);
+    let mut waiters = tokio::task::JoinSet::new();
+    for n in 0..16 {
+        let client = client.clone();
+        waiters.spawn(async move { client.get(&format!("/hung/v/0/{n}")).await });
+    }
+    // All but a quarter of what may be asked at once is refused before the storage answers.
+    for _ in 0..12 {
+        let reply = waiters.join_next().await.unwrap().unwrap();
+        assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"));
+        assert!(reply.header("retry-after").is_some());
+    }
+    // No more come in, but for one now and then, which finds out whether the storage answers again, and waits for it.
+    let further = (0..4).map(|_| tokio::time::timeout(Duration::from_secs(3), client.get("/hung/v/0/0")));
+    let further = futures_util::future::join_all(further).await;
+    let refused = further.iter().flatten().filter(|reply| reply.status == 503).count();
+    assert!(refused >= 3, "{refused} of 4");
+    for path in ["/sound/v/0/0", "/slice/sound/v?format=raw", "/zarr2/sound/v/0/0", "/info/sound/v"] {
+        assert_eq!(client.get(path).await.status, 200, "{path}");
+    }
+    assert_eq!(waiters.len(), 4);
+    store.release();
+    while let Some(reply) = waiters.join_next().await {
+        assert!([200, 404].contains(&reply.unwrap().status.as_u16()));
+    }
+    assert_eq!(client.get("/hung/v/0/0").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storage_that_hangs_keeps_what_nobody_else_needs() {
+    let n5 = dataset();
+    let store = Faulty::new(local(n5.root()));
+    let settings = Settings { slice_budget: 1 << 10, budget_wait: Duration::from_secs(20), ..settings() };
+    let client = client_of(&store, settings, Options { request_timeout: Duration::from_secs(60), ..options() });
+    assert_eq!(client.get("/info/v").await.status, 200);
+    store.begin(is_block, Fault::Hangs);
+    let ask = || {
+        let client = client.clone();
+        tokio::spawn(async move { client.get(SLICE).await })
+    };
+    let first = ask();
+    while store.injected() < 1 {
+        tokio::task::yield_now().await;
+    }
+    // One of the same container waits for the memory before the storage is known to hang, and one comes after.
+    let second = ask();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let third = client.get(SLICE).await;
+    assert_eq!((third.status.as_u16(), third.problem().as_str()), (503, "storage-unavailable"));
+    assert!(!first.is_finished());
+    store.release();
+    let first = first.await.unwrap();
+    assert_eq!(first.status, 200, "{:?}", first.body);
+    drop(first);
+    // Unless it was so late that it was refused at once.
+    let second = second.await.unwrap();
+    assert!(second.status == 200 || second.problem() == "storage-unavailable", "{:?}", second.body);
+}
+
+#[tokio::test]
+async fn blocks_that_links_hide_are_neither_zeros_nor_holes() {
+    for policy in [SymlinkPolicy::Inside, SymlinkPolicy::Deny, SymlinkPolicy::Follow] {
+        for settings in [settings(), never()] {
+            let n5 = dataset();
+            let (annex, block) = (n5.root().join("annex"), n5.root().join("v/0/0"));
+            let open = || Arc::new(LocalStore::open(n5.root(), policy, Duration::from_secs(10)).unwrap());
+            let sound = told(&all(&Client::new(open(), settings.clone(), options())).await);
+            // As git-annex leaves what was not fetched.
+            fs::rename(&block, &annex).unwrap();
+            std::os::unix::fs::symlink("../../annex", &block).unwrap();
+            let client = Client::new(open(), settings.clone(), options());
+            let is_denied = policy == SymlinkPolicy::Deny;
+            if !is_denied {
+                assert_eq!(told(&all(&client).await), sound, "{policy:?}: as good as a file");
+            }
+            let away = n5.root().join("away");
+            fs::rename(&annex, &away).unwrap();
+            let client = Client::new(open(), settings.clone(), options());
+            for path in [SLICE, "/slice/v?start=0,0&stop=4,4&format=raw", "/v/0/0", "/zarr2/v/0/0", "/zarr3/v/c/0/0"] {
+                let reply = client.get(path).await;
+                if path == "/v/0/0" {
+                    assert_eq!(reply.status, 404);
+                    continue;
+                }
+                let told = (reply.status.as_u16(), reply.problem());
+                assert_eq!(told, (422, "unreadable".to_owned()), "{policy:?} {path}");
+                let said = String::from_utf8_lossy(&reply.body).into_owned();
+                let why = if is_denied { "does not follow" } else { "a link that leads nowhere" };
+                assert!(said.contains("/v/0/0 is ") && said.contains(why), "{said}");
+            }
+            // What no link hides is a hole.
+            assert_eq!(client.get("/slice/v?start=4,4&stop=8,8&format=raw").await.status, 200, "{policy:?}");
+            assert_eq!(client.get("/v/1/1").await.status, 404, "{policy:?}");
+            fs::rename(&away, &annex).unwrap();
+            if !is_denied {
+                assert_eq!(told(&all(&client).await), sound, "{policy:?}: nothing is left of it");
+            }
+        }
+    }
+}

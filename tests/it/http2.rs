@@ -1,0 +1,319 @@
+//! HTTP/2 against the real program: who takes nothing, or next to nothing, gets in nobody's way; who is only slow, or
+//! waits, is left alone.
+
+use std::collections::HashMap;
+use std::io;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::torture::{PATIENCE, Program, h2};
+
+/// 32 MB.
+const LARGE: &str = "/slice/v?start=0,0&size=4000,4000&outside=zero";
+const LARGE_BYTES: usize = 4000 * 4000 * 2;
+
+/// 8 MiB.
+const FILE: &str = "/v/0/2";
+const FILE_BYTES: usize = 8 << 20;
+
+const INITIAL_WINDOW: usize = 65_535;
+
+/// What a connection has received.
+#[derive(Debug, Default, Clone)]
+struct Seen {
+    /// Streams that were answered 200.
+    found: Vec<u32>,
+    /// Bytes of each stream's body.
+    bytes: HashMap<u32, usize>,
+    /// Streams that have ended, and those that were reset.
+    whole: Vec<u32>,
+    reset: Vec<u32>,
+    pings: usize,
+    goes_away: bool,
+    is_closed: bool,
+}
+
+impl Seen {
+    fn bytes(&self, stream: u32) -> usize {
+        self.bytes.get(&stream).copied().unwrap_or_default()
+    }
+
+    fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        match kind {
+            h2::DATA => *self.bytes.entry(stream).or_default() += payload.len(),
+            // The table of HPACK has `:status: 200` at 8.
+            h2::HEADERS if payload.first() == Some(&0x88) => self.found.push(stream),
+            h2::RESET => self.reset.push(stream),
+            h2::GOAWAY => self.goes_away = true,
+            _ => {}
+        }
+        if matches!(kind, h2::DATA | h2::HEADERS) && flags & h2::END_STREAM != 0 {
+            self.whole.push(stream);
+        }
+    }
+}
+
+/// A client that reads all there is and answers pings, and otherwise does what it is told.
+struct Client {
+    writer: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Client {
+    /// Begins with streams of this window, and an almost boundless one of the connection.
+    async fn begin(server: &Program, window: u32) -> Self {
+        let (reader, writer) = server.connect().await.into_split();
+        let client = Self { writer: Arc::new(writer.into()), seen: Arc::default() };
+        let settings = [&[0, 4][..], &window.to_be_bytes()].concat();
+        client.send(&[h2::begin(&settings), update(0, 1 << 30)].concat()).await.unwrap();
+        tokio::spawn(receive(reader, Arc::clone(&client.writer), Arc::clone(&client.seen)));
+        client
+    }
+
+    async fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        self.writer.lock().await.write_all(bytes).await
+    }
+
+    fn seen(&self) -> Seen {
+        self.seen.lock().unwrap().clone()
+    }
+
+    async fn until(&self, what: &str, is_so: impl Fn(&Seen) -> bool) -> Seen {
+        // As long as answers come it only takes its time, as encoding in a debug build on a busy machine does.
+        let (mut since, mut before) = (Instant::now(), 0);
+        loop {
+            let seen = self.seen();
+            if is_so(&seen) {
+                return seen;
+            }
+            if seen.whole.len() > before {
+                (since, before) = (Instant::now(), seen.whole.len());
+            }
+            assert!(since.elapsed() < PATIENCE, "not {what}: {seen:?}");
+            assert!(!seen.is_closed, "closed before {what}: {seen:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Asks, and takes all of the answer, which is 200.
+    async fn get(&self, stream: u32, path: &str) {
+        self.send(&[h2::request(stream, path), update(stream, 1 << 30)].concat()).await.unwrap();
+        let seen = self.until(path, |seen| seen.whole.contains(&stream)).await;
+        assert!(seen.found.contains(&stream), "{path}");
+    }
+}
+
+async fn receive(mut reader: OwnedReadHalf, writer: Arc<tokio::sync::Mutex<OwnedWriteHalf>>, seen: Arc<Mutex<Seen>>) {
+    let mut head = [0; 9];
+    while reader.read_exact(&mut head).await.is_ok() {
+        let [a, b, c, kind, flags, stream @ ..] = head;
+        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+        if reader.read_exact(&mut payload).await.is_err() {
+            break;
+        }
+        seen.lock().unwrap().frame(kind, flags, u32::from_be_bytes(stream), &payload);
+        if kind == h2::PING && flags & h2::ACK == 0 {
+            seen.lock().unwrap().pings += 1;
+            let _ = writer.lock().await.write_all(&h2::frame(h2::PING, h2::ACK, 0, &payload)).await;
+        }
+    }
+    seen.lock().unwrap().is_closed = true;
+}
+
+fn update(stream: u32, bytes: u32) -> Vec<u8> {
+    h2::frame(h2::WINDOW_UPDATE, 0, stream, &bytes.to_be_bytes())
+}
+
+fn requests(path: &str) -> Vec<u8> {
+    (0..100).flat_map(|number| h2::request(2 * number + 1, path)).collect()
+}
+
+/// Two connections ask for a hundred large slices each, and every 0.4 s send what `more` says, by the number of the time.
+async fn attack(more: impl Fn(u32) -> Vec<u8>) {
+    let mut server = Program::start(&["server.send_timeout=1s"]);
+    let before = server.before_large_answers().await;
+    let clients = [Client::begin(&server, 0).await, Client::begin(&server, 0).await];
+    for client in &clients {
+        client.send(&requests(LARGE)).await.unwrap();
+        client.until("answered", |seen| !seen.found.is_empty()).await;
+    }
+    let trickle = async {
+        for number in 0.. {
+            let more = more(number);
+            let mut open = 0;
+            for client in &clients {
+                open += usize::from(client.send(&more).await.is_ok() && !client.seen().is_closed);
+            }
+            if open == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(400)).await;
+        }
+    };
+    let other = async {
+        let request = format!("GET {LARGE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let answer = server.received(request.as_bytes()).await;
+        let head = String::from_utf8_lossy(&answer[..answer.len().min(500)]).into_owned();
+        assert!(head.starts_with("HTTP/1.1 200"), "another client is answered {head}");
+        assert!(answer.len() > LARGE_BYTES, "{} bytes", answer.len());
+    };
+    let both = async { tokio::join!(trickle, other) };
+    tokio::time::timeout(PATIENCE, both).await.expect("neither connection is hung up on");
+    for client in &clients {
+        assert!(client.seen().goes_away, "no GOAWAY");
+    }
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_byte_of_every_stream_now_and_then_holds_no_memory_from_others() {
+    attack(|_| (0..100).flat_map(|number| update(2 * number + 1, 1)).collect()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_byte_of_one_stream_of_a_hundred_holds_no_memory_from_others() {
+    attack(|_| update(1, 1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_stream_that_is_read_does_not_keep_those_that_are_not() {
+    attack(|_| update(1, 20_000)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn small_requests_do_not_keep_streams_that_are_not_read() {
+    attack(|number| {
+        let stream = 2 * number + 201;
+        [h2::request(stream, "/v/0/0"), update(stream, 1 << 20)].concat()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_answers_pings_and_takes_nothing_is_hung_up_on() {
+    // Pings go out well before a stall ends.
+    let mut server = Program::start(&["server.send_timeout=3s", "server.header_timeout=500ms"]);
+    let before = server.before_large_answers().await;
+    let client = Client::begin(&server, 0).await;
+    client.send(&requests(FILE)).await.unwrap();
+    let seen = client.until("closed", |seen| seen.is_closed).await;
+    assert!(seen.pings >= 3 && seen.goes_away && seen.found.len() == 100, "{seen:?}");
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_answers_pings_and_asks_for_nothing_is_sent_away() {
+    let mut server = Program::start(&["server.header_timeout=1s"]);
+    let before = server.before().await;
+    let clients = [Client::begin(&server, 0).await, Client::begin(&server, 0).await];
+    clients[1].get(1, "/v/0/0").await;
+    for client in &clients {
+        let seen = client.until("closed", |seen| seen.is_closed).await;
+        assert!(seen.goes_away && seen.reset.is_empty(), "{seen:?}");
+    }
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_for_nothing_for_a_while_may_ask_again() {
+    let server = Program::start(&["server.send_timeout=1s"]);
+    let client = Client::begin(&server, 0).await;
+    client.get(1, FILE).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    client.get(3, FILE).await;
+    assert!(!client.seen().goes_away);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_take_their_time_are_waited_for() {
+    // Memory for two at once of one client.
+    let settings = [
+        "server.send_timeout=2s",
+        "server.request_timeout=300s",
+        "limits.budget_wait=300s",
+        "limits.slice_budget=256MiB",
+    ];
+    let server = Program::start(&settings);
+    let slow = "/slice/v?start=0,0&size=4000,4000&outside=zero&format=png";
+    let client = Client::begin(&server, 0).await;
+    client.get(1, slow).await;
+    // Beside one of which only the beginning is read, for more than twice and less than four times the limit.
+    client.send(&[h2::request(3, FILE), update(3, 100_000)].concat()).await.unwrap();
+    client.until("read in part", |seen| seen.bytes(3) == 100_000).await;
+    for stream in [5, 7, 9, 11, 13, 15] {
+        client.send(&[h2::request(stream, slow), update(stream, 1 << 30)].concat()).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    client.send(&update(3, 1 << 30)).await.unwrap();
+    client.until("read", |seen| [3, 5, 7, 9, 11, 13, 15].iter().all(|stream| seen.whole.contains(stream))).await;
+    let seen = client.seen();
+    assert!(seen.bytes(3) == FILE_BYTES && !seen.goes_away);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steady_readers_are_left_alone_however_wide_their_windows() {
+    let server = Program::start(&["server.send_timeout=1s"]);
+    // The window, what is added to it each time, and how often: half a window, as libraries do.
+    let kinds = [(INITIAL_WINDOW, 32 << 10, 700), (2 << 20, 1 << 20, 2100)];
+    let readers = kinds.map(|(window, step, pause)| {
+        let server = &server;
+        async move {
+            let client = Client::begin(server, u32::try_from(window).unwrap()).await;
+            client.send(&h2::request(1, FILE)).await.unwrap();
+            let mut allowed = window;
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_secs(9) && allowed < FILE_BYTES {
+                client.until("read", |seen| seen.bytes(1) == allowed).await;
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+                client.send(&update(1, step)).await.unwrap();
+                allowed += step as usize;
+            }
+            client.send(&update(1, 1 << 30)).await.unwrap();
+            let seen = client.until("whole", |seen| seen.whole == [1]).await;
+            assert!(seen.bytes(1) == FILE_BYTES && !seen.goes_away, "a window of {window}");
+        }
+    });
+    let [first, second] = readers;
+    tokio::join!(first, second);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_may_pause_while_others_are_read() {
+    let server = Program::start(&["server.send_timeout=2s"]);
+    let client = Client::begin(&server, 65_535).await;
+    client.send(&h2::request(1, FILE)).await.unwrap();
+    client.until("begun", |seen| seen.bytes(1) == INITIAL_WINDOW).await;
+    // Longer than a connection is borne of which nothing moves, shorter than a stream of which nothing does.
+    let begun = Instant::now();
+    for number in 1.. {
+        client.get(2 * number + 1, if number % 2 == 0 { "/v/0/0" } else { FILE }).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if begun.elapsed() > Duration::from_secs(5) {
+            break;
+        }
+    }
+    client.send(&update(1, 1 << 30)).await.unwrap();
+    let seen = client.until("whole", |seen| seen.whole.contains(&1)).await;
+    assert!(seen.bytes(1) == FILE_BYTES && !seen.goes_away);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_nobody_reads_does_not_keep_the_program() {
+    let limit = Duration::from_secs(4);
+    let mut server = Program::start(&["server.send_timeout=4s"]);
+    let client = Client::begin(&server, 0).await;
+    client.send(&h2::request(1, FILE)).await.unwrap();
+    client.until("answered", |seen| seen.found == [1]).await;
+    let begun = Instant::now();
+    let killed = Command::new("kill").arg(server.id().to_string()).status().unwrap();
+    assert!(killed.success());
+    while !server.has_ended() {
+        assert!(begun.elapsed() < limit * 3 / 2, "it waits for a window that stays shut");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(client.seen().goes_away);
+}

@@ -1,0 +1,288 @@
+//! What people who operate the server are given: every metric in the dashboard and the alerts exists, each alert has its
+//! paragraph, each promise its test, and the units and manifests are what their tools read.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use n5_server::metrics::NAMES;
+use serde_json::Value;
+
+use crate::support::program::{PATIENCE, Program};
+use crate::support::writer::N5;
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn read(name: &str) -> String {
+    fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn alerts() -> Vec<Value> {
+    let document: Value = serde_saphyr::from_str(&read("config/prometheus/alerts.yml")).unwrap();
+    document["groups"][0]["rules"].as_array().unwrap().clone()
+}
+
+/// Every expression of the dashboard, with what Grafana puts into them.
+fn dashboard() -> Vec<String> {
+    fn collect(value: &Value, found: &mut Vec<String>) {
+        if let Some(text) = value.get("expr").and_then(Value::as_str) {
+            found.push(text.replace("$__rate_interval", "5m").replace("$instance", "a"));
+        }
+        for below in value.as_object().into_iter().flat_map(|members| members.values()) {
+            collect(below, found);
+        }
+        for below in value.as_array().into_iter().flatten() {
+            collect(below, found);
+        }
+    }
+    let mut found = Vec::new();
+    collect(&serde_json::from_str(&read("config/grafana/n5-server.json")).unwrap(), &mut found);
+    found
+}
+
+/// Names of metrics in an expression, as they are in `# TYPE` lines.
+fn metrics_of(expression: &str) -> BTreeSet<String> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let metrics = words.filter(|word| word.starts_with("n5_") || word.starts_with("process_"));
+    let stem = |word: &str| {
+        let suffix = ["_bucket", "_sum", "_count"].into_iter().find(|suffix| word.ends_with(suffix));
+        suffix.map_or(word, |suffix| word.trim_end_matches(suffix)).to_owned()
+    };
+    metrics.map(stem).collect()
+}
+
+#[test]
+fn every_metric_of_dashboard_and_alerts_is_one_of_a_running_server() {
+    let n5 = N5::new();
+    n5.dataset("v", &[64, 64], &[32, 32], "gzip").fill(|_| true, |_| false);
+    n5.dataset("bad", &[4], &[4], "gzip");
+    n5.file("bad/0", vec![0, 0, 0, 1, 0, 0, 0, 4, 1, 2, 3]);
+    let config = format!(
+        "limits.slice_budget = \"1MiB\"\naccess.rules = [\"/hidden = nobody\"]\naccess.tokens = {:?}\n[[containers]]\nroot = \"{}\"\n",
+        "TOKENS",
+        n5.root().display()
+    );
+    n5.file("tokens", b"# none\n");
+    let program = Program::start(&config.replace("TOKENS", &n5.root().join("tokens").display().to_string()));
+    for (path, status) in [
+        ("/v/0/0", 200),
+        ("/slice/v?format=png", 200),
+        ("/slice/bad", 422),
+        ("/readyz", 200),
+        ("/hidden/x", 401),
+        ("/v/", 200),
+    ] {
+        assert_eq!(program.get(path).status, status, "{path}");
+    }
+    // The file with tokens is looked at every second; it cannot be understood from now on.
+    n5.file("tokens", b"nonsense");
+    program.logged("stays in force");
+    // As many decode at once as there are threads: some wait.
+    let waits = || program.get("/metrics").body.contains("n5_queue_wait_duration_seconds_count");
+    let mut rounds = 0;
+    while !waits() {
+        rounds += 1;
+        assert!(rounds < 200, "nobody ever waited");
+        let clients: Vec<_> = (0..16)
+            .map(|n| {
+                let mut connection = program.connect();
+                std::thread::spawn(move || connection.get(&format!("/slice/v?format=png&start={n},{n}"), "").unwrap())
+            })
+            .collect();
+        for client in clients {
+            assert_eq!(client.join().unwrap().status, 200);
+        }
+    }
+    let text = program.get("/metrics").body;
+    let known: BTreeSet<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let mut told = BTreeSet::new();
+    for expression in
+        dashboard().into_iter().chain(alerts().iter().map(|rule| rule["expr"].as_str().unwrap().to_owned()))
+    {
+        for metric in metrics_of(&expression) {
+            // Those of TLS are shown only where it is used; the table of metrics has its own test.
+            let is_shown = known.contains(metric.as_str()) || metric.starts_with("n5_tls_");
+            assert!(is_shown, "{metric} in {expression}");
+            told.insert(metric);
+        }
+    }
+    assert!(told.iter().all(|name| !name.starts_with("n5_") || NAMES.iter().any(|row| row.name == name)), "{told:?}");
+    // And the other way round: what slowness can come from is shown.
+    for metric in NAMES {
+        assert!(told.contains(metric.name), "{} is neither in the dashboard nor in an alert", metric.name);
+    }
+}
+
+/// Runs a tool; `None` where this machine does not have it.
+fn run(tool: &str, arguments: &[&str]) -> Option<String> {
+    match Command::new(tool).args(arguments).current_dir(path("")).output() {
+        Err(_) => {
+            eprintln!("left out: there is no {tool}");
+            None
+        }
+        Ok(output) => {
+            let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+            assert!(output.status.success(), "{tool} {arguments:?}: {text}");
+            Some(text)
+        }
+    }
+}
+
+#[test]
+fn alerts_and_dashboard_are_promql_and_alerts_fire_when_they_should() {
+    run("promtool", &["check", "rules", "config/prometheus/alerts.yml"]);
+    run("promtool", &["test", "rules", "config/prometheus/alerts_test.yml"]);
+    let tests = read("config/prometheus/alerts_test.yml");
+    for alert in alerts() {
+        let fires = format!("{{alertname=\"{}\"}}', value: 1", alert["alert"].as_str().unwrap());
+        assert!(tests.contains(&fires), "no test has it fire: {alert}");
+    }
+    let expressions = dashboard();
+    assert!(expressions.len() > 30, "{}", expressions.len());
+    let rules: Vec<Value> = expressions
+        .iter()
+        .enumerate()
+        .map(|(n, expression)| serde_json::json!({ "record": format!("panel:{n}"), "expr": expression }))
+        .collect();
+    let directory = tempfile::TempDir::new().unwrap();
+    let file = directory.path().join("dashboard.yml");
+    // JSON is YAML.
+    let document = serde_json::json!({ "groups": [{ "name": "dashboard", "rules": rules }] });
+    fs::write(&file, document.to_string()).unwrap();
+    run("promtool", &["check", "rules", &file.display().to_string()]);
+}
+
+#[test]
+fn the_metrics_are_what_prometheus_reads() {
+    let n5 = N5::new();
+    let program = Program::start(&format!("[[containers]]\nroot = \"{}\"\n", n5.root().display()));
+    let text = program.get("/metrics").body;
+    let directory = tempfile::TempDir::new().unwrap();
+    let file = directory.path().join("metrics");
+    fs::write(&file, text).unwrap();
+    run(
+        "sh",
+        &["-c", &format!("command -v promtool >/dev/null || exit 0; promtool check metrics <{}", file.display())],
+    );
+}
+
+#[test]
+fn each_alert_has_its_paragraph() {
+    let document = read("docs/OPERATIONS.md");
+    let sections: BTreeSet<&str> = document.lines().filter_map(|line| line.strip_prefix("### ")).collect();
+    let alerts = alerts();
+    for alert in &alerts {
+        let name = alert["alert"].as_str().unwrap();
+        assert!(sections.contains(name), "docs/OPERATIONS.md has no section {name}");
+        let runbook = alert["annotations"]["runbook"].as_str().unwrap();
+        assert!(runbook.ends_with(&format!("docs/OPERATIONS.md#{}", name.to_lowercase())), "{runbook}");
+        assert!(alert["annotations"]["summary"].is_string() && alert["labels"]["severity"].is_string(), "{name}");
+    }
+    for section in sections.iter().filter(|section| section.starts_with("N5")) {
+        assert!(alerts.iter().any(|alert| alert["alert"] == **section), "there is no alert {section}");
+    }
+}
+
+#[test]
+fn each_promise_has_a_test_that_exists() {
+    let document = read("docs/OPERATIONS.md");
+    let table = document.split("## Promises").nth(1).unwrap().split("\n## ").next().unwrap();
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter_map(|line| line.strip_prefix('|'))
+        .map(|row| row.trim_end_matches('|').split('|').map(str::trim).collect())
+        .skip(2)
+        .collect();
+    assert!(rows.len() > 15, "{}", rows.len());
+    for cells in rows {
+        assert_eq!(cells.len(), 3, "{cells:?}");
+        let tests: Vec<&str> = cells[1].split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty(), "{cells:?} names no test");
+        for test in tests {
+            let (file, name) = test.split_once("::").unwrap_or((test, ""));
+            let file = if Path::new(file).extension().is_some() || file.contains('/') {
+                file.to_owned()
+            } else {
+                format!("tests/it/{file}.rs")
+            };
+            let file = if path(&file).exists() { file } else { format!("tests/clients/{file}") };
+            let text = read(&file);
+            let exists =
+                name.is_empty() || text.contains(&format!("fn {name}(")) || text.contains(&format!("def {name}("));
+            assert!(exists, "{file} has no test {name}");
+        }
+    }
+}
+
+#[test]
+fn the_unit_is_one_of_systemd() {
+    // It looks for the program; this one is there.
+    let unit = read("config/systemd/n5-server.service").replace("/usr/local/bin/n5-server", "/bin/true");
+    let directory = tempfile::TempDir::new().unwrap();
+    let file = directory.path().join("n5-server.service");
+    fs::write(&file, unit).unwrap();
+    if let Some(text) = run("systemd-analyze", &["verify", &file.display().to_string()]) {
+        assert!(!text.contains("n5-server.service"), "{text}");
+    }
+}
+
+#[test]
+fn example_configurations_are_valid() {
+    let kubernetes = read("config/kubernetes/n5-server.yaml");
+    let first: Value = serde_saphyr::from_str(kubernetes.split("\n---\n").next().unwrap()).unwrap();
+    let directory = tempfile::TempDir::new().unwrap();
+    let (file, tokens) = (directory.path().join("n5-server.toml"), directory.path().join("tokens"));
+    fs::write(&tokens, "# one line for each token\n").unwrap();
+    let text = first["data"]["n5-server.toml"].as_str().unwrap();
+    let mounted = "/etc/n5-server-secrets/tokens";
+    assert!(text.contains(mounted));
+    fs::write(&file, text.replace(mounted, &tokens.display().to_string())).unwrap();
+    let program = env!("CARGO_BIN_EXE_n5-server");
+    run(program, &["--check-config", "--config", &file.display().to_string()]);
+    run(program, &["--check-config", "--config", "config/compose/n5-server.toml"]);
+    // What its pods give up at the end is longer than what the server takes.
+    let grace = kubernetes.split("terminationGracePeriodSeconds: ").nth(1).unwrap().split('\n').next().unwrap();
+    assert!(grace.parse::<u64>().unwrap() > 8 + 30);
+}
+
+#[test]
+fn lines_that_cannot_be_written_are_counted_and_nothing_else_comes_of_it() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let program = Program::start_logging_to("[log]\nlevel = \"info\"\n", &[], Some(full));
+    let lost = || program.metric("n5_log_lines_dropped_total").unwrap();
+    let before = lost();
+    assert!(before > 0.0, "the lines of the start");
+    for _ in 0..3 {
+        assert_eq!(program.get("/attributes.json").status, 200);
+    }
+    let until = std::time::Instant::now() + PATIENCE;
+    while lost() < before + 3.0 {
+        assert!(std::time::Instant::now() < until, "{} lines of {before} and 3", lost());
+    }
+}
+
+#[test]
+fn a_supervisor_is_told_of_the_beginning_the_changes_and_the_end() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let name = directory.path().join("notify");
+    let socket = UnixDatagram::bind(&name).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let told = || {
+        let mut text = vec![0; 1000];
+        let length = socket.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..length]).into_owned()
+    };
+    let program = Program::start_in("", &[("NOTIFY_SOCKET", name.to_str().unwrap())]);
+    assert_eq!(told(), "READY=1\n");
+    program.reload("");
+    let reloading = told();
+    assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
+    assert_eq!(told(), "READY=1\n");
+    program.signal(rustix::process::Signal::TERM);
+    assert_eq!(told(), "STOPPING=1\n");
+}

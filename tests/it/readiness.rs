@@ -1,0 +1,160 @@
+//! Whether the server says rightly that it is ready, and in time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::support::program::Program;
+use crate::support::stores::Probe;
+use crate::support::writer::N5;
+use crate::support::{Client, local, options, settings};
+
+/// Asks until the status is that one, for a bounded time: what storage said is repeated for a second.
+pub async fn becomes(client: &Client, status: u16) -> serde_json::Value {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let reply = client.get("/readyz").await;
+        if reply.status == status {
+            return reply.json();
+        }
+        assert!(Instant::now() < until, "still {}", reply.status);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn storage_that_hangs_is_asked_once_and_waited_for_briefly() {
+    let n5 = N5::new();
+    let store = Probe::new(local(n5.root()));
+    let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
+    let ready = client.get("/readyz").await;
+    assert_eq!(
+        ready.json(),
+        json!({ "status": "ready", "checks": [{ "check": "container", "name": "", "ok": true }] })
+    );
+    store.hang();
+    let reply = becomes(&client, 503).await;
+    assert_eq!(reply["checks"][0]["reason"], "its storage does not answer");
+    let asked = store.probes();
+    // At once: each waits a moment, none longer than those who ask would.
+    let many = futures_util::future::join_all((0..50).map(|_| client.get("/readyz")));
+    let many = tokio::time::timeout(Duration::from_secs(20), many).await.expect("bounded");
+    for reply in many {
+        assert_eq!((reply.status.as_u16(), reply.problem()), (503, "storage-unavailable".to_owned()));
+        assert!(reply.header("retry-after").is_some());
+    }
+    assert_eq!(store.probes(), asked, "it was asked again before it had answered");
+    assert_eq!(client.get("/healthz").await.status, 200);
+    store.wake();
+    becomes(&client, 200).await;
+}
+
+#[tokio::test]
+async fn what_storage_says_is_repeated_for_a_moment() {
+    let n5 = N5::new();
+    let store = Probe::new(local(n5.root()));
+    let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
+    let began = Instant::now();
+    for _ in 0..100 {
+        assert_eq!(client.get("/readyz").await.status, 200);
+    }
+    let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
+    assert!(store.probes() <= seconds + 1, "{} times within {seconds} s", store.probes());
+}
+
+#[tokio::test]
+async fn a_root_that_vanishes_is_not_ready_until_it_is_back() {
+    let n5 = N5::new();
+    n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
+    let (root, away) = (n5.root().join("root"), n5.root().join("away"));
+    std::fs::create_dir(&root).unwrap();
+    let client = Client::of(&root);
+    becomes(&client, 200).await;
+    std::fs::rename(&root, &away).unwrap();
+    let reply = becomes(&client, 503).await;
+    assert_eq!(
+        reply["checks"],
+        json!([{ "check": "container", "name": "", "ok": false, "reason": "its directory cannot be read" }])
+    );
+    assert!(!reply.to_string().contains("root"), "{reply}");
+    std::fs::rename(&away, &root).unwrap();
+    becomes(&client, 200).await;
+}
+
+#[test]
+fn who_may_not_know_of_a_container_does_not_learn_of_it_here() {
+    let n5 = N5::new();
+    let root = n5.root().display();
+    let config = format!(
+        "access.rules = [\"/hidden = nobody\"]\n[[containers]]\nname = \"shown\"\nroot = \"{root}\"\n[[containers]]\nname = \"hidden\"\nroot = \"{root}\"\n"
+    );
+    let reply = Program::start(&config).get("/readyz");
+    assert_eq!(reply.status, 200);
+    assert!(reply.body.contains("\"shown\"") && !reply.body.contains("hidden"), "{}", reply.body);
+    assert_eq!(reply.body.matches("\"ok\":true").count(), 3, "{}", reply.body);
+}
+
+#[test]
+fn one_container_of_two_is_enough_where_that_is_said() {
+    let (n5, lost) = (N5::new(), N5::new());
+    n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
+    let root = lost.root().join("root");
+    std::fs::create_dir(&root).unwrap();
+    let (sound, gone) = (n5.root().display(), root.display());
+    for (setting, status) in [("all", 503), ("any", 200)] {
+        let config = format!(
+            "server.ready = \"{setting}\"\n[[containers]]\nname = \"a\"\nroot = \"{sound}\"\n[[containers]]\nname = \"b\"\nroot = \"{gone}\"\n"
+        );
+        let program = Program::start(&config);
+        std::fs::rename(&root, lost.root().join("away")).unwrap();
+        // Nobody has asked for /readyz.
+        let until = Instant::now() + Duration::from_secs(30);
+        while program.metric("n5_containers_unready") != Some(1.0) {
+            assert!(Instant::now() < until, "{setting}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let reply = program.get("/readyz");
+        assert_eq!(reply.status, status, "{}", reply.body);
+        assert!(reply.body.contains("its directory cannot be read"), "{}", reply.body);
+        assert_eq!(program.metric("n5_ready"), Some(if status == 200 { 1.0 } else { 0.0 }));
+        assert_eq!(program.get("/a/v/0").status, 200);
+        std::fs::rename(lost.root().join("away"), &root).unwrap();
+    }
+}
+
+#[test]
+fn a_token_of_another_time_is_not_logged() {
+    let n5 = N5::new();
+    n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
+    let token = format!("n5t_{}", "0".repeat(64));
+    let program =
+        Program::start(&format!("log.level = \"info\"\n[[containers]]\nroot = \"{}\"\n", n5.root().display()));
+    let paths = [format!("/token/{token}/v/0"), format!("/v/0?access_token={token}"), format!("/{token}/0/0")];
+    for path in &paths {
+        let reply = program.get(path);
+        assert!(!reply.body.contains(&token), "{}", reply.body);
+        let line = program.logged("path=");
+        assert!(!line.contains(&token) && line.contains("..."), "{line}");
+    }
+}
+
+#[test]
+fn a_server_told_to_stop_answers_as_ever_for_as_long_as_balancers_need_to_look_away() {
+    let n5 = N5::new();
+    n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
+    let config = format!("server.drain_delay = \"3s\"\n[[containers]]\nroot = \"{}\"\n", n5.root().display());
+    let mut program = Program::start(&config);
+    let mut open = program.connect();
+    assert_eq!(open.get("/readyz", "").unwrap().status, 200);
+    let told = Instant::now();
+    program.signal(rustix::process::Signal::TERM);
+    program.logged("not ready any more");
+    let reply = program.get("/readyz");
+    assert_eq!(reply.status, 503);
+    assert!(reply.body.contains("shutting down"), "{}", reply.body);
+    assert_eq!(open.get("/v/0", "").unwrap().status, 200);
+    assert_eq!(program.get("/v/0").status, 200);
+    assert!(program.child.wait().unwrap().success());
+    assert!(told.elapsed() >= Duration::from_secs(3), "{:?}", told.elapsed());
+}

@@ -1,0 +1,345 @@
+//! Other configurations for the running program, by SIGHUP.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::support::program::{Connection, PATIENCE, Program};
+use crate::support::writer::N5;
+
+fn volume() -> N5 {
+    let n5 = N5::new();
+    n5.dataset("v", &[64, 64], &[32, 32], "raw").fill(|_| true, |_| false);
+    n5
+}
+
+fn served(n5: &N5, more: &str) -> String {
+    format!("{more}\n[[containers]]\nname = \"em\"\nroot = \"{}\"\n", n5.root().display())
+}
+
+#[test]
+fn no_request_is_lost_while_the_configuration_changes() {
+    let n5 = volume();
+    let policies = ["revalidate", "immutable"];
+    let config = |round: usize| served(&n5, &format!("container_defaults.cache_control = {:?}", policies[round % 2]));
+    let program = Program::start(&config(0));
+    let (is_over, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let clients: Vec<_> = ["/em/v/0/1", "/em/v/attributes.json", "/slice/em/v?start=3,4&stop=40,50", "/zarr2/em/v/1/0"]
+        .into_iter()
+        .map(|path| {
+            let (is_over, asked, mut connection) = (Arc::clone(&is_over), Arc::clone(&asked), program.connect());
+            std::thread::spawn(move || {
+                let truth = connection.get(path, "").unwrap();
+                while !is_over.load(Ordering::Relaxed) {
+                    let reply = connection.get(path, "").expect("the connection stays");
+                    assert_eq!((reply.status, &reply.body), (200, &truth.body), "{path}");
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    for round in 1..20 {
+        let before = asked.load(Ordering::Relaxed);
+        assert!(program.reload(&config(round)).contains("configuration read again"));
+        let policy = program.get("/em/v/0/0").header("cache-control").unwrap().to_owned();
+        assert_eq!(policy.contains("immutable"), round % 2 == 1, "{policy}");
+        while asked.load(Ordering::Relaxed) < before + 8 && clients.iter().all(|client| !client.is_finished()) {
+            std::thread::yield_now();
+        }
+    }
+    is_over.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.join().unwrap();
+    }
+}
+
+#[test]
+fn a_rule_holds_from_the_next_request_on_also_on_connections_that_are_open() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, ""));
+    let paths = ["/em/v/0/0", "/em/v/9/9", "/zarr2/em/v/0/0", "/slice/em/v", "/info/em/v", "/em/v/attributes.json"];
+    let mut open: Vec<_> = paths.iter().map(|path| (path, program.connect())).collect();
+    let statuses = |open: &mut Vec<(&&str, Connection)>| -> Vec<u16> {
+        open.iter_mut().map(|(path, connection)| connection.get(path, "").unwrap().status).collect()
+    };
+    // Twice: what a thread has just answered it finds again another way.
+    for _ in 0..2 {
+        assert_eq!(statuses(&mut open), [200, 404, 200, 200, 200, 200]);
+    }
+    program.reload(&served(&n5, "access.rules = [\"/em = nobody\"]"));
+    assert_eq!(statuses(&mut open), [401; 6]);
+    program.reload(&served(&n5, ""));
+    assert_eq!(statuses(&mut open), [200, 404, 200, 200, 200, 200]);
+}
+
+#[test]
+fn a_faulty_file_changes_nothing_and_is_loud() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, ""));
+    let successful = || program.metric("n5_config_last_reload_successful");
+    assert_eq!(successful(), Some(1.0));
+    let time = || program.metric("n5_config_last_reload_success_timestamp_seconds").unwrap();
+    let started = time();
+    let faulty = served(&n5, "limits.slise = 1\naccess.default = \"privat\"\ncors.origins = [\"x\"]");
+    let line = program.reload(&faulty);
+    assert!(line.contains("ERROR") && line.contains("stays in force"), "{line}");
+    for key in ["limits.slise", "access.default", "cors.origins"] {
+        assert!(line.contains(key), "{line} does not name {key}");
+    }
+    assert_eq!((successful(), time()), (Some(0.0), started));
+    // Each of these is found at another moment of taking it over.
+    for faulty in [
+        "[[containers]".to_owned(),
+        served(&n5, "access.tokens = \"/does/not/exist\""),
+        served(&n5, "access.rules = [\"/em\"]"),
+        "[[containers]]\nname = \"em\"\nroot = \"/does/not/exist\"".to_owned(),
+    ] {
+        let line = program.reload(&faulty);
+        assert!(line.contains("stays in force"), "{faulty}: {line}");
+        assert_eq!(program.get("/em/v/0/0").status, 200);
+        assert_eq!(successful(), Some(0.0));
+    }
+    assert!(program.reload(&served(&n5, "")).contains("read again"));
+    assert_eq!(successful(), Some(1.0));
+    assert!(time() > started);
+}
+
+#[test]
+fn containers_come_and_go_and_what_is_cached_of_the_others_stays() {
+    let (n5, other) = (volume(), volume());
+    let both = format!("{}[[containers]]\nname = \"lm\"\nroot = \"{}\"\n", served(&n5, ""), other.root().display());
+    let program = Program::start(&served(&n5, ""));
+    let misses = || program.metric("n5_cache_requests_total{cache=\"stored\",result=\"miss\"}").unwrap() as u64;
+    let decoded = || program.metric("n5_blocks_decoded_total{codec=\"raw\"}").unwrap() as u64;
+    let read = |name: &str| {
+        assert_eq!(program.get(&format!("/slice/{name}/v?start=1,1&stop=63,63")).status, 200, "{name}");
+    };
+    read("em");
+    let known = (misses(), decoded());
+    assert_eq!(program.get("/lm/v/0/0").status, 404);
+    assert!(program.reload(&both).contains("changed=\"containers\""));
+    read("em");
+    assert_eq!((misses(), decoded()), known, "what was cached was read again");
+    read("lm");
+    assert!(decoded() > known.1);
+    // A wait is no reason to drop a cache; another size of it is.
+    let known = decoded();
+    program.reload(&format!("limits.budget_wait = \"1s\"\n{both}"));
+    read("lm");
+    assert_eq!(decoded(), known);
+    program.reload(&format!("cache.decoded = \"10MiB\"\n{both}"));
+    assert_eq!(program.metric("n5_cache_capacity_bytes{cache=\"decoded\"}"), Some(f64::from(10 << 20)));
+    read("lm");
+    assert!(decoded() > known);
+    program.reload(&served(&n5, ""));
+    assert_eq!(program.get("/lm/v/0/0").status, 404);
+    read("em");
+}
+
+#[test]
+fn the_memory_of_a_cache_that_was_replaced_comes_back() {
+    let n5 = N5::new();
+    n5.dataset("v", &[1024, 512], &[128, 128], "raw").fill(|_| true, |_| false);
+    let program = Program::start(&served(&n5, ""));
+    let held = || program.metric("n5_budget_bytes{budget=\"decode\"}").unwrap();
+    // Of before, and idle from then on.
+    let mut idle = program.connect();
+    assert_eq!(idle.get("/em/v/0/0", "").unwrap().status, 200);
+    assert_eq!(idle.get("/slice/em/v?start=1,1&stop=1023,511", "").unwrap().status, 200);
+    let full = f64::from(1 << 20);
+    assert!(held() >= full, "{}", held());
+    program.reload(&served(&n5, "cache.decoded = \"250MiB\""));
+    let until = Instant::now() + PATIENCE;
+    while held() > full / 8.0 {
+        assert!(Instant::now() < until, "{} are still held", held());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(idle.get("/em/v/0/0", "").unwrap().status, 200);
+}
+
+#[test]
+fn a_rule_is_taken_while_the_directory_of_a_container_is_away() {
+    let (sound, n5) = (volume(), volume());
+    let root = n5.root().join("root");
+    std::fs::create_dir(&root).unwrap();
+    std::fs::rename(n5.root().join("v"), root.join("v")).unwrap();
+    let config = |more: &str| {
+        format!("{}[[containers]]\nname = \"sick\"\nroot = \"{}\"\n", served(&sound, more), root.display())
+    };
+    let program = Program::start(&config(""));
+    assert_eq!(program.get("/sick/v/0/0").status, 200);
+    std::fs::rename(&root, n5.root().join("away")).unwrap();
+    // Other terms for the container itself, too.
+    let rule = "access.rules = [\"/em = nobody\"]\nserver.request_timeout = \"7s\"";
+    program.configure(&config(rule));
+    program.signal(rustix::process::Signal::HUP);
+    let line = program.logged("served as before");
+    assert!(line.contains("sick") && line.contains("No such file"), "{line}");
+    assert!(program.logged("configuration ").contains("read again"));
+    assert_eq!((program.get("/em/v/0/0").status, program.get("/sick/v/0/0").status), (401, 503));
+    // One that was never served is refused, by its name.
+    let more = format!("{}[[containers]]\nname = \"new\"\nroot = \"/does/not/exist\"\n", config(""));
+    let line = program.reload(&more);
+    assert!(line.contains("stays in force") && line.contains("new") && !line.contains("sick"), "{line}");
+    std::fs::rename(n5.root().join("away"), &root).unwrap();
+    assert_eq!((program.get("/em/v/0/0").status, program.get("/sick/v/0/0").status), (401, 200));
+}
+
+/// A file system in memory at a directory, gone when dropped.
+struct Tmpfs<'a>(&'a std::path::Path);
+
+impl<'a> Tmpfs<'a> {
+    /// `None` where this process may not mount.
+    fn mount(at: &'a std::path::Path) -> Option<Self> {
+        let mut mount = std::process::Command::new("mount");
+        let mounted = mount.args(["-t", "tmpfs", "none"]).arg(at).stderr(std::process::Stdio::null()).status();
+        mounted.is_ok_and(|status| status.success()).then_some(Self(at))
+    }
+}
+
+impl Drop for Tmpfs<'_> {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(self.0).status();
+    }
+}
+
+#[test]
+fn what_was_mounted_is_not_missing_after_a_reload() {
+    let (n5, place) = (volume(), tempfile::TempDir::new().unwrap());
+    let Some(mounted) = Tmpfs::mount(place.path()) else {
+        eprintln!("left out: nothing may be mounted here");
+        return;
+    };
+    let copy = std::process::Command::new("cp").arg("-r").arg(n5.root().join("v")).arg(place.path()).status().unwrap();
+    assert!(copy.success());
+    let config = |more: &str| format!("{more}\n[[containers]]\nname = \"em\"\nroot = \"{}\"\n", place.path().display());
+    let program = Program::start(&config(""));
+    assert_eq!(program.get("/em/v/0/0").status, 200);
+    drop(mounted);
+    assert_eq!(program.get("/em/v/0/0").status, 503);
+    for more in ["", "server.request_timeout = \"7s\"", "container_defaults.symlinks = \"follow\""] {
+        assert!(program.reload(&config(more)).contains("read again"));
+        assert_eq!(program.get("/em/v/0/0").status, 503, "{more}");
+        assert_eq!(program.get("/readyz").status, 503, "{more}");
+    }
+}
+
+#[test]
+fn what_must_be_mounted_is_not_missing_at_the_start() {
+    let (n5, place) = (volume(), tempfile::TempDir::new().unwrap());
+    let mount =
+        format!("[[containers]]\nname = \"mount\"\nroot = \"{}\"\nmust_be_mount = true\n", place.path().display());
+    let program = Program::start(&format!("{}{mount}", served(&n5, "")));
+    let line = program.logged("without this container");
+    assert!(line.contains("nothing is mounted there"), "{line}");
+    let statuses = || ["/em/v/0/0", "/mount/v/0/0", "/readyz"].map(|path| program.get(path).status);
+    assert_eq!(statuses(), [200, 503, 503]);
+    let Some(_mounted) = Tmpfs::mount(place.path()) else {
+        eprintln!("the rest is left out: nothing may be mounted here");
+        return;
+    };
+    program.logged("can be opened now");
+    assert_eq!(statuses(), [200, 404, 200]);
+}
+
+/// A file that is read for as long as the sender is kept.
+fn endless(directory: &std::path::Path) -> std::path::PathBuf {
+    let path = directory.join("endless");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    path
+}
+
+/// Returns when somebody reads it.
+fn is_read(path: &std::path::Path) -> std::fs::File {
+    std::fs::OpenOptions::new().write(true).open(path).unwrap()
+}
+
+#[test]
+fn the_end_does_not_wait_for_a_reload_that_hangs() {
+    let n5 = volume();
+    let hanging = endless(n5.root());
+    let mut program = Program::start(&served(&n5, "server.drain_delay = \"0s\""));
+    program.configure(&served(&n5, &format!("access.tokens = \"{}\"", hanging.display())));
+    program.signal(rustix::process::Signal::HUP);
+    let _reading = is_read(&hanging);
+    assert_eq!(program.get("/em/v/0/0").status, 200);
+    program.signal(rustix::process::Signal::TERM);
+    assert!(program.ended().success());
+}
+
+#[test]
+fn a_server_that_is_starting_heeds_signals() {
+    let n5 = volume();
+    let hanging = endless(n5.root());
+    let mut program = Program::starting(&served(&n5, &format!("access.tokens = \"{}\"", hanging.display())));
+    let _reading = is_read(&hanging);
+    program.signal(rustix::process::Signal::HUP);
+    program.signal(rustix::process::Signal::TERM);
+    assert!(program.ended().success());
+}
+
+#[test]
+fn a_container_that_cannot_be_opened_at_the_start_is_served_when_it_can() {
+    let (n5, late) = (volume(), volume());
+    let root = late.root().join("root");
+    let config = format!("{}[[containers]]\nname = \"late\"\nroot = \"{}\"\n", served(&n5, ""), root.display());
+    let program = Program::start(&config);
+    let line = program.logged("without this container");
+    assert!(line.contains("ERROR") && line.contains("late") && line.contains("No such file"), "{line}");
+    let statuses =
+        || ["/em/v/0/0", "/late/v/0/0", "/late/v/9/9", "/late/", "/readyz"].map(|path| program.get(path).status);
+    assert_eq!(statuses(), [200, 503, 503, 503, 503]);
+    // It is in nobody's way.
+    assert!(program.reload(&format!("cors.origins = []\n{config}")).contains("read again"));
+    assert_eq!(statuses(), [200, 503, 503, 503, 503]);
+    let other = late.root().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::rename(late.root().join("v"), other.join("v")).unwrap();
+    std::fs::rename(other, &root).unwrap();
+    program.logged("can be opened now");
+    assert_eq!(statuses(), [200, 200, 404, 200, 200]);
+}
+
+#[test]
+fn a_server_of_which_no_container_can_be_opened_ends_and_says_so() {
+    let n5 = volume();
+    let config =
+        |name: &str| format!("[[containers]]\nname = \"{name}\"\nroot = \"{}\"\n", n5.root().join(name).display());
+    let mut program = Program::starting(&format!("{}{}", config("one"), config("two")));
+    let line = program.logged("cannot serve");
+    assert!(line.contains("\"one\"") && line.contains("\"two\""), "{line}");
+    assert_eq!(program.ended().code(), Some(1));
+}
+
+#[test]
+fn what_only_a_restart_changes_is_named_and_the_rest_is_taken() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, ""));
+    // The address is given on the command line here, which is stronger.
+    let more = "server.threads = 7\nserver.max_connections = 3\nlog.format = \"json\"\ntls.handshake_timeout = \"7s\"\nserver.base_path = \"/p\"";
+    program.configure(&served(&n5, more));
+    program.signal(rustix::process::Signal::HUP);
+    let line = program.logged("restart");
+    assert!(line.contains("\"log.format, server.max_connections, server.threads, tls.handshake_timeout\""), "{line}");
+    assert!(program.logged("read again").contains("changed=\"server.base_path\""));
+    assert_eq!(program.get("/p/em/v/0/0").status, 200);
+    assert_eq!(program.get("/em/v/0/0").status, 404);
+}
+
+#[test]
+fn the_log_says_more_or_less_from_then_on() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, ""));
+    program.get("/em/v/0/0?first");
+    program.logged("first");
+    program.reload(&served(&n5, "log.level = \"warn,n5_server::app=info\""));
+    program.get("/em/v/0/0?second");
+    program.configure(&served(&n5, "log.level = \"info\"\nserver.threads = 5"));
+    program.signal(rustix::process::Signal::HUP);
+    // Up to the next line that is written at this level.
+    let mut line = program.logged("");
+    while !line.contains("restart") {
+        assert!(!line.contains("second"), "{line}");
+        line = program.logged("");
+    }
+}

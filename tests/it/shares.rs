@@ -1,0 +1,179 @@
+//! What one client may take, asked of the real program over real sockets: connections, requests at once, bytes a second.
+
+use std::time::{Duration, Instant};
+
+use crate::support::program::{Connection, PATIENCE, Program, Reply};
+use crate::support::writer::N5;
+
+/// More than sockets keep on their way.
+const LARGE: &str = "/slice/v?start=0,0&size=4000,4000&outside=zero";
+
+fn volume() -> N5 {
+    let n5 = N5::new();
+    n5.dataset("v", &[1024, 1024], &[512, 512], "raw").fill(|_| true, |_| false);
+    n5
+}
+
+fn served(n5: &N5, more: &str) -> String {
+    format!("{more}\n[[containers]]\nroot = \"{}\"\n", n5.root().display())
+}
+
+/// Asks until the answer is as it should be, for a bounded time.
+fn comes_true(mut is_so: impl FnMut() -> bool) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        if is_so() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+fn status(connection: &mut Connection, path: &str) -> Option<u16> {
+    connection.get(path, "").map(|reply| reply.status)
+}
+
+#[test]
+fn one_address_has_so_many_connections_and_others_have_theirs() {
+    let n5 = volume();
+    let config =
+        |most: usize| served(&n5, &format!("clients.connections = {most}\nserver.trusted_proxies = [\"127.0.0.4\"]"));
+    let program = Program::start(&config(3));
+    let open = |address: &str| {
+        let mut connection = program.connect_from(address);
+        (status(&mut connection, "/v/attributes.json"), connection)
+    };
+    let mut held: Vec<_> = (0..3).map(|_| open("127.0.0.2")).collect();
+    assert!(held.iter().all(|(status, _)| *status == Some(200)));
+    for _ in 0..5 {
+        assert_eq!(open("127.0.0.2").0, None, "the newest has no place");
+    }
+    let line = program.logged("connection refused");
+    assert!(line.contains("127.0.0.2") && line.contains("clients.connections"), "{line}");
+    assert_eq!(program.metric("n5_connections_closed_total{reason=\"refused\"}"), Some(5.0));
+    // Those that are open stay, others are served, and a proxy's connections are many clients'.
+    assert!(held.iter_mut().all(|(_, connection)| status(connection, "/v/0/0") == Some(200)));
+    let others: Vec<_> = ["127.0.0.3"; 3].into_iter().chain(["127.0.0.4"; 9]).map(open).collect();
+    assert!(others.iter().all(|(status, _)| *status == Some(200)));
+    held.pop();
+    assert!(comes_true(|| open("127.0.0.2").0 == Some(200)), "a place is given back");
+    assert!(program.reload(&config(0)).contains("configuration read again"));
+    let unlimited: Vec<_> = (0..5).map(|_| open("127.0.0.2")).collect();
+    assert!(unlimited.iter().all(|(status, _)| *status == Some(200)));
+}
+
+#[test]
+fn one_address_never_has_all_connections() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, "server.max_connections = 8"));
+    let mut held: Vec<_> = (0..8).map(|_| program.connect_from("127.0.0.2")).collect();
+    let statuses: Vec<_> = held.iter_mut().map(|connection| status(connection, "/healthz")).collect();
+    assert_eq!(statuses, [Some(200), Some(200), Some(200), Some(200), Some(200), Some(200), None, None]);
+    assert_eq!(program.get("/healthz").status, 200);
+}
+
+#[test]
+fn a_clients_request_waits_for_another_of_its_own_and_is_then_429() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, "clients.concurrent_requests = 1\nlimits.budget_wait = \"300ms\""));
+    let mut reading = program.connect_from("127.0.0.2");
+    reading.ask(LARGE);
+    // It is being answered, to the last byte that nobody takes.
+    assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
+    let refused = program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap();
+    assert_eq!(refused.status, 429, "{refused:?}");
+    assert!(refused.header("retry-after").is_some() && refused.body.contains("#too-many"), "{refused:?}");
+    assert_eq!(program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status, 200);
+    assert_eq!(program.metric("n5_requests_shed_total{reason=\"client\"}"), Some(1.0));
+    assert_eq!(program.metric("n5_queue_wait_duration_seconds_count{queue=\"client\"}"), Some(1.0));
+    assert_eq!(reading.answer().unwrap().status, 200);
+    assert_eq!(program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap().status, 200);
+}
+
+#[test]
+fn bytes_come_no_faster_than_configured_and_all_of_them_come() {
+    let n5 = volume();
+    let free = Program::start(&served(&n5, ""));
+    let slowed = Program::start(&served(&n5, "clients.bytes_per_second = \"2MiB\"\nclients.burst = \"512KiB\""));
+    // 2 MiB of a slice, and as much of stored blocks.
+    for paths in [&["/slice/v"; 1][..], &["/v/0/0", "/v/1/0", "/v/0/1", "/v/1/1"]] {
+        let truth: Vec<_> = paths.iter().map(|path| free.get(path)).collect();
+        let bytes: usize = truth.iter().map(Reply::length).sum();
+        // Another address for each: it owes nothing.
+        let mut connection = slowed.connect_from(if paths.len() == 1 { "127.0.0.2" } else { "127.0.0.3" });
+        let begun = Instant::now();
+        for (path, truth) in paths.iter().zip(&truth) {
+            assert_eq!(connection.get(path, "").unwrap().body, truth.body, "{path}");
+        }
+        let least = Duration::from_secs_f64((bytes - (512 << 10) - (64 << 10)) as f64 / f64::from(2 << 20));
+        assert!(begun.elapsed() >= least, "{bytes} bytes in {:?}", begun.elapsed());
+    }
+    assert!(slowed.metric("n5_queue_wait_duration_seconds_count{queue=\"rate\"}") >= Some(1.0));
+    assert_eq!(free.metric("n5_queue_wait_duration_seconds_count{queue=\"rate\"}"), None);
+}
+
+#[test]
+fn who_waits_for_a_request_of_its_own_takes_no_place_from_others() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, "clients.concurrent_requests = 1\nlimits.concurrent_requests = 2"));
+    let mut reading = program.connect_from("127.0.0.2");
+    reading.ask(LARGE);
+    assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
+    let mut waiting = program.connect_from("127.0.0.2");
+    waiting.ask("/slice/v?size=4,4");
+    // Both of these, and the one that asks.
+    assert!(comes_true(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
+    // There is room for one who waits, in which there is one already.
+    assert_eq!(program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap().status, 429);
+    // The places of the last ones who asked are given back a moment after their answers.
+    let is_free = || program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200;
+    assert!(comes_true(is_free));
+    assert!(comes_true(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
+    assert_eq!(reading.answer().unwrap().status, 200);
+    assert_eq!(waiting.answer().unwrap().status, 200);
+}
+
+#[test]
+fn who_is_refused_and_asks_again_at_once_gains_nothing_by_it() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, "limits.concurrent_requests = 1"));
+    let mut reading = program.connect_from("127.0.0.2");
+    reading.ask(LARGE);
+    assert_eq!(reading.head().unwrap().status, 200);
+    let mut refused = program.connect_from("127.0.0.2");
+    let begun = Instant::now();
+    for _ in 0..4 {
+        let reply = refused.get("/slice/v?size=4,4", "").unwrap();
+        assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")), "{reply:?}");
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
+    // Those that only wait to be refused take no place.
+    let mut others: Vec<_> = (0..8).map(|_| program.connect_from("127.0.0.2")).collect();
+    for other in &mut others {
+        other.ask("/slice/v?size=4,4");
+    }
+    drop(reading);
+    assert!(comes_true(|| program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200));
+}
+
+#[test]
+fn what_is_sent_slowly_holds_little_memory_meanwhile() {
+    let n5 = volume();
+    let program = Program::start(&served(
+        &n5,
+        "clients.bytes_per_second = \"256KiB\"\nclients.burst = \"64KiB\"\nlimits.slice_budget = \"16MiB\"\n\
+         limits.budget_wait = \"1s\"",
+    ));
+    let large = "/slice/v?start=0,0&size=2048,3000&outside=zero";
+    let mut clients: Vec<_> = (2..5).map(|n| program.connect_from(&format!("127.0.0.{n}"))).collect();
+    for client in &mut clients {
+        client.ask(large);
+        let reply = client.head().unwrap();
+        assert_eq!((reply.status, reply.length()), (200, 2048 * 3000 * 2));
+    }
+    // Three bands each at most.
+    let held = program.metric("n5_budget_bytes{budget=\"slice\"}").unwrap();
+    assert!(held > 0.0 && held <= ((clients.len() * 3) << 20) as f64, "{held}");
+    assert_eq!(program.connect_from("127.0.0.9").get("/slice/v?size=100,100", "").unwrap().status, 200);
+}

@@ -1,0 +1,163 @@
+//! A store that fails by script on behalf of a real one.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use n5_server::store::{Data, Filter, Key, Listing, Load, Meta, Object, ReadAt, Store, StoreError};
+use tokio::sync::Semaphore;
+
+/// What becomes of a request for an object.
+#[derive(Clone)]
+pub enum Fault {
+    /// It fails with this error number.
+    Errno(i32),
+    /// It fails with this error.
+    Fails(StoreError),
+    /// It is answered when [`Faulty::release`] is called.
+    Hangs,
+    /// An object is found, and what is too large to come with it is read when [`Faulty::release`] is called.
+    ReadingHangs,
+    /// This happens first; then it is answered.
+    After(Arc<dyn Fn() + Send + Sync>),
+}
+
+/// Which requests meet what.
+type Script = (Box<dyn Fn(&Key) -> bool + Send>, Fault);
+
+/// Passes on what no fault is scripted for. Nothing is known at once: every request comes through here.
+pub struct Faulty {
+    inner: Arc<dyn Store>,
+    script: Mutex<Option<Script>>,
+    gate: Arc<Semaphore>,
+    injected: AtomicUsize,
+    /// Since when it hangs.
+    hangs: Mutex<Option<Instant>>,
+}
+
+/// An object that is not read before the gate opens.
+#[derive(Debug)]
+struct Hanging(Arc<dyn ReadAt>, Arc<Semaphore>);
+
+#[async_trait]
+impl ReadAt for Hanging {
+    async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.1.acquire().await.unwrap().forget();
+        self.0.read_at(range).await
+    }
+}
+
+impl std::fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Faulty")
+    }
+}
+
+impl Faulty {
+    pub fn new(inner: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            script: Mutex::default(),
+            gate: Arc::new(Semaphore::new(0)),
+            injected: AtomicUsize::new(0),
+            hangs: Mutex::default(),
+        })
+    }
+
+    /// From now on, requests for objects that `hits` accepts meet `fault`.
+    pub fn begin(&self, hits: impl Fn(&Key) -> bool + Send + 'static, fault: Fault) {
+        self.injected.store(0, Ordering::SeqCst);
+        *self.script.lock().unwrap() = Some((Box::new(hits), fault));
+    }
+
+    /// From now on, nothing fails.
+    pub fn end(&self) {
+        *self.script.lock().unwrap() = None;
+        *self.hangs.lock().unwrap() = None;
+    }
+
+    /// Lets what hangs go on, and whatever would.
+    pub fn release(&self) {
+        self.end();
+        self.gate.add_permits(10_000);
+    }
+
+    /// How often a fault was met since it began.
+    pub fn injected(&self) -> usize {
+        self.injected.load(Ordering::SeqCst)
+    }
+
+    async fn meet(&self, key: &Key) -> Result<(), StoreError> {
+        let fault = match &*self.script.lock().unwrap() {
+            Some((hits, fault)) if hits(key) => fault.clone(),
+            Some(_) | None => return Ok(()),
+        };
+        self.injected.fetch_add(1, Ordering::SeqCst);
+        match fault {
+            Fault::Errno(number) => {
+                let cause = Arc::new(io::Error::from_raw_os_error(number));
+                return Err(StoreError::Io { action: "read", key: key.clone(), cause });
+            }
+            Fault::Fails(error) => return Err(error),
+            Fault::Hangs => {
+                self.hangs.lock().unwrap().get_or_insert_with(Instant::now);
+                self.gate.acquire().await.unwrap().forget();
+            }
+            Fault::ReadingHangs => drop(self.hangs.lock().unwrap().get_or_insert_with(Instant::now)),
+            Fault::After(happens) => happens(),
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Store for Faulty {
+    fn backend(&self) -> &'static str {
+        "faulty"
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
+        self.meet(key).await?;
+        self.inner.head(key).await
+    }
+
+    async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
+        self.meet(key).await?;
+        let mut found = self.inner.get(key, inline_bytes).await?;
+        let hangs = matches!(&*self.script.lock().unwrap(), Some((hits, Fault::ReadingHangs)) if hits(key));
+        if let Some(Object { data: Data::Open(reader), .. }) = found.as_mut().filter(|_| hangs) {
+            *reader = Arc::new(Hanging(Arc::clone(reader), Arc::clone(&self.gate)));
+        }
+        Ok(found)
+    }
+
+    async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
+        self.meet(key).await?;
+        self.inner.is_directory(key).await
+    }
+
+    async fn list(
+        &self,
+        key: &Key,
+        after: Option<&str>,
+        limit: usize,
+        keep: Filter,
+    ) -> Result<Option<Listing>, StoreError> {
+        self.meet(key).await?;
+        self.inner.list(key, after, limit, keep).await
+    }
+
+    fn load(&self) -> Load {
+        let age = self.hangs.lock().unwrap().map_or(Duration::ZERO, |since| since.elapsed());
+        Load { silent: age, longest: age, ..self.inner.load() }
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.meet(&Key::root()).await?;
+        self.inner.probe().await
+    }
+}

@@ -1,0 +1,202 @@
+//! The real program, with its configuration file, its log and its signals.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Longer than anything here takes, unless it hangs.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running program, killed when dropped.
+pub struct Program {
+    pub child: Child,
+    pub address: String,
+    log: Receiver<String>,
+    directory: TempDir,
+}
+
+impl Program {
+    /// Starts it on a free port with a configuration file of this text, and the variables of `environment`.
+    pub fn start_in(config: &str, environment: &[(&str, &str)]) -> Self {
+        Self::start_logging_to(config, environment, None)
+    }
+
+    /// As [`Self::start_in`], with the log in a file, where one is given, in place of [`Self::logged`].
+    pub fn start_logging_to(config: &str, environment: &[(&str, &str)], file_of_log: Option<fs::File>) -> Self {
+        let (mut program, stdout) = Self::spawn(config, environment, file_of_log);
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        program.address.push_str(line.trim().rsplit_once("://").unwrap().1.split('/').next().unwrap());
+        program
+    }
+
+    /// One that may never listen.
+    pub fn starting(config: &str) -> Self {
+        Self::spawn(config, &[], None).0
+    }
+
+    fn spawn(config: &str, environment: &[(&str, &str)], file_of_log: Option<fs::File>) -> (Self, ChildStdout) {
+        let directory = TempDir::new().unwrap();
+        let file = directory.path().join("n5.toml");
+        fs::write(&file, config).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("N5_")) {
+            command.env_remove(name);
+        }
+        command.arg("--config").arg(&file).args(["--set", "server.listen=127.0.0.1:0"]).envs(environment.to_vec());
+        command.stdout(Stdio::piped()).stderr(file_of_log.map_or_else(Stdio::piped, Stdio::from));
+        let mut child = command.spawn().unwrap();
+        let (tell, log) = channel();
+        if let Some(stderr) = child.stderr.take().map(BufReader::new) {
+            std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        }
+        let stdout = child.stdout.take().unwrap();
+        (Self { child, address: String::new(), log, directory }, stdout)
+    }
+
+    /// How it ends, which it must do by itself.
+    pub fn ended(&mut self) -> ExitStatus {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "still running");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn start(config: &str) -> Self {
+        Self::start_in(config, &[])
+    }
+
+    /// Gives it another text to read, whole, as editors and configuration management do.
+    pub fn configure(&self, config: &str) {
+        let (new, file) = (self.directory.path().join("new"), self.directory.path().join("n5.toml"));
+        fs::write(&new, config).unwrap();
+        fs::rename(new, file).unwrap();
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let id = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(id, signal).unwrap();
+    }
+
+    /// [`Self::configure`], and waits until that has been taken over or refused; the log line that says so.
+    pub fn reload(&self, config: &str) -> String {
+        self.configure(config);
+        self.signal(rustix::process::Signal::HUP);
+        self.logged("configuration ")
+    }
+
+    /// The next line of the log with that text.
+    pub fn logged(&self, text: &str) -> String {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let line = self.log.recv_timeout(left).unwrap_or_else(|_| panic!("nothing is logged of {text:?}"));
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    pub fn connect(&self) -> Connection {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Connection(BufReader::new(stream))
+    }
+
+    /// As [`Self::connect`], from one of this machine's own addresses.
+    pub fn connect_from(&self, address: &str) -> Connection {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let stream = runtime.block_on(async {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(std::net::SocketAddr::new(address.parse().unwrap(), 0)).unwrap();
+            socket.connect(self.address.parse().unwrap()).await.unwrap().into_std().unwrap()
+        });
+        stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Connection(BufReader::new(stream))
+    }
+
+    /// An answer on a connection of its own.
+    pub fn get(&self, path: &str) -> Reply {
+        self.connect().get(path, "").unwrap()
+    }
+
+    /// The value of a metric, by its name with its labels.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        let text = self.get("/metrics").body;
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A connection that is kept for several requests.
+pub struct Connection(BufReader<TcpStream>);
+
+/// An answer; the names of headers in lower case.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+impl Reply {
+    /// Bytes of the body.
+    pub fn length(&self) -> usize {
+        self.header("content-length").map_or(0, |length| length.parse().unwrap())
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+    }
+}
+
+impl Connection {
+    /// Asks for a path, with more header lines; `None` where the server hangs up instead of answering.
+    pub fn get(&mut self, path: &str, lines: &str) -> Option<Reply> {
+        write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n").ok()?;
+        self.answer()
+    }
+
+    /// Asks for a path, and leaves the answer to come.
+    pub fn ask(&mut self, path: &str) {
+        write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    }
+
+    /// The head of the next answer, of which the body is left to come; `None` where the server hangs up instead.
+    pub fn head(&mut self) -> Option<Reply> {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if self.0.read_line(&mut head).ok()? == 0 {
+                return None;
+            }
+        }
+        let head = head.replace("\r\n", "\n");
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Some(Reply { status, head, body: String::new() })
+    }
+
+    /// The next answer; `None` where the server hangs up instead.
+    pub fn answer(&mut self) -> Option<Reply> {
+        let mut reply = self.head()?;
+        let mut body = vec![0; reply.length()];
+        self.0.read_exact(&mut body).ok()?;
+        reply.body = String::from_utf8_lossy(&body).into_owned();
+        Some(reply)
+    }
+}

@@ -1,0 +1,556 @@
+//! TLS: the real server, asked by real clients over real sockets.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::Request;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use n5_server::config::{CachePolicy, Config, ContainerConfig, Symlinks};
+use rcgen::{CertifiedKey, KeyPair, date_time_ymd, generate_simple_self_signed};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion, version};
+
+use super::connections::{Running, start_with};
+use crate::support::program::Program;
+use crate::support::writer::N5;
+
+/// Longer than anything here takes, unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes of the stored file that is sent: more than any buffer on its way.
+const LARGE: usize = 24 << 20;
+
+fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 31 + (at >> 8) * 7) as u8).collect()
+}
+
+struct Certified {
+    certificate: String,
+    key: String,
+    der: CertificateDer<'static>,
+}
+
+/// A certificate for localhost that vouches for itself.
+fn certified() -> Certified {
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    Certified { certificate: cert.pem(), key: signing_key.serialize_pem(), der: cert.der().clone() }
+}
+
+fn expired() -> Certified {
+    certified_with(|parameters| parameters.not_after = date_time_ymd(2020, 1, 1))
+}
+
+/// Nobody may trust it yet.
+fn early() -> Certified {
+    let tomorrow = SystemTime::now() + Duration::from_secs(86_400);
+    certified_with(|parameters| parameters.not_before = tomorrow.into())
+}
+
+fn certified_with(change: impl FnOnce(&mut rcgen::CertificateParams)) -> Certified {
+    let mut parameters = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+    change(&mut parameters);
+    let key = KeyPair::generate().unwrap();
+    let certificate = parameters.self_signed(&key).unwrap();
+    Certified { certificate: certificate.pem(), key: key.serialize_pem(), der: certificate.der().clone() }
+}
+
+struct Secure {
+    server: Running,
+    directory: tempfile::TempDir,
+    certified: Certified,
+    _n5: N5,
+}
+
+impl Secure {
+    async fn start(change: impl FnOnce(&mut Config)) -> Self {
+        let n5 = N5::new();
+        n5.dataset("v", &[512, 512, 64], &[64, 64, 64], "raw").fill(|at| at[0] == at[1] && at[0] < 2, |_| false);
+        n5.file("v/9/9/9", bytes(LARGE));
+        n5.file("v/9/9/8", bytes(300_000));
+        let directory = tempfile::tempdir().unwrap();
+        let certified = certified();
+        let container = ContainerConfig {
+            name: String::new(),
+            root: n5.root().to_owned(),
+            cache_control: CachePolicy::default(),
+            symlinks: Symlinks::default(),
+            must_be_mount: false,
+        };
+        let mut config = Config { containers: vec![container], ..Config::default() };
+        config.tls.certificate = directory.path().join("tls.crt");
+        config.tls.key = directory.path().join("tls.key");
+        write(directory.path(), &certified);
+        change(&mut config);
+        let timeout = config.server.header_timeout;
+        let server = start_with(timeout, config).await;
+        Self { server, directory, certified, _n5: n5 }
+    }
+
+    async fn plain(&self) -> TcpStream {
+        TcpStream::connect(self.server.address).await.unwrap()
+    }
+
+    async fn connect(&self, protocol: &[u8]) -> TlsStream<TcpStream> {
+        connect(self, &self.certified.der, protocol, &[&version::TLS13]).await.unwrap()
+    }
+}
+
+fn write(directory: &Path, pair: &Certified) {
+    fs::write(directory.join("tls.crt"), &pair.certificate).unwrap();
+    fs::write(directory.join("tls.key"), &pair.key).unwrap();
+}
+
+async fn connect(
+    secure: &Secure,
+    trusted: &CertificateDer<'static>,
+    protocol: &[u8],
+    versions: &[&'static SupportedProtocolVersion],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    connect_to(secure.server.address, trusted, protocol, versions).await
+}
+
+async fn connect_to(
+    address: SocketAddr,
+    trusted: &CertificateDer<'static>,
+    protocol: &[u8],
+    versions: &[&'static SupportedProtocolVersion],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(trusted.clone()).unwrap();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.enable_sni = !protocol.is_empty();
+    config.alpn_protocols = Some(protocol.to_vec()).filter(|name| !name.is_empty()).into_iter().collect();
+    let name = ServerName::try_from("localhost").unwrap();
+    let stream = TcpStream::connect(address).await?;
+    tokio::time::timeout(PATIENCE, TlsConnector::from(Arc::new(config)).connect(name, stream)).await?
+}
+
+fn get(path: &str, more: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n")
+}
+
+/// All that comes until the server hangs up, as TLS wants that to be said.
+async fn exchange(stream: &mut TlsStream<TcpStream>, sent: &str) -> Vec<u8> {
+    stream.write_all(sent.as_bytes()).await.unwrap();
+    let mut received = Vec::new();
+    tokio::time::timeout(PATIENCE, stream.read_to_end(&mut received)).await.unwrap().unwrap();
+    received
+}
+
+/// The answers in what was received: status and body each.
+fn answers(mut received: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    while !received.is_empty() {
+        let end = received.windows(4).position(|four| four == b"\r\n\r\n").expect("a whole head") + 4;
+        let head = String::from_utf8(received[..end].to_vec()).unwrap().to_ascii_lowercase();
+        let length =
+            head.split("content-length: ").nth(1).unwrap().split('\r').next().unwrap().parse::<usize>().unwrap();
+        found.push((head, received[end..end + length].to_vec()));
+        received = &received[end + length..];
+    }
+    found
+}
+
+/// A shorter way of asking once.
+async fn ask(secure: &Secure, path: &str) -> (String, Vec<u8>) {
+    let mut stream = secure.connect(b"http/1.1").await;
+    answers(&exchange(&mut stream, &get(path, "Connection: close\r\n")).await).remove(0)
+}
+
+#[tokio::test]
+async fn http_1_is_served_with_either_version_and_without_a_name() {
+    let secure = Secure::start(|config| config.tls.hsts = Duration::from_secs(3600)).await;
+    for (versions, protocol) in
+        [(&version::TLS13, &b"http/1.1"[..]), (&version::TLS12, b"http/1.1"), (&version::TLS13, b"")]
+    {
+        let mut stream = connect(&secure, &secure.certified.der, protocol, &[versions]).await.unwrap();
+        assert_eq!(stream.get_ref().1.protocol_version(), Some(versions.version));
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(protocol).filter(|name| !name.is_empty()));
+        // By the lane, by the library, and by the lane again.
+        let sent = [get("/v/attributes.json", ""), get("/info/v", ""), get("/none", "Connection: close\r\n")].concat();
+        let received = answers(&exchange(&mut stream, &sent).await);
+        let statuses: Vec<&str> = received.iter().map(|(head, _)| &head[9..12]).collect();
+        assert_eq!(statuses, ["200", "200", "404"]);
+        for (head, _) in &received {
+            assert!(head.contains("strict-transport-security: max-age=3600\r\n"), "{head}");
+        }
+        assert!(String::from_utf8_lossy(&received[1].1).contains("https://localhost/"), "{:?}", received[1]);
+    }
+    let without = Secure::start(|_| {}).await;
+    assert!(!ask(&without, "/v/attributes.json").await.0.contains("strict-transport-security"));
+    assert!(ask(&without, "/healthz").await.0.contains(" 200 "));
+}
+
+#[tokio::test]
+async fn http_2_is_served_as_alpn_agrees() {
+    let secure = Secure::start(|_| {}).await;
+    let stream = secure.connect(b"h2").await;
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.unwrap();
+    let running = tokio::spawn(connection);
+    let mut waiting = Vec::new();
+    for _ in 0..50 {
+        let request = Request::get("https://localhost/v/9/9/8").body(Empty::<Bytes>::new()).unwrap();
+        waiting.push(sender.send_request(request));
+    }
+    // All at once: one that is left lying takes the window of the others.
+    let taken = waiting.into_iter().map(|answer| async {
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status(), 200);
+        assert!(answer.into_body().collect().await.unwrap().to_bytes() == bytes(300_000));
+    });
+    futures_util::future::join_all(taken).await;
+    drop(sender);
+    running.await.unwrap().unwrap();
+    let refused = connect(&secure, &secure.certified.der, b"smtp", &[&version::TLS13]).await;
+    assert!(refused.is_err(), "it speaks none of that");
+}
+
+#[tokio::test]
+async fn large_answers_come_byte_for_byte() {
+    let secure = Secure::start(|config| config.limits.slice_budget = 4 << 20).await;
+    // A file as stored, twice: read, and from the cache or as before.
+    for _ in 0..2 {
+        let (head, body) = ask(&secure, "/v/9/9/9").await;
+        assert!(head.contains(" 200 "), "{head}");
+        assert!(body == bytes(LARGE), "{} bytes differ", body.len());
+        assert!(ask(&secure, "/v/9/9/8").await.1 == bytes(300_000));
+    }
+    // Streamed in bands, and in one piece over another way.
+    let (head, streamed) = ask(&secure, "/slice/v").await;
+    assert!(head.contains(" 200 "), "{head}");
+    let whole = Secure::start(|_| {}).await;
+    let (_, expected) = ask(&whole, "/slice/v").await;
+    assert!(streamed == expected && !streamed.is_empty());
+}
+
+#[tokio::test]
+async fn many_small_requests_at_once_are_answered_in_order() {
+    let secure = Secure::start(|_| {}).await;
+    let mut sent: String =
+        (0..1000).map(|n| get(["/v/attributes.json", "/v/9/9/8", "/none", "/info/v"][n % 4], "")).collect();
+    sent.push_str(&get("/healthz", "Connection: close\r\n"));
+    let (mut reader, mut writer) = tokio::io::split(secure.connect(b"http/1.1").await);
+    let writing = tokio::spawn(async move {
+        writer.write_all(sent.as_bytes()).await.unwrap();
+        writer
+    });
+    let mut received = Vec::new();
+    tokio::time::timeout(PATIENCE, reader.read_to_end(&mut received)).await.unwrap().unwrap();
+    drop(writing.await.unwrap());
+    let received = answers(&received);
+    assert_eq!(received.len(), 1001);
+    for (n, (head, body)) in received.iter().take(1000).enumerate() {
+        assert_eq!(&head[9..12], ["200", "200", "404", "200"][n % 4], "{n}");
+        assert!(n % 4 != 1 || *body == bytes(300_000), "{n}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_stops_sending_is_answered_what_is_at_hand_and_then_left() {
+    let secure = Secure::start(|_| {}).await;
+    // What waits is given up, as without TLS: the client has hung up.
+    for (path, count) in [("/v/attributes.json", 1), ("/slice/v", 0)] {
+        // From the second time on the file is at hand.
+        for _ in 0..2 {
+            assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
+        }
+        let mut stream = secure.connect(b"http/1.1").await;
+        stream.write_all(get(path, "").as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut received = Vec::new();
+        let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut received)).await.unwrap();
+        if count > 0 {
+            ended.unwrap();
+            assert_eq!(answers(&received).len(), count, "{path}");
+        }
+    }
+    assert!(ask(&secure, "/healthz").await.0.contains(" 200 "));
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_hung_up_on() {
+    let secure = Secure::start(|config| config.server.send_timeout = Duration::from_millis(300)).await;
+    for path in ["/v/9/9/9", "/slice/v"] {
+        let mut stream = secure.connect(b"http/1.1").await;
+        stream.write_all(get(path, "").as_bytes()).await.unwrap();
+        let mut first = [0; 100];
+        stream.read_exact(&mut first).await.unwrap();
+        // The server ends it while nobody reads: only then is there an end to what comes.
+        while running(&secure) > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let mut received = Vec::new();
+        let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut received)).await.unwrap();
+        assert!(ended.is_err() && received.len() < LARGE, "{path}: {ended:?} after {} bytes", received.len());
+    }
+}
+
+/// Connections of the server that are open, by what the kernel knows.
+fn running(secure: &Secure) -> usize {
+    let port = format!(":{:04X}", secure.server.address.port());
+    let table = fs::read_to_string("/proc/net/tcp").unwrap();
+    let words = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    words.filter(|words| words[1].ends_with(&port) && words[3] == "01").count()
+}
+
+#[tokio::test]
+async fn plain_http_is_told_and_other_bytes_are_hung_up_on() {
+    let secure = Secure::start(|_| {}).await;
+    let mut stream = secure.plain().await;
+    stream.write_all(get("/v/attributes.json", "").as_bytes()).await.unwrap();
+    let mut received = String::new();
+    // The hint comes at once; the end when the client has closed its side, too.
+    let mut buffer = vec![0; 4096];
+    while !received.ends_with("http://.\n") {
+        let count = tokio::time::timeout(PATIENCE, stream.read(&mut buffer)).await.unwrap().unwrap();
+        assert!(count > 0, "{received}");
+        received.push_str(std::str::from_utf8(&buffer[..count]).unwrap());
+    }
+    assert!(received.starts_with("HTTP/1.1 400 ") && received.contains("speaks TLS"), "{received}");
+    assert_eq!(answers(received.as_bytes()).len(), 1);
+    for junk in [&b"\0\0\0"[..], b"\x16\x03\x01\xff\xff\0\0", b"ssh-2.0\r\n"] {
+        let mut stream = secure.plain().await;
+        stream.write_all(junk).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut received = Vec::new();
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut received)).await.unwrap();
+        assert!(!received.starts_with(b"HTTP"), "{junk:?}");
+    }
+    assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
+}
+
+#[tokio::test]
+async fn a_handshake_has_its_time_and_takes_a_place() {
+    let secure = Secure::start(|config| {
+        // The one that is served must shake hands within it, too, however busy this machine is.
+        config.tls.handshake_timeout = Duration::from_secs(6);
+        config.server.max_connections = 3;
+    })
+    .await;
+    let mut slow = Vec::new();
+    for sent in [&b""[..], b"\x16", b"\x16\x03\x01\x02\x00\x01"] {
+        let mut stream = secure.plain().await;
+        stream.write_all(sent).await.unwrap();
+        slow.push(stream);
+    }
+    // All places are taken, until the time of one is over.
+    assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
+    for mut stream in slow {
+        let mut received = Vec::new();
+        let closed = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut received)).await;
+        assert!(closed.is_ok() && received.is_empty(), "{received:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_health_check_speaks_tls_and_the_configuration_is_checked_with_its_files() {
+    let secure = Secure::start(|_| {}).await;
+    let program = |check: &'static str, key: &str| {
+        let (directory, address) = (secure.directory.path().to_owned(), secure.server.address.to_string());
+        let key = directory.join(key);
+        tokio::task::spawn_blocking(move || {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_n5-server"));
+            command.args([check, "--listen", &address]);
+            command.args(["--set", &format!("tls.certificate={}", directory.join("tls.crt").display())]);
+            command.args(["--set", &format!("tls.key={}", key.display())]);
+            command.output().unwrap()
+        })
+    };
+    let healthy = program("--healthcheck", "tls.key").await.unwrap();
+    assert!(healthy.status.success(), "{}", String::from_utf8_lossy(&healthy.stderr));
+    assert!(program("--check-config", "tls.key").await.unwrap().status.success());
+    let refused = program("--check-config", "tls.crt").await.unwrap();
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("no private key"));
+}
+
+#[tokio::test]
+async fn an_open_connection_is_let_go_at_the_end_and_an_answer_is_finished() {
+    let secure = Secure::start(|_| {}).await;
+    let mut idle = secure.connect(b"http/1.1").await;
+    let mut busy = secure.connect(b"http/1.1").await;
+    let shaking = secure.plain().await;
+    busy.write_all(get("/v/9/9/9", "").as_bytes()).await.unwrap();
+    let mut first = [0; 1000];
+    busy.read_exact(&mut first).await.unwrap();
+    secure.server.stop.send(()).unwrap();
+    let mut received = first.to_vec();
+    tokio::time::timeout(PATIENCE, busy.read_to_end(&mut received)).await.unwrap().unwrap();
+    assert!(answers(&received)[0].1 == bytes(LARGE));
+    // The end is said, not only made.
+    assert_eq!(tokio::time::timeout(PATIENCE, idle.read(&mut first)).await.unwrap().unwrap(), 0);
+    tokio::time::timeout(PATIENCE, secure.server.ended).await.unwrap().unwrap();
+    drop(shaking);
+}
+
+#[tokio::test]
+async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
+    let secure = Secure::start(|_| {}).await;
+    let mut old = secure.connect(b"http/1.1").await;
+    old.write_all(get("/v/attributes.json", "").as_bytes()).await.unwrap();
+    let mut first = [0; 12];
+    old.read_exact(&mut first).await.unwrap();
+    let path = secure.directory.path();
+    // A pair that does not fit, one that is over, one that is early, and no certificate: none of them is ever used.
+    let (other, over, early) = (certified(), expired(), early());
+    for (certificate, key) in [
+        (&other.certificate, &secure.certified.key),
+        (&over.certificate, &over.key),
+        (&early.certificate, &early.key),
+        (&"nothing".to_owned(), &other.key),
+    ] {
+        fs::write(path.join("tls.crt"), certificate).unwrap();
+        fs::write(path.join("tls.key"), key).unwrap();
+        // Longer than it takes to look twice.
+        let until = tokio::time::Instant::now() + Duration::from_millis(2500);
+        while tokio::time::Instant::now() < until {
+            assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+    // As it is renewed: one file after the other.
+    let new = certified();
+    fs::write(path.join("tls.key"), &new.key).unwrap();
+    assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
+    fs::write(path.join("tls.crt"), &new.certificate).unwrap();
+    let mut tries = 0;
+    while connect(&secure, &new.der, b"http/1.1", &[&version::TLS13]).await.is_err() {
+        tries += 1;
+        assert!(tries < 300, "the new certificate is not used");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(connect(&secure, &secure.certified.der, b"http/1.1", &[&version::TLS13]).await.is_err());
+    // What was connected before goes on.
+    let rest = exchange(&mut old, &get("/info/v", "Connection: close\r\n")).await;
+    let received = answers(&[&first[..], &rest].concat());
+    assert_eq!(received.len(), 2);
+    assert!(received[1].0.contains(" 200 "));
+}
+
+#[tokio::test]
+async fn a_certificate_is_exchanged_as_kubernetes_does_it() {
+    let secure = Secure::start(|_| {}).await;
+    let path = secure.directory.path();
+    // Files are links into `..data`, which is a link to the directory of one version, and is replaced as a whole.
+    let version = |name: &str, pair: &Certified| {
+        fs::create_dir(path.join(name)).unwrap();
+        write(&path.join(name), pair);
+        symlink(name, path.join("..data_tmp")).unwrap();
+        fs::rename(path.join("..data_tmp"), path.join("..data")).unwrap();
+    };
+    version("..1", &secure.certified);
+    for name in ["tls.crt", "tls.key"] {
+        symlink(Path::new("..data").join(name), path.join("link")).unwrap();
+        fs::rename(path.join("link"), path.join(name)).unwrap();
+    }
+    assert!(ask(&secure, "/healthz").await.0.contains(" 200 "));
+    let new = certified();
+    version("..2", &new);
+    fs::remove_dir_all(path.join("..1")).unwrap();
+    let begun = tokio::time::Instant::now();
+    while connect(&secure, &new.der, b"http/1.1", &[&version::TLS13]).await.is_err() {
+        assert!(begun.elapsed() < PATIENCE, "the new certificate is not used");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn cached_answers_wait_for_a_reader_who_stops_and_are_then_given_up() {
+    const ASKED: usize = 300;
+    let secure = Secure::start(|config| config.server.send_timeout = Duration::from_millis(500)).await;
+    // From the second time on it is cached, and the lane's.
+    for _ in 0..3 {
+        assert!(ask(&secure, "/v/9/9/8").await.1 == bytes(300_000));
+    }
+    let (mut reader, mut writer) = tokio::io::split(secure.connect(b"http/1.1").await);
+    writer.write_all(get("/v/9/9/8", "").repeat(ASKED).as_bytes()).await.unwrap();
+    let mut received = vec![0; 1000];
+    reader.read_exact(&mut received).await.unwrap();
+    while running(&secure) > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let ended = tokio::time::timeout(PATIENCE, reader.read_to_end(&mut received)).await.unwrap();
+    // What was on its way is whole answers and a part of one, and far from all.
+    assert!(ended.is_err() && received.len() < ASKED * 300_000 / 2, "{ended:?} after {} bytes", received.len());
+    let answer = received.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+    let body = &received[answer..received.len().min(answer + 300_000)];
+    assert!(body == &bytes(300_000)[..body.len()]);
+    assert!(ask(&secure, "/v/9/9/8").await.1 == bytes(300_000));
+}
+
+/// The beginning of a handshake, of which the rest does not come.
+const HALF: &[u8] = b"\x16\x03\x01\x02\x00\x01";
+
+#[tokio::test]
+async fn only_so_many_handshakes_are_under_way_and_others_wait_for_their_turn() {
+    let secure = Secure::start(|config| config.tls.handshake_timeout = PATIENCE).await;
+    let mut half = Vec::new();
+    for _ in 0..n5_server::config::Tls::HANDSHAKES {
+        let mut stream = secure.plain().await;
+        stream.write_all(HALF).await.unwrap();
+        half.push(stream);
+    }
+    // The server may not have seen all of them yet.
+    for tries in 0.. {
+        let versions = [&version::TLS13];
+        let mut shaking = std::pin::pin!(connect(&secure, &secure.certified.der, b"", &versions));
+        if let Ok(done) = tokio::time::timeout(Duration::from_millis(500), &mut shaking).await {
+            assert!(done.is_ok() && tries < 100, "there is always room for one more");
+            continue;
+        }
+        drop(half.pop());
+        shaking.await.unwrap();
+        break;
+    }
+}
+
+#[tokio::test]
+async fn a_probe_that_only_connects_is_no_handshake() {
+    let (n5, certified, directory) = (N5::new(), certified(), tempfile::tempdir().unwrap());
+    write(directory.path(), &certified);
+    let [certificate, key] = ["tls.crt", "tls.key"].map(|name| directory.path().join(name).display().to_string());
+    let program = Program::start(&format!(
+        "tls.certificate = {certificate:?}\ntls.key = {key:?}\n[[containers]]\nroot = {:?}\n",
+        n5.root().display().to_string()
+    ));
+    let address = program.address.parse().unwrap();
+    for _ in 0..5 {
+        drop(TcpStream::connect(address).await.unwrap());
+    }
+    let mut broken = TcpStream::connect(address).await.unwrap();
+    broken.write_all(HALF).await.unwrap();
+    drop(broken);
+    let begun = tokio::time::Instant::now();
+    loop {
+        let mut stream = connect_to(address, &certified.der, b"http/1.1", &[&version::TLS13]).await.unwrap();
+        let received = exchange(&mut stream, &get("/metrics", "Connection: close\r\n")).await;
+        let (_, text) = answers(&received).remove(0);
+        let text = String::from_utf8(text).unwrap();
+        let value = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+            value.parse::<f64>().unwrap() as u64
+        };
+        // Nothing is left of them but what asks.
+        if value("n5_connections_open") == 1 && value("n5_connections_accepted_total") >= 7 {
+            assert_eq!(value("n5_tls_handshakes_total{result=\"failed\"}"), 1);
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{text}");
+    }
+}

@@ -1,0 +1,702 @@
+//! Clients that mean harm, against the real program: each gets a status or is hung up on, the next client is served at
+//! once, and neither memory nor descriptors are lost.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::writer::N5;
+
+/// Longer than anything here takes, unless it hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A request whose answer would repeat this was not meant to be seen as one.
+const SMUGGLED: &str = "GET /attributes.json HTTP/1.1\r\nHost: x\r\nX-Request-Id: smuggled\r\n\r\n";
+
+pub(crate) struct Program {
+    child: Child,
+    address: String,
+    _n5: N5,
+}
+
+impl Program {
+    pub(crate) fn start(settings: &[&str]) -> Self {
+        let n5 = N5::new();
+        n5.dataset("v", &[64, 64], &[32, 32], "raw").fill(|_| true, |_| false);
+        n5.file("v/0/2", vec![7; 8 << 20]);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
+        command.arg(n5.root()).args(["--listen", "127.0.0.1:0", "--set", "log.level=error"]);
+        for setting in settings {
+            command.args(["--set", setting]);
+        }
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().rsplit_once("http://").unwrap().1.trim_end_matches('/').to_owned();
+        Self { child, address, _n5: n5 }
+    }
+
+    fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// What the kernel says under this name, in MiB: what is resident now, or was at most.
+    fn mib(&self, name: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+    }
+
+    pub(crate) async fn connect(&self) -> TcpStream {
+        TcpStream::connect(&self.address).await.unwrap()
+    }
+
+    /// What the server answers until it hangs up, or says no more for a while.
+    async fn exchange(&self, sent: &[u8]) -> String {
+        String::from_utf8_lossy(&self.received(sent).await).into_owned()
+    }
+
+    /// As [`Self::exchange`], as it came.
+    pub(crate) async fn received(&self, sent: &[u8]) -> Vec<u8> {
+        let (mut reader, mut writer) = self.connect().await.into_split();
+        let sent = sent.to_vec();
+        // It may hang up before it has read all.
+        let writing = tokio::spawn(async move {
+            let _ = writer.write_all(&sent).await;
+            writer
+        });
+        let mut received = Vec::new();
+        tokio::time::timeout(PATIENCE, reader.read_to_end(&mut received))
+            .await
+            .expect("a connection that is left open")
+            .ok();
+        writing.abort();
+        received
+    }
+
+    /// Somebody else is served.
+    async fn serves(&self) {
+        let answer = self.exchange(b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+
+    /// After what has been done to it, it is as it was.
+    pub(crate) async fn is_well(&mut self, before: &Before) {
+        self.serves().await;
+        assert!(!self.has_ended(), "it has died");
+        let peak = self.mib("VmHWM");
+        assert!(peak <= before.most_mib, "{peak} MiB at most; before: {before:?}");
+        let begun = Instant::now();
+        // Connections end in their own time.
+        loop {
+            let (descriptors, resident) = (self.descriptors(), self.mib("VmRSS"));
+            if descriptors <= before.descriptors + 2 && resident <= before.resident_mib + 48 {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{descriptors} descriptors, {resident} MiB; before: {before:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// How it is before an attack that should take hardly any memory.
+    pub(crate) async fn before(&self) -> Before {
+        self.serves().await;
+        // The most memory is counted anew.
+        fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5").unwrap();
+        let resident_mib = self.mib("VmRSS");
+        Before { descriptors: self.descriptors(), resident_mib, most_mib: resident_mib + 64 }
+    }
+
+    /// As [`Self::before`], of one that may take what the budgets and caches allow (docs/DEPLOYMENT.md).
+    pub(crate) async fn before_large_answers(&self) -> Before {
+        Before { most_mib: 600, ..self.before().await }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Before {
+    descriptors: usize,
+    resident_mib: u64,
+    most_mib: u64,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn statuses(answers: &str) -> Vec<&str> {
+    let after = answers.match_indices("HTTP/1.").filter_map(|(at, _)| answers.get(at + 8..at + 12));
+    after.filter_map(|text| text.strip_prefix(' ').filter(|status| status.parse::<u16>().is_ok())).collect()
+}
+
+/// What a request is named, its head, and the status of its answer. Where several are right, none is, too.
+type Shape = (&'static str, String, &'static [&'static str]);
+
+/// Requests whose bodies two readers could end at different places. Each is followed by `length` bytes that only a
+/// confused reader takes for a request.
+fn lengths(length: usize) -> Vec<Shape> {
+    vec![
+        ("length", format!("POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"), &["405"]),
+        ("length of a GET", format!("GET /v/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"), &["200"]),
+        (
+            "chunked GET",
+            format!("GET /v/0/0 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n{length:x}\r\n"),
+            &["200"],
+        ),
+        (
+            "two lengths",
+            format!("POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nContent-Length: {length}\r\n\r\n"),
+            &["400"],
+        ),
+        ("a list of lengths", format!("POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: 0, {length}\r\n\r\n"), &["400"]),
+        ("a length with a sign", format!("POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: +{length}\r\n\r\n"), &["400"]),
+        ("a negative length", "POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n".to_owned(), &["400"]),
+        (
+            "a hexadecimal length",
+            format!("POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: 0x{length:x}\r\n\r\n"),
+            &["400"],
+        ),
+        (
+            "a length beyond 64 bits",
+            "POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: 18446744073709551616\r\n\r\n".to_owned(),
+            &["400"],
+        ),
+        ("an empty length", "POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: \r\n\r\n".to_owned(), &["400"]),
+        (
+            "length and chunked",
+            format!(
+                "POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+            ),
+            &["400", "405"],
+        ),
+        (
+            "chunked and length",
+            format!(
+                "POST /v HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: {length}\r\n\r\n0\r\n\r\n"
+            ),
+            &["400", "405"],
+        ),
+        ("another encoding", "POST /v HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n".to_owned(), &["400"]),
+        (
+            "chunked is not the last",
+            "POST /v HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n".to_owned(),
+            &["400"],
+        ),
+    ]
+}
+
+/// Heads that two readers could take for different ones.
+fn heads(length: usize) -> Vec<Shape> {
+    vec![
+        (
+            "a space before the colon",
+            format!("POST /v HTTP/1.1\r\nHost: x\r\nContent-Length : {length}\r\n\r\n"),
+            &["400"],
+        ),
+        (
+            "a space before the colon of chunked",
+            "POST /v HTTP/1.1\r\nHost: x\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n".to_owned(),
+            &["400"],
+        ),
+        (
+            "a folded header",
+            format!("POST /v HTTP/1.1\r\nHost: x\r\nX: a\r\n Content-Length: {length}\r\n\r\n"),
+            &["400"],
+        ),
+        ("a fold at once", format!("POST /v HTTP/1.1\r\n Content-Length: {length}\r\nHost: x\r\n\r\n"), &["400"]),
+        ("a NUL in a value", "POST /v HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n".to_owned(), &["400"]),
+        ("a NUL in a name", "POST /v HTTP/1.1\r\nHost: x\r\nX\0: a\r\n\r\n".to_owned(), &["400"]),
+        (
+            "a CR within a value",
+            format!("POST /v HTTP/1.1\r\nHost: x\r\nX: a\rContent-Length: {length}\r\n\r\n"),
+            &["400"],
+        ),
+        ("no name", "POST /v HTTP/1.1\r\nHost: x\r\n: a\r\n\r\n".to_owned(), &["400"]),
+        ("no colon", "POST /v HTTP/1.1\r\nHost: x\r\nnothing\r\n\r\n".to_owned(), &["400"]),
+        ("HTTP/0.9", "GET /v/0/0\r\n".to_owned(), &["400"]),
+        ("HTTP/3.0", "GET /v/0/0 HTTP/3.0\r\nHost: x\r\n\r\n".to_owned(), &["400", "505"]),
+        ("HTTP/1.2", "GET /v/0/0 HTTP/1.2\r\nHost: x\r\n\r\n".to_owned(), &["400", "505"]),
+        (
+            "a chunk size that is none",
+            "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".to_owned(),
+            &["200", "400"],
+        ),
+        (
+            "a chunk beyond 64 bits",
+            "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n10000000000000000\r\n".to_owned(),
+            &["200", "400"],
+        ),
+        (
+            "a chunk with an endless extension",
+            format!(
+                "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;{}\r\na\r\n",
+                "x".repeat(100_000)
+            ),
+            &["200", "400"],
+        ),
+        (
+            "a chunk that is not ended",
+            "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab".to_owned(),
+            &["200", "400"],
+        ),
+        (
+            "an upgrade",
+            "GET /v/0/0 HTTP/1.0\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n".to_owned(),
+            &["200"],
+        ),
+        (
+            "HTTP/1.0 chunked",
+            "POST /v HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".to_owned(),
+            &["400", "405"],
+        ),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_is_smuggled_within_another() {
+    let mut server = Program::start(&["server.header_timeout=500ms"]);
+    let before = server.before().await;
+    for (name, head, allowed) in [lengths(SMUGGLED.len()), heads(SMUGGLED.len())].concat() {
+        // Alone, and behind one that the lane answers.
+        for first in ["", "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n"] {
+            let answers = server.exchange(format!("{first}{head}{SMUGGLED}").as_bytes()).await;
+            assert!(!answers.contains("smuggled"), "{name}: {answers}");
+            let statuses = statuses(&answers);
+            let own = if first.is_empty() { statuses.first() } else { statuses.get(1) };
+            let is_right = own.map_or(allowed.len() > 1, |status| allowed.contains(status));
+            assert!(is_right, "{name} after {first:?}: {own:?}");
+            assert!(statuses.len() <= 1 + usize::from(!first.is_empty()), "{name}: {statuses:?}");
+        }
+    }
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_of_sound_framing_are_answered_each_once_and_in_turn() {
+    let mut server = Program::start(&["server.header_timeout=500ms"]);
+    let before = server.before().await;
+    let end = "GET /v/0/1 HTTP/1.1\r\nHost: x\r\nX-Request-Id: last\r\nConnection: close\r\n\r\n";
+    for (name, sent, expected) in [
+        ("empty lines first", "\r\n\r\nGET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n", vec!["200", "200"]),
+        ("bare line feeds", "GET /v/0/0 HTTP/1.1\nHost: x\n\n", vec!["200", "200"]),
+        ("a body that is sent", "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", vec!["200", "200"]),
+        (
+            "the same length twice",
+            "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+            vec!["200", "200"],
+        ),
+        (
+            "chunks",
+            "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: y\r\n\r\n",
+            vec!["200", "200"],
+        ),
+        ("an absolute target", "GET http://elsewhere/v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n", vec!["200", "200"]),
+        ("an asterisk", "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", vec!["204", "200"]),
+        (
+            "lane, library, lane",
+            "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\nGET /slice/v HTTP/1.1\r\nHost: x\r\n\r\nGET /v/9/9 HTTP/1.1\r\nHost: x\r\n\r\n",
+            vec!["200", "200", "404", "200"],
+        ),
+        (
+            "HEAD between",
+            "HEAD /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\nHEAD /info/v HTTP/1.1\r\nHost: x\r\n\r\n",
+            vec!["200", "200", "200"],
+        ),
+    ] {
+        let answers = server.exchange(format!("{sent}{end}").as_bytes()).await;
+        assert_eq!(statuses(&answers), expected, "{name}");
+        assert_eq!(answers.matches("x-request-id: last").count(), 1, "{name}");
+    }
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_too_long_is_refused_and_what_is_odd_is_a_defined_answer() {
+    let mut server = Program::start(&["server.header_timeout=500ms"]);
+    let before = server.before().await;
+    let get = |target: &str| format!("GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").into_bytes();
+    let headers = |count: usize| {
+        format!("GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{}\r\n", "a: b\r\n".repeat(count)).into_bytes()
+    };
+    let long = |name: usize, value: usize| {
+        let line = format!("{}: {}", "a".repeat(name), "b".repeat(value));
+        format!("GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{line}\r\n\r\n").into_bytes()
+    };
+    let nines = "9".repeat(5000);
+    let cases: Vec<(&str, Vec<u8>, &[&str])> = vec![
+        ("a target of 60 KB", get(&format!("/{}", "a".repeat(60_000))), &["404"]),
+        ("a target of 70 KB", get(&format!("/{}", "a".repeat(70_000))), &["404", "414"]),
+        ("a target of 1 MB", get(&format!("/{}", "a".repeat(1 << 20))), &["414", "431"]),
+        ("30,000 segments", get(&"/a".repeat(30_000)), &["400", "404"]),
+        ("a query of 60 KB", get(&format!("/slice/v?start={}", "1,".repeat(30_000))), &["400", "414"]),
+        ("40 headers", headers(40), &["200"]),
+        ("90 headers", headers(90), &["200"]),
+        ("200 headers", headers(200), &["431"]),
+        ("50,000 headers", headers(50_000), &["431"]),
+        ("a value of 80 KB", long(1, 80_000), &["200"]),
+        ("a value of 1 MB", long(1, 1 << 20), &["431"]),
+        ("a name of 80 KB", long(80_000, 1), &["200", "400", "431"]),
+        (
+            "a method of 80 KB",
+            [vec![b'A'; 80_000], b" / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec()].concat(),
+            &["400", "405"],
+        ),
+        ("an encoded slash", get("/n5/v%2f0/0"), &["400"]),
+        ("an encoded way up", get("/n5/..%2f..%2fetc/passwd"), &["400"]),
+        ("dots, encoded", get("/n5/%2e%2e/%2e%2e/etc/passwd"), &["400"]),
+        ("twice encoded", get("/n5/%252e%252e/x/attributes.json"), &["404"]),
+        ("NUL", get("/n5/v%00/0"), &["400"]),
+        ("no UTF-8", get("/n5/%c0%ae%c0%ae/0"), &["400"]),
+        ("raw octets", b"GET /n5/\xff\xfe HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".to_vec(), &["400"]),
+        (
+            "a header that is no UTF-8",
+            b"GET /v/0/0 HTTP/1.1\r\nHost: \xff\r\nX-Request-Id: \xff\r\nConnection: close\r\n\r\n".to_vec(),
+            &["200"],
+        ),
+        ("half an escape", get("/slice/v?start=%4"), &["400"]),
+        ("an escape that is none", get("/slice/v?%zz=1"), &["400"]),
+        ("numbers beyond 64 bits", get("/slice/v?start=18446744073709551616,0"), &["400"]),
+        ("numbers of 5000 digits", get(&format!("/slice/v?start={nines},0")), &["400"]),
+        ("a block of 5000 digits", get(&format!("/v/{nines}/0")), &["404"]),
+        ("the largest step", get("/slice/v?step=9223372036854775807,9223372036854775807"), &["200"]),
+        (
+            "the largest size",
+            get("/slice/v?start=0,0&size=9223372036854775807,9223372036854775807&outside=zero"),
+            &["413"],
+        ),
+        (
+            "a range of 5000 digits",
+            format!("GET /v/0/0 HTTP/1.1\r\nHost: x\r\nRange: bytes={nines}-\r\nConnection: close\r\n\r\n")
+                .into_bytes(),
+            &["416"],
+        ),
+        (
+            "1000 ranges",
+            format!(
+                "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nRange: bytes={}\r\nConnection: close\r\n\r\n",
+                "0-0,".repeat(1000)
+            )
+            .into_bytes(),
+            &["200", "416"],
+        ),
+        (
+            "1000 entity tags",
+            format!(
+                "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nIf-None-Match: {}\"x\"\r\nConnection: close\r\n\r\n",
+                "\"y\", ".repeat(1000)
+            )
+            .into_bytes(),
+            &["200"],
+        ),
+        (
+            "5000 media types",
+            format!(
+                "GET / HTTP/1.1\r\nHost: x\r\nAccept: {}*/*\r\nConnection: close\r\n\r\n",
+                "a/b;q=0.1, ".repeat(5000)
+            )
+            .into_bytes(),
+            &["200"],
+        ),
+    ];
+    for (name, request, allowed) in &cases {
+        let answer = server.exchange(request).await;
+        let status = statuses(&answer).first().copied();
+        assert!(status.is_some_and(|status| allowed.contains(&status)), "{name}: {status:?}");
+        assert!(!answer.contains("root:"), "{name}");
+    }
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_clients_are_hung_up_on_while_others_are_served() {
+    let mut server = Program::start(&["server.header_timeout=1s", "server.send_timeout=1s"]);
+    let before = server.before().await;
+    let kinds = [
+        "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: ",
+        "\r\n",
+        "POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n",
+        "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n",
+        "GET /slice/v HTTP/1.1\r\nHost: x\r\n\r\nGET /v/0/0 HTTP/1.1\r\nX",
+        "PRI * HTTP/2.0\r\n\r\n",
+    ];
+    let mut clients = Vec::new();
+    for number in 0..120 {
+        let connection = server.connect().await;
+        let first = kinds[number % kinds.len()];
+        clients.push(tokio::spawn(async move {
+            let (mut reader, mut writer) = connection.into_split();
+            let trickle = async {
+                let _ = writer.write_all(first.as_bytes()).await;
+                while writer.write_all(b"a").await.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            };
+            let mut received = Vec::new();
+            tokio::select! {
+                _ = reader.read_to_end(&mut received) => {}
+                () = trickle => {}
+            }
+        }));
+    }
+    for _ in 0..10 {
+        server.serves().await;
+    }
+    for (number, client) in clients.into_iter().enumerate() {
+        let ended = tokio::time::timeout(PATIENCE, client).await;
+        assert!(ended.is_ok(), "{:?} is left open", kinds[number % kinds.len()]);
+    }
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_takes_nothing_of_a_large_answer_is_hung_up_on() {
+    let mut server = Program::start(&["server.send_timeout=1s", "server.header_timeout=2s"]);
+    let before = server.before_large_answers().await;
+    let mut clients = Vec::new();
+    for path in ["/v/0/2", "/n5/v/0/2?x", "/slice/v?start=0,0&size=4000,4000&outside=zero"] {
+        for _ in 0..8 {
+            let mut connection = server.connect().await;
+            connection.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+            clients.push(connection);
+        }
+    }
+    server.serves().await;
+    // Without a byte read, the descriptors come back: the clients here keep theirs.
+    server.is_well(&before).await;
+    drop(clients);
+}
+
+/// HTTP/2 by hand, to say what no library says.
+pub(crate) mod h2 {
+    pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    pub(crate) const DATA: u8 = 0;
+    pub(crate) const HEADERS: u8 = 1;
+    pub(crate) const RESET: u8 = 3;
+    pub(crate) const SETTINGS: u8 = 4;
+    pub(crate) const PING: u8 = 6;
+    pub(crate) const GOAWAY: u8 = 7;
+    pub(crate) const WINDOW_UPDATE: u8 = 8;
+    pub(crate) const CONTINUATION: u8 = 9;
+    pub(crate) const ACK: u8 = 1;
+    pub(crate) const END_STREAM: u8 = 1;
+    pub(crate) const END_HEADERS: u8 = 4;
+
+    pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    }
+
+    /// `GET path`, in HPACK without compression.
+    pub(crate) fn get(path: &str) -> Vec<u8> {
+        let length = u8::try_from(path.len()).unwrap();
+        [&[0x82, 0x86, 0x04, length], path.as_bytes(), &[0x01, 1, b'x']].concat()
+    }
+
+    pub(crate) fn request(stream: u32, path: &str) -> Vec<u8> {
+        frame(HEADERS, END_STREAM | END_HEADERS, stream, &get(path))
+    }
+
+    pub(crate) fn begin(settings: &[u8]) -> Vec<u8> {
+        [PREFACE, &frame(SETTINGS, 0, 0, settings), &frame(SETTINGS, ACK, 0, &[])].concat()
+    }
+
+    /// The kinds of the frames received.
+    pub(crate) fn kinds(mut bytes: &[u8]) -> Vec<u8> {
+        let mut kinds = Vec::new();
+        while let [a, b, c, kind, ..] = *bytes {
+            kinds.push(kind);
+            let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+            bytes = bytes.get(9 + length..).unwrap_or_default();
+        }
+        kinds
+    }
+}
+
+/// Sends `frames` again and again, `times` times in all, to whoever reads or not; what came back.
+async fn flood(
+    server: &Program,
+    begin: Vec<u8>,
+    times: u32,
+    reads: bool,
+    frames: impl Fn(u32) -> Vec<u8> + Send + 'static,
+) -> Vec<u8> {
+    let (mut reader, mut writer) = server.connect().await.into_split();
+    let sending = tokio::spawn(async move {
+        writer.write_all(&begin).await?;
+        for number in 0..times {
+            writer.write_all(&frames(number)).await?;
+        }
+        std::io::Result::Ok(writer)
+    });
+    let mut received = Vec::new();
+    if reads {
+        // Until the server hangs up, at the latest because nothing is asked for.
+        let until = async {
+            let _ = reader.read_to_end(&mut received).await;
+        };
+        tokio::time::timeout(PATIENCE, until).await.expect("a connection that is left open");
+        sending.abort();
+    } else {
+        // What is not read has to stop the server some day, which then hangs up; or else it takes all.
+        let ended = tokio::time::timeout(PATIENCE, sending).await;
+        assert!(ended.is_ok(), "what is sent is neither taken nor refused");
+    }
+    received
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn floods_of_http2_frames_cost_their_sender_the_connection_or_nothing() {
+    let mut server = Program::start(&["server.header_timeout=1s", "server.send_timeout=1s"]);
+    let before = server.before().await;
+    // CVE-2023-44487: requests that are taken back at once.
+    let reset = |number: u32| {
+        let stream = 2 * number + 1;
+        [h2::request(stream, "/slice/v"), h2::frame(h2::RESET, 0, stream, &8u32.to_be_bytes())].concat()
+    };
+    let received = flood(&server, h2::begin(&[]), 100_000, true, reset).await;
+    assert!(h2::kinds(&received).contains(&h2::GOAWAY), "requests are taken back without end");
+    server.is_well(&before).await;
+
+    // A head that never ends.
+    let begun = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_STREAM, 1, &h2::get("/v/0/0"))].concat();
+    let received =
+        flood(&server, begun, 100_000, true, |_| h2::frame(h2::CONTINUATION, 0, 1, &[0, 1, b'a', 1, b'b'])).await;
+    assert!(h2::kinds(&received).contains(&h2::GOAWAY), "a head goes on without end");
+    server.is_well(&before).await;
+
+    // The same in frames that hold nothing.
+    let begun = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_STREAM, 1, &h2::get("/v/0/0"))].concat();
+    let received = flood(&server, begun, 100_000, true, |_| h2::frame(h2::CONTINUATION, 0, 1, &[])).await;
+    assert!(h2::kinds(&received).contains(&h2::GOAWAY), "a head goes on without end");
+    server.is_well(&before).await;
+
+    for reads in [true, false] {
+        flood(&server, h2::begin(&[]), 200_000, reads, |_| h2::frame(h2::PING, 0, 0, &[7; 8])).await;
+        server.is_well(&before).await;
+        flood(&server, h2::begin(&[]), 200_000, reads, |_| h2::frame(h2::SETTINGS, 0, 0, &[0, 4, 0, 0, 255, 255]))
+            .await;
+        server.is_well(&before).await;
+        flood(&server, h2::begin(&[]), 200_000, reads, |_| h2::frame(h2::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])).await;
+        server.is_well(&before).await;
+        flood(&server, h2::begin(&[]), 200_000, reads, |_| h2::frame(0x42, 0, 0, &[1; 64])).await;
+        server.is_well(&before).await;
+    }
+
+    // Compressed heads that are large: one long header in the table, named a thousand times.
+    let long = [&[0x40, 1, b'a', 0x7f, 0x81, 0x1e][..], &[b'b'; 4000]].concat();
+    let heads = move |number: u32| {
+        let block = [h2::get("/v/0/0"), if number == 0 { long.clone() } else { vec![0xbe; 4000] }].concat();
+        h2::frame(h2::HEADERS, h2::END_STREAM | h2::END_HEADERS, 2 * number + 1, &block)
+    };
+    flood(&server, h2::begin(&[]), 1000, true, heads).await;
+    server.is_well(&before).await;
+}
+
+/// The kinds of the frames that come back until one of them refuses what was sent.
+async fn refused(server: &Program, name: &str, sent: &[u8]) -> Vec<u8> {
+    let mut connection = server.connect().await;
+    connection.write_all(&[h2::begin(&[]), sent.to_vec()].concat()).await.unwrap();
+    let mut received = Vec::new();
+    loop {
+        let read = tokio::time::timeout(PATIENCE, connection.read_buf(&mut received)).await;
+        let kinds = h2::kinds(&received);
+        if kinds.iter().any(|kind| [h2::GOAWAY, h2::RESET].contains(kind)) {
+            return kinds;
+        }
+        assert!(read.is_ok_and(|read| read.is_ok_and(|bytes| bytes > 0)), "{name} is not refused: {kinds:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frames_that_are_none_end_the_connection() {
+    let mut server = Program::start(&["server.header_timeout=60s"]);
+    let before = server.before().await;
+    for (name, sent) in [
+        ("a frame on an even stream", h2::request(2, "/v/0/0")),
+        ("a stream used again", [h2::request(5, "/v/0/0"), h2::request(3, "/v/0/0")].concat()),
+        ("headers on stream 0", h2::request(0, "/v/0/0")),
+        ("a ping of 7 bytes", h2::frame(h2::PING, 0, 0, &[0; 7])),
+        ("settings of 5 bytes", h2::frame(h2::SETTINGS, 0, 0, &[0; 5])),
+        ("a window beyond 2^31", h2::frame(h2::SETTINGS, 0, 0, &[0, 4, 0xff, 0xff, 0xff, 0xff])),
+        ("a window update of 0", h2::frame(h2::WINDOW_UPDATE, 0, 0, &[0; 4])),
+        ("a continuation of nothing", h2::frame(h2::CONTINUATION, h2::END_HEADERS, 1, &[])),
+        ("a frame of 16 MB", vec![0xff, 0xff, 0xff, h2::HEADERS, 0, 0, 0, 0, 1]),
+        ("HPACK that names nothing", h2::frame(h2::HEADERS, h2::END_STREAM | h2::END_HEADERS, 1, &[0xff, 0xff, 0xff])),
+        ("nonsense", vec![0x55; 4000]),
+    ] {
+        let kinds = refused(&server, name, &sent).await;
+        assert!(kinds.contains(&h2::GOAWAY), "{name}: {kinds:?}");
+    }
+    // Nor can a request be written so that its parts become headers of another protocol.
+    for (name, headers) in [
+        ("an upper-case name", &[0x00u8, 1, b'A', 1, b'b'][..]),
+        ("a line feed in a value", &[0x00, 1, b'a', 3, b'b', b'\n', b'c']),
+        (
+            "a connection header",
+            &[0x00, 10, b'c', b'o', b'n', b'n', b'e', b'c', b't', b'i', b'o', b'n', 5, b'c', b'l', b'o', b's', b'e'],
+        ),
+        ("a second path", &[0x04, 2, b'/', b'v']),
+    ] {
+        let block = [h2::get("/v/0/0"), headers.to_vec()].concat();
+        let kinds = refused(&server, name, &h2::frame(h2::HEADERS, h2::END_STREAM | h2::END_HEADERS, 1, &block)).await;
+        assert!(!kinds.contains(&h2::DATA) && !kinds.contains(&h2::HEADERS), "{name} is answered");
+    }
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_hostile_clients_at_once_leave_the_server_to_the_others() {
+    let mut server = Program::start(&[
+        "server.header_timeout=1s",
+        "server.send_timeout=1s",
+        "server.max_connections=64",
+        // All of them have one address, and the others, too.
+        "clients.connections=0",
+    ]);
+    let before = server.before_large_answers().await;
+    let address = Arc::new(server.address.clone());
+    let attacks: Vec<_> = (0u32..200)
+        .map(|number| {
+            let address = Arc::clone(&address);
+            tokio::spawn(async move {
+                let Ok(mut connection) = TcpStream::connect(address.as_str()).await else { return };
+                let sent = match number % 4 {
+                    0 => b"GET / HTTP/1.1\r\nX".to_vec(),
+                    1 => [h2::begin(&[0, 4, 0, 0, 0, 0]), h2::request(1, "/v/0/2")].concat(),
+                    2 => b"GET /v/0/2 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(10),
+                    _ => vec![0xaa; 200],
+                };
+                let _ = connection.write_all(&sent).await;
+                // Waits to be hung up on, and reads nothing that is an answer.
+                let mut byte = [0];
+                if number % 4 == 2 {
+                    tokio::time::sleep(Duration::from_secs(3)).await;
+                } else {
+                    while connection.read(&mut byte).await.is_ok_and(|read| read > 0) {}
+                }
+            })
+        })
+        .collect();
+    // With no more connections than these take, others wait, but only as long as these are borne.
+    server.serves().await;
+    for attack in attacks {
+        tokio::time::timeout(PATIENCE, attack).await.expect("a client that is left waiting").unwrap();
+    }
+    server.is_well(&before).await;
+}

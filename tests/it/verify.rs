@@ -1,0 +1,948 @@
+//! `n5-server verify` and `inspect` as people run them: every kind of damage, interruptions, memory, exit statuses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use n5_server::container::{Container, Resources};
+use n5_server::store::{Filter, Key, Listing, MemoryStore, Meta, Object, Store, StoreError};
+use n5_server::verify::{Checkpoint, Earlier, Ended, Event, Job, KINDS, Listener, Totals};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::faulty::{Fault, Faulty};
+use crate::support::writer::{N5, encode};
+use crate::support::{Client, settings};
+
+/// Long enough for any run of these tests on a machine that has other things to do.
+const LONGEST: Duration = Duration::from_secs(120);
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn shown(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// Every line of a report, which must all be JSON.
+fn lines(report: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(report).unwrap();
+    assert!(text.ends_with('\n'));
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+/// Findings, datasets and the summary: what is the same however often a run was interrupted.
+fn told(report: &Path) -> Vec<Value> {
+    let kept = lines(report).into_iter().filter(|line| line["record"] != "checkpoint" && line["record"] != "run");
+    kept.collect()
+}
+
+/// Verifies a container; the exit status and the kinds found, by key.
+fn verify(root: &Path, further: &[&str]) -> (i32, BTreeMap<String, BTreeSet<String>>, Vec<Value>) {
+    let folder = TempDir::new().unwrap();
+    let report = folder.path().join("report.jsonl");
+    let mut arguments = vec!["verify", root.to_str().unwrap(), "--report", report.to_str().unwrap()];
+    arguments.extend(further);
+    let output = run(&arguments);
+    let lines = lines(&report);
+    assert_eq!(lines.last().unwrap()["record"], "summary", "{}", shown(&output));
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for line in lines.iter().filter(|line| line["record"] == "finding") {
+        assert!(!line["message"].as_str().unwrap().is_empty() && !line["advice"].as_str().unwrap().is_empty());
+        let row = KINDS.iter().find(|row| line["kind"] == row.name).unwrap();
+        assert_eq!(line["severity"], row.severity.name());
+        let kinds = found.entry(line["key"].as_str().unwrap().to_owned()).or_default();
+        kinds.insert(line["kind"].as_str().unwrap().to_owned());
+    }
+    (output.status.code().unwrap(), found, lines)
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// A sound container of one dataset, `a`, of 3 x 2 blocks.
+fn sound() -> N5 {
+    let n5 = N5::new();
+    n5.dataset("a", &[14, 7], &[5, 4], "gzip").fill(|_| true, |_| false);
+    n5
+}
+
+#[test]
+fn a_sound_container_gives_no_error_and_counts_everything() {
+    let (status, found, lines) = verify(sound().root(), &[]);
+    let errors: Vec<_> = lines.iter().filter(|line| line["severity"] == "error").collect();
+    assert_eq!((status, errors.len()), (0, 0), "{found:?}");
+    let summary = lines.last().unwrap();
+    for (member, expected) in
+        [("complete", json!(true)), ("groups", json!(1)), ("datasets", json!(1)), ("blocks", json!(6))]
+    {
+        assert_eq!(summary[member], expected, "{summary}");
+    }
+    assert_eq!(summary["decoded_bytes"], 14 * 7 * 2);
+    let dataset = lines.iter().find(|line| line["record"] == "dataset").unwrap();
+    assert_eq!(
+        (&dataset["dataset"], &dataset["grid_blocks"], &dataset["missing"]),
+        (&json!("a"), &json!(6), &json!(0))
+    );
+}
+
+#[test]
+fn each_damage_of_a_block_has_its_kind() {
+    let n5 = sound();
+    let good = fs::read(n5.root().join("a/0/0")).unwrap();
+    let header = &good[..12];
+    let elements: Vec<u8> = (0..40).collect();
+    let mut flipped = good.clone();
+    let crc = flipped.len() - 8;
+    flipped[crc] ^= 1;
+    let with = |header: &[u8], payload: &[u8]| [header, &gzip(payload)].concat();
+    let mut varlength = vec![0, 1, 0, 2, 0, 0, 0, 5, 0, 0, 0, 4, 0, 0, 0, 20];
+    varlength.extend(gzip(&elements));
+    for (kind, bytes) in [
+        ("empty-block", Vec::new()),
+        ("truncated-block", good[..5].to_vec()),
+        ("corrupt-block", flipped),
+        ("corrupt-block", good[..good.len() - 9].to_vec()),
+        ("wrong-length", with(header, &elements[..38])),
+        ("wrong-length", with(header, &[&elements[..], &[1]].concat())),
+        ("trailing-bytes", [&good[..], b"xyz"].concat()),
+        ("oversized-block", encode(&[6, 4], &[0; 24], true)),
+        ("wrong-rank", encode(&[20], &[0; 20], true)),
+        ("unknown-mode", [&[0, 7], &good[2..]].concat()),
+        ("undecodable-block", [&[0, 2, 0, 0, 0, 40][..], &elements].concat()),
+        ("small-block", encode(&[5, 3], &[7; 15], true)),
+        ("varlength-block", varlength),
+    ] {
+        n5.file("a/0/0", bytes);
+        let (_, mut found, lines) = verify(n5.root(), &[]);
+        found.retain(|key, _| key == "a/0/0");
+        assert_eq!(found, [("a/0/0".to_owned(), [kind.to_owned()].into())].into(), "{kind}");
+        let line = lines.iter().find(|line| line["kind"] == kind).unwrap();
+        assert_eq!((&line["dataset"], &line["position"]), (&json!("a"), &json!([0, 0])));
+    }
+}
+
+#[test]
+fn each_fault_of_the_hierarchy_has_its_kind() {
+    let n5 = sound();
+    let array = |further: Value| {
+        let mut all = json!({"dimensions": [8], "blockSize": [4], "dataType": "uint8", "compression": {"type": "raw"}});
+        all.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        all.to_string()
+    };
+    n5.file("a/9/0", encode(&[5, 4], &[0; 20], true));
+    fs::remove_file(n5.root().join("a/1/0")).unwrap();
+    n5.file("a/1/0/notes.txt", "x");
+    n5.file("a/7", "x");
+    n5.file("a/readme.txt", "x");
+    n5.file("a/0/.1.partial", "x");
+    n5.file("broken/attributes.json", "{");
+    n5.file("list/attributes.json", "[]");
+    n5.file("unusable/attributes.json", array(json!({"blockSize": [0]})));
+    n5.file("half/attributes.json", r#"{"dimensions": [4], "dataType": "uint8"}"#);
+    fs::create_dir_all(n5.root().join("folder/attributes.json")).unwrap();
+    n5.file("jpeg/attributes.json", array(json!({"compression": {"type": "jpeg"}})));
+    n5.file("jpeg/0", "x");
+    n5.file("text/attributes.json", array(json!({"dataType": "string"})));
+    n5.file("legacy/attributes.json", array(json!({"compression": null, "compressionType": "gzip"})));
+    n5.file("pyramid/attributes.json", r#"{"downsamplingFactors": [[1], [2]]}"#);
+    n5.file("pyramid/s0/attributes.json", array(json!({"dimensions": [80]})));
+    n5.file("pyramid/s1/attributes.json", array(json!({"dimensions": [80]})));
+    std::os::unix::fs::symlink("..", n5.root().join("list/up")).unwrap();
+    std::os::unix::fs::symlink("/", n5.root().join("list/out")).unwrap();
+    let (status, found, lines) = verify(n5.root(), &[]);
+    assert_eq!(status, 1);
+    for (key, kind) in [
+        ("a/9/0", "outside-grid"),
+        ("a/1/0", "directory-at-block"),
+        ("a/1/0/notes.txt", "stray-file"),
+        ("a/7", "misplaced-file"),
+        ("a/readme.txt", "stray-file"),
+        ("a/0/.1.partial", "temporary-file"),
+        ("a", "missing-blocks"),
+        ("broken", "broken-attributes"),
+        ("list", "broken-attributes"),
+        ("unusable", "unusable-attributes"),
+        ("half", "unusable-attributes"),
+        ("folder/attributes.json", "broken-attributes"),
+        ("jpeg", "unknown-compression"),
+        ("text", "unknown-data-type"),
+        ("legacy", "unusual-attributes"),
+        ("legacy", "refused-by-client"),
+        ("pyramid", "inconsistent-level"),
+        ("list/up", "link-loop"),
+        ("list", "unlisted-name"),
+    ] {
+        assert!(found.get(key).is_some_and(|kinds| kinds.contains(kind)), "{key} {kind}: {:?}", found.get(key));
+    }
+    assert_eq!(lines.last().unwrap()["unverified"], 1, "the block of jpeg");
+    n5.file("large/attributes.json", array(json!({"about": "x".repeat(2000)})));
+    let (_, found, _) = verify(n5.root(), &["--set", "limits.attributes=1KiB"]);
+    assert!(found["large"].contains("oversized-attributes"), "{found:?}");
+}
+
+#[test]
+fn attributes_among_blocks_hide_none_of_them() {
+    let n5 = sound();
+    let whole = fs::read(n5.root().join("a/0/0")).unwrap();
+    n5.file("a/0/0", &whole[..whole.len() / 2]);
+    for (attributes, key, kind) in [
+        ("{}", "a/0/attributes.json", "stray-file"),
+        ("{", "a/0", "broken-attributes"),
+        (
+            r#"{"dimensions":[8],"blockSize":[0],"dataType":"uint8","compression":{"type":"raw"}}"#,
+            "a/0",
+            "unusable-attributes",
+        ),
+    ] {
+        n5.file("a/0/attributes.json", attributes);
+        for further in [&[][..], &["--missing"]] {
+            let (status, found, lines) = verify(n5.root(), further);
+            assert_eq!(status, 1, "{attributes}");
+            assert!(found.get("a/0/0").is_some_and(|kinds| kinds.contains("corrupt-block")), "{attributes}: {found:?}");
+            assert!(found.get(key).is_some_and(|kinds| kinds.contains(kind)), "{attributes}: {found:?}");
+            let summary = lines.last().unwrap();
+            assert_eq!((&summary["blocks"], &summary["missing"]), (&json!(6), &json!(0)), "{attributes}");
+            assert!(!found.values().flatten().any(|kind| kind == "missing-range"), "{attributes}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_listed_where_blocks_would_be_is_an_error() {
+    let link = |n5: &N5, at: &str| {
+        drop(fs::remove_file(n5.root().join(at)));
+        drop(fs::remove_dir_all(n5.root().join(at)));
+        std::os::unix::fs::symlink("nowhere", n5.root().join(at)).unwrap();
+    };
+    let n5 = sound();
+    for (at, key) in [("a/0/0", "a/0/0"), ("a/1", "a/1"), ("b", "")] {
+        link(&n5, at);
+        let (status, found, lines) = verify(n5.root(), &["--missing"]);
+        assert_eq!(status, 1, "{found:?}");
+        let kind = if at == "b" { "unlisted-name" } else { "unreadable-file" };
+        assert!(found.get(key).is_some_and(|kinds| kinds.contains(kind)), "{at}: {found:?}");
+        assert!(!lines.iter().any(|line| line["kind"] == "missing-range"), "{at}: {found:?}");
+    }
+    let n5 = sound();
+    link(&n5, "a/attributes.json");
+    let (status, found, _) = verify(n5.root(), &[]);
+    assert!(status == 1 && found["a/attributes.json"].contains("unreadable-file"), "{found:?}");
+    // More than a listing names: none of the names told need be that of a block.
+    let n5 = sound();
+    for n in 0..40 {
+        link(&n5, &format!("a/0/x{n}"));
+        link(&n5, &format!("x{n}"));
+    }
+    let (status, found, lines) = verify(n5.root(), &[]);
+    assert_eq!(status, 1, "{found:?}");
+    for (key, kind) in [("a/0", "unreadable-file"), ("", "unlisted-name")] {
+        let counted = |line: &&Value| line["message"].as_str().is_some_and(|text| text.starts_with("24 or more"));
+        let line = lines.iter().filter(counted).find(|line| line["key"] == key).unwrap();
+        assert_eq!(line["kind"], kind);
+    }
+}
+
+#[test]
+fn missing_blocks_are_counted_or_listed_as_boxes() {
+    let n5 = N5::new();
+    let gone = |at: &[u64]| at[0] == 2 || (at[0] == 0 && (1..3).contains(&at[1]));
+    n5.dataset("a", &[20, 16], &[5, 4], "raw").fill(|at| !gone(at), |_| false);
+    let (status, found, lines) = verify(n5.root(), &[]);
+    assert_eq!((status, lines.last().unwrap()["missing"].clone()), (0, json!(6)));
+    assert!(found["a"].contains("missing-blocks"));
+    let (status, found, lines) = verify(n5.root(), &["--missing"]);
+    assert_eq!(status, 1);
+    assert!(!found["a"].contains("missing-blocks"));
+    let ranges: Vec<&Value> = lines.iter().map(|line| &line["range"]).filter(|range| !range.is_null()).collect();
+    assert_eq!(ranges, [&json!([[0, 1], [0, 2]]), &json!([[2, 0], [2, 3]])]);
+}
+
+#[test]
+fn statuses_are_fit_for_cron() {
+    let n5 = sound();
+    let root = n5.root().to_str().unwrap();
+    let status = |arguments: &[&str]| {
+        let output = run(arguments);
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    assert_eq!(status(&["verify", "-q", root]), (0, String::new()));
+    // Every program has something against this dataset; nobody's data are lost.
+    let (code, text) = status(&["verify", "-q", root, "--deny", "warnings"]);
+    assert!(code == 1 && text.contains("refused-by-client"), "{text}");
+    n5.file("a/0/0", "");
+    let (code, text) = status(&["verify", "-q", root]);
+    assert!(code == 1 && text.contains("empty-block") && !text.contains("refused-by-client"), "{text}");
+    assert_eq!(status(&["verify", root, "b"]).0, 2);
+    assert_eq!(status(&["verify", root, "a/0"]).0, 2);
+    assert_eq!(status(&["verify", "/nowhere"]).0, 2);
+    assert_eq!(status(&["verify", root, "--resume"]).0, 2);
+    assert_eq!(status(&["verify", root, "--set", "limits.bogus=1"]).0, 2);
+    assert_eq!(status(&["verify", root, "--report", &format!("{root}/a/report")]).0, 2);
+    assert_eq!(fs::read_dir(n5.root().join("a")).unwrap().count(), 4, "nothing is written into the container");
+    let folder = TempDir::new().unwrap();
+    let other = folder.path().join("other");
+    fs::write(&other, "something\n").unwrap();
+    let (code, _) = status(&["verify", root, "--report", other.to_str().unwrap(), "--resume"]);
+    assert_eq!((code, fs::read_to_string(&other).unwrap().as_str()), (2, "something\n"));
+}
+
+#[test]
+fn a_report_goes_into_no_file_but_a_report() {
+    let n5 = sound();
+    let root = n5.root().to_str().unwrap();
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let status = |report: &Path, further: &[&str]| {
+        let arguments = [&["verify", root, "--report", report.to_str().unwrap()], further].concat();
+        run(&arguments).status.code().unwrap()
+    };
+    let block = n5.root().join("a/0/0");
+    let bytes = fs::read(&block).unwrap();
+    std::os::unix::fs::symlink(&block, path("link")).unwrap();
+    std::os::unix::fs::symlink(n5.root().join("new"), path("dangling")).unwrap();
+    std::os::unix::fs::symlink(n5.root(), path("directory")).unwrap();
+    fs::hard_link(&block, path("hard")).unwrap();
+    n5.file("a/2/0", "");
+    fs::hard_link(n5.root().join("a/2/0"), path("empty-hard")).unwrap();
+    fs::write(path("text"), "something\n").unwrap();
+    fs::write(path("line"), "something").unwrap();
+    fs::write(path("json"), "{\"record\":\"finding\"}\n").unwrap();
+    for name in ["link", "dangling", "directory/new", "hard", "empty-hard", "text", "line", "json"] {
+        let before = fs::read(path(name)).ok();
+        for further in [&[][..], &["--resume"]] {
+            assert_eq!(status(&path(name), further), 2, "{name} {further:?}");
+            assert_eq!(fs::read(path(name)).ok(), before, "{name} {further:?}");
+        }
+    }
+    assert!(fs::read(&block).unwrap() == bytes && !n5.root().join("new").exists());
+    fs::write(path("empty"), "").unwrap();
+    for name in ["empty", "empty", "fresh", "fresh"] {
+        assert_eq!(status(&path(name), &[]), 1, "{name}");
+        assert_eq!(lines(&path(name)).last().unwrap()["complete"], true);
+    }
+}
+
+#[test]
+fn a_block_beyond_the_budget_is_told_and_can_be_verified_with_more() {
+    let n5 = N5::new();
+    let attributes =
+        r#"{"dimensions":[3000000],"blockSize":[3000000],"dataType":"uint8","compression":{"type":"gzip"}}"#;
+    n5.file("a/attributes.json", attributes);
+    let header = [&[0, 0, 0, 1][..], &3_000_000_u32.to_be_bytes()].concat();
+    n5.file("a/0", [header, gzip(&vec![7; 3_000_000])].concat());
+    let (status, found, lines) = verify(n5.root(), &["--set", "limits.decode_budget=2MiB"]);
+    assert_eq!(status, 1);
+    assert!(found["a/0"].contains("unverified-block"), "{found:?}");
+    let line = lines.iter().find(|line| line["kind"] == "unverified-block").unwrap();
+    let advice = line["advice"].as_str().unwrap();
+    let more = advice.rsplit(' ').next().unwrap();
+    assert!(more.starts_with("limits.decode_budget="), "{advice}");
+    let (status, found, _) = verify(n5.root(), &["--set", more]);
+    assert!(status == 0 && !found.contains_key("a/0"), "{found:?}");
+}
+
+/// Waits until the report holds a checkpoint more than before; `false` when the run ended before.
+fn checkpointed(child: &mut Child, report: &Path, before: usize) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < LONGEST {
+        let text = fs::read_to_string(report).unwrap_or_default();
+        if text.matches(r#""record":"checkpoint""#).count() > before {
+            return true;
+        }
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    panic!("no checkpoint");
+}
+
+/// A container with damage here and there, and its undisturbed report.
+fn damaged() -> (N5, TempDir, PathBuf) {
+    let n5 = N5::new();
+    for name in ["a", "b", "c/d"] {
+        let dataset = n5.dataset(name, &[200, 120], &[5, 4], "gzip");
+        dataset.fill(|at| at[0] != 5 && at[1] != 7, |_| false);
+        n5.file(&format!("{name}/11/3"), "");
+        n5.file(&format!("{name}/20/12"), encode(&[6, 4], &[0; 24], true));
+        n5.file(&format!("{name}/30/x.tmp"), "");
+    }
+    let folder = TempDir::new().unwrap();
+    let report = folder.path().join("undisturbed");
+    let output = run(&["verify", n5.root().to_str().unwrap(), "--missing", "--report", report.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    (n5, folder, report)
+}
+
+#[test]
+fn a_run_that_is_killed_goes_on_where_it_stopped() {
+    let (n5, folder, undisturbed) = damaged();
+    let report = folder.path().join("killed");
+    let arguments =
+        ["verify", n5.root().to_str().unwrap(), "--missing", "--report", report.to_str().unwrap(), "--resume"];
+    let mut child = command(&arguments).stdout(Stdio::null()).spawn().unwrap();
+    checkpointed(&mut child, &report, 0);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = fs::read_to_string(&report).unwrap().matches(r#""record":"checkpoint""#).count();
+    let mut child = command(&arguments).stdout(Stdio::null()).spawn().unwrap();
+    if checkpointed(&mut child, &report, before) {
+        let terminated = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+        assert!(terminated.success());
+        let status = child.wait().unwrap().code();
+        // It may just have ended.
+        assert!(matches!(status, Some(1 | 3)), "{status:?}");
+        assert_eq!(lines(&report).last().unwrap()["complete"], json!(status == Some(1)));
+    }
+    let output = run(&arguments);
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert_eq!(told(&report), told(&undisturbed));
+}
+
+#[test]
+fn a_report_that_was_cut_anywhere_is_completed() {
+    let (n5, folder, undisturbed) = damaged();
+    let whole = fs::read(&undisturbed).unwrap();
+    let report = folder.path().join("cut");
+    let arguments =
+        ["verify", n5.root().to_str().unwrap(), "--missing", "--report", report.to_str().unwrap(), "--resume"];
+    for part in [0, 3, 40, 55, 70, 85, 99] {
+        fs::write(&report, &whole[..whole.len() * part / 100]).unwrap();
+        let output = run(&arguments);
+        assert_eq!(output.status.code(), Some(1), "{part}: {}", shown(&output));
+        assert_eq!(told(&report), told(&undisturbed), "{part}");
+    }
+}
+
+#[test]
+fn a_report_of_another_version_or_other_limits_is_not_resumed() {
+    let (n5, folder, undisturbed) = damaged();
+    let whole = fs::read_to_string(&undisturbed).unwrap();
+    let (first, rest) = whole.split_once('\n').unwrap();
+    let report = folder.path().join("other");
+    let mut header: Value = serde_json::from_str(first).unwrap();
+    assert_eq!((&header["symlinks"], &header["server"]), (&json!("inside"), &json!(env!("CARGO_PKG_VERSION"))));
+    header["server"] = json!("0.0.1");
+    let other = format!("{header}\n{rest}");
+    let root = n5.root().to_str().unwrap();
+    for (text, setting, words) in [
+        (other.as_str(), None, "n5-server 0.0.1"),
+        (&whole, Some("limits.decode_budget=123MiB"), "limits.decode_budget = "),
+        (&whole, Some("container_defaults.symlinks=deny"), "container_defaults.symlinks = inside"),
+    ] {
+        fs::write(&report, text).unwrap();
+        let mut arguments = vec!["verify", root, "--missing", "--report", report.to_str().unwrap(), "--resume"];
+        arguments.extend(setting.iter().flat_map(|setting| ["--set", setting]));
+        let output = run(&arguments);
+        assert!(output.status.code() == Some(2) && shown(&output).contains(words), "{words}: {}", shown(&output));
+        assert_eq!(fs::read_to_string(&report).unwrap(), text);
+    }
+}
+
+#[test]
+fn attributes_that_changed_since_are_noticed_once() {
+    let (n5, folder, undisturbed) = damaged();
+    let whole = fs::read_to_string(&undisturbed).unwrap();
+    let (before, _) = whole.rsplit_once(r#""record":"checkpoint""#).unwrap();
+    let at = before.len() + whole[before.len()..].find('\n').unwrap() + 1;
+    let report = folder.path().join("changed");
+    fs::write(&report, &whole[..at]).unwrap();
+    let attributes = fs::read_to_string(n5.root().join("a/attributes.json")).unwrap();
+    n5.file("a/attributes.json", attributes.replace("uint16", "int16 ").replace("int16 \"", "int16\""));
+    let arguments =
+        ["verify", n5.root().to_str().unwrap(), "--missing", "--report", report.to_str().unwrap(), "--resume"];
+    run(&arguments);
+    let changed = |report: &Path| -> Vec<Value> {
+        told(report)
+            .into_iter()
+            .filter(|line| line["kind"] == "changed-since")
+            .map(|line| line["key"].clone())
+            .collect()
+    };
+    assert_eq!(changed(&report), [json!("a")]);
+}
+
+#[test]
+fn memory_is_that_of_the_budgets() {
+    let n5 = N5::new();
+    // 100 blocks of 8 MiB, each a few KiB as stored.
+    let attributes =
+        r#"{"dimensions":[838860800],"blockSize":[8388608],"dataType":"uint8","compression":{"type":"gzip"}}"#;
+    n5.file("a/attributes.json", attributes);
+    let block = [&[0, 0, 0, 1][..], &8_388_608_u32.to_be_bytes(), &gzip(&vec![7; 8 << 20])].concat();
+    for n in 0..100 {
+        n5.file(&format!("a/{n}"), &block);
+    }
+    let root = n5.root().to_str().unwrap();
+    let mut child =
+        command(&["verify", root, "--set", "limits.decode_budget=32MiB"]).stdout(Stdio::null()).spawn().unwrap();
+    let mut most_kib = 0_u64;
+    let begun = Instant::now();
+    let status = loop {
+        let text = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak = line.and_then(|line| line.trim().split(' ').next()?.parse().ok());
+        most_kib = most_kib.max(peak.unwrap_or(0));
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begun.elapsed() < LONGEST);
+        std::thread::yield_now();
+    };
+    assert_eq!(status.code(), Some(0));
+    // What budgets lend, twice the size of the program, and threads.
+    assert!((1024..128 << 10).contains(&most_kib), "{most_kib} KiB");
+}
+
+#[test]
+fn a_terminal_shows_a_bar_and_a_pipe_does_not() {
+    let n5 = sound();
+    let root = n5.root().to_str().unwrap();
+    let piped = run(&["verify", root]);
+    assert!(piped.stderr.is_empty(), "{}", shown(&piped));
+    let line = format!("{} verify {root}", env!("CARGO_BIN_EXE_n5-server"));
+    let Ok(drawn) = Command::new("script").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output() else {
+        eprintln!("left out: there is no script");
+        return;
+    };
+    let text = String::from_utf8_lossy(&drawn.stdout).into_owned();
+    assert!(text.contains("0/6 blocks") && text.contains("datasets in"), "{text:?}");
+}
+
+#[test]
+fn the_corpus_of_other_programs_is_sound() {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/corpus/open");
+    let corpus = std::env::var_os("N5_CORPUS").map_or(beside, PathBuf::from);
+    let Ok(manifest) = fs::read_to_string(corpus.join("manifest.json")) else {
+        eprintln!("skipped: no manifest.json in {}, set N5_CORPUS", corpus.display());
+        return;
+    };
+    let manifest: Value = serde_json::from_str(&manifest).unwrap();
+    let sound: BTreeSet<&str> = manifest["datasets"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|dataset| dataset["expect"] == "equal")
+        .map(|dataset| dataset["path"].as_str().unwrap())
+        .collect();
+    let (_, found, lines) = verify(&corpus, &["--set", "limits.decode_budget=512MiB"]);
+    assert!(sound.len() > 300 && lines.last().unwrap()["datasets"].as_u64().unwrap() >= sound.len() as u64);
+    let errors: Vec<&str> = KINDS.iter().filter(|row| row.severity.name() == "error").map(|row| row.name).collect();
+    for (key, kinds) in found {
+        let dataset = sound.iter().find(|path| key == **path || key.starts_with(&format!("{path}/")));
+        let wrong: Vec<&String> = kinds.iter().filter(|kind| errors.contains(&kind.as_str())).collect();
+        assert!(dataset.is_none() || wrong.is_empty(), "{key}: {wrong:?}");
+    }
+}
+
+/// A store of which some directories and files cannot be read.
+#[derive(Debug)]
+struct Failing(MemoryStore);
+
+fn refuse(key: &Key) -> StoreError {
+    let cause = Arc::new(std::io::Error::from_raw_os_error(5));
+    StoreError::Io { action: "read", key: key.clone(), cause }
+}
+
+#[async_trait]
+impl Store for Failing {
+    fn backend(&self) -> &'static str {
+        "failing"
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
+        self.0.head(key).await
+    }
+
+    async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
+        match key.as_str() {
+            // As a local store answers where permission is denied.
+            "a/1" | "closed/attributes.json" => Ok(None),
+            "a/0" | "b/0/attributes.json" => Err(refuse(key)),
+            _ => self.0.get(key, inline_bytes).await,
+        }
+    }
+
+    async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
+        self.0.is_directory(key).await
+    }
+
+    async fn list(
+        &self,
+        key: &Key,
+        after: Option<&str>,
+        limit: usize,
+        keep: Filter,
+    ) -> Result<Option<Listing>, StoreError> {
+        match key.as_str() {
+            "ill" | "c/0" => Err(refuse(key)),
+            "shut" => Ok(None),
+            _ => self.0.list(key, after, limit, keep).await,
+        }
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.0.probe().await
+    }
+}
+
+/// Findings, where the run stood last, and what was said.
+#[derive(Default)]
+struct Heard(Vec<(String, &'static str)>, Option<Checkpoint>, Vec<String>);
+
+impl Listener for Heard {
+    fn take(&mut self, event: Event<'_>) -> std::io::Result<()> {
+        if let Event::Found(finding) = event {
+            self.0.push((finding.key.clone(), finding.kind));
+            self.2.push(finding.message.clone());
+        } else if let Event::Checkpoint(checkpoint) = event {
+            self.1 = Some(checkpoint.clone());
+        }
+        Ok(())
+    }
+
+    fn wants_checkpoint(&self) -> bool {
+        false
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_store_cannot_read_is_told_and_the_rest_verified() {
+    let attributes = r#"{"dimensions":[12],"blockSize":[4],"dataType":"uint8","compression":{"type":"raw"}}"#;
+    let block: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 4, 1, 2, 3, 4];
+    let flat = r#"{"dimensions":[4,1],"blockSize":[4,1],"dataType":"uint8","compression":{"type":"raw"}}"#;
+    let flat_block: &[u8] = &[0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 1, 1, 2, 3, 4];
+    let objects = [
+        ("attributes.json", br#"{"n5":"4.0.0"}"#.as_slice()),
+        ("a/attributes.json", attributes.as_bytes()),
+        ("a/0", block),
+        ("a/1", block),
+        ("a/2", block),
+        ("b/attributes.json", flat.as_bytes()),
+        ("b/0/0", flat_block),
+        ("c/attributes.json", flat.as_bytes()),
+        ("c/0/0", flat_block),
+        ("closed/attributes.json", attributes.as_bytes()),
+        ("ill/x", b""),
+        ("shut/x", b""),
+    ];
+    let objects = objects.map(|(key, bytes)| (Key::parse(key).unwrap(), bytes.to_vec().into()));
+    let store: Arc<dyn Store> = Arc::new(Failing(MemoryStore::new(objects, 0)));
+    let container = Container::new(Arc::clone(&store), Resources::new(settings()));
+    let job = Job { container, store, roots: vec![Key::root()], missing: false, patience: Duration::ZERO };
+    let mut heard = Heard::default();
+    let Ended::Complete(totals) = job.run(None, &mut heard, std::future::pending()).await.unwrap() else {
+        panic!("stopped")
+    };
+    assert_eq!((totals.blocks, totals.unverified, totals.stored_bytes), (4, 2, 28));
+    for expected in [
+        ("a/0", "unreadable-file"),
+        ("a/1", "unreadable-file"),
+        ("b/0", "unreadable-file"),
+        ("closed/attributes.json", "unreadable-file"),
+        ("ill", "unreadable-directory"),
+        ("c/0", "unreadable-directory"),
+        ("c", "missing-blocks"),
+        ("shut", "unreadable-directory"),
+    ] {
+        assert!(heard.0.iter().any(|(key, kind)| (key.as_str(), *kind) == expected), "{expected:?}: {:?}", heard.0);
+    }
+    // What nobody could look at is not said to read as zeros.
+    assert!(!heard.2.iter().any(|message| message.contains("zeros")), "{:?}", heard.2);
+}
+
+impl Heard {
+    fn has(&self, key: &str, kind: &str) -> bool {
+        self.0.iter().any(|(at, what)| at == key && *what == kind)
+    }
+
+    fn has_any(&self, kind: &str) -> bool {
+        self.0.iter().any(|(_, what)| *what == kind)
+    }
+}
+
+/// A sound dataset, `a`, of 3 blocks, in a store that can be made to fail.
+fn fallible() -> Arc<Faulty> {
+    let attributes = r#"{"dimensions":[12],"blockSize":[4],"dataType":"uint8","compression":{"type":"raw"}}"#;
+    let block: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 4, 1, 2, 3, 4];
+    let objects = [("a/attributes.json", attributes.as_bytes()), ("a/0", block), ("a/1", block), ("a/2", block)];
+    let objects = objects.map(|(key, bytes)| (Key::parse(key).unwrap(), bytes.to_vec().into()));
+    Faulty::new(Arc::new(MemoryStore::new(objects, 0)))
+}
+
+fn job(store: &Arc<Faulty>, patience: Duration) -> Job {
+    let store: Arc<dyn Store> = Arc::<Faulty>::clone(store);
+    let container = Container::new(Arc::clone(&store), Resources::new(settings()));
+    Job { container, store, roots: vec![Key::root()], missing: false, patience }
+}
+
+async fn listen(store: &Arc<Faulty>, patience: Duration, earlier: Option<Checkpoint>) -> (Ended, Heard) {
+    let mut heard = Heard::default();
+    let earlier = earlier.map(|checkpoint| Earlier { checkpoint, ..Earlier::default() });
+    let running = job(store, patience).run(earlier, &mut heard, std::future::pending());
+    let ended = tokio::time::timeout(LONGEST, running).await.expect("it never ends").unwrap();
+    (ended, heard)
+}
+
+fn complete(ended: Ended) -> Totals {
+    let Ended::Complete(totals) = ended else { panic!("{ended:?}") };
+    totals
+}
+
+/// Where a run stands that has passed the first block of `a`.
+async fn within_a(store: &Arc<Faulty>) -> Checkpoint {
+    struct First(Option<Checkpoint>);
+    impl Listener for First {
+        fn take(&mut self, event: Event<'_>) -> std::io::Result<()> {
+            if let Event::Checkpoint(checkpoint) = event
+                && checkpoint.after == "a/0"
+            {
+                self.0 = Some(checkpoint.clone());
+            }
+            Ok(())
+        }
+
+        fn wants_checkpoint(&self) -> bool {
+            true
+        }
+    }
+    let mut first = First(None);
+    job(store, Duration::ZERO).run(None, &mut first, std::future::pending()).await.unwrap();
+    first.0.unwrap()
+}
+
+/// What may pass with nothing mended but the storage as a whole.
+fn passing() -> [Fault; 4] {
+    [
+        Fault::Fails(StoreError::Stalled("read", Key::root())),
+        Fault::Fails(StoreError::Timeout("read", Key::root())),
+        Fault::Fails(StoreError::Gone("it is not there".to_owned())),
+        Fault::Errno(24),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_moment_without_storage_condemns_nothing() {
+    let store = fallible();
+    let (ended, undisturbed) = listen(&store, LONGEST, None).await;
+    let expected = complete(ended);
+    assert_eq!((expected.blocks, expected.unverified), (3, 0));
+    let stand = within_a(&store).await;
+    for fault in passing() {
+        for earlier in [None, Some(stand.clone())] {
+            // Whatever is asked for fails once.
+            let asked = Mutex::new(BTreeSet::new());
+            store.begin(move |key| asked.lock().unwrap().insert(key.as_str().to_owned()), fault.clone());
+            let (ended, heard) = listen(&store, LONGEST, earlier.clone()).await;
+            assert!(store.injected() > 3);
+            assert_eq!(complete(ended), expected);
+            assert!(earlier.is_some() || heard.0 == undisturbed.0, "{:?}", heard.0);
+            assert!(!heard.has_any("changed-since") && !heard.has_any("unreadable-file"), "{:?}", heard.0);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storage_that_answers_nobody_ends_the_run_and_a_file_alone_is_told() {
+    let store = fallible();
+    let expected = complete(listen(&store, LONGEST, None).await.0);
+    for fault in passing() {
+        let gone = AtomicBool::new(false);
+        let hits = move |key: &Key| {
+            gone.fetch_or(key.as_str() == "a/2", Ordering::SeqCst);
+            gone.load(Ordering::SeqCst) && matches!(key.as_str(), "" | "a/2")
+        };
+        store.begin(hits, fault.clone());
+        let (ended, heard) = listen(&store, Duration::ZERO, None).await;
+        assert!(matches!(&ended, Ended::GivenUp(_, why) if !why.is_empty()), "{ended:?}");
+        assert!(!heard.has_any("unreadable-file"), "{:?}", heard.0);
+        store.end();
+        // What it had come to is where to go on from.
+        assert_eq!(complete(listen(&store, LONGEST, heard.1).await.0), expected);
+        store.begin(|key| key.as_str() == "a/2", fault);
+        let (ended, heard) = listen(&store, Duration::ZERO, None).await;
+        assert_eq!(complete(ended).unverified, 1);
+        assert!(heard.has("a/2", "unreadable-file"), "{:?}", heard.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attributes_that_cannot_be_read_have_not_changed_and_stop_is_heard() {
+    let store = fallible();
+    let stand = within_a(&store).await;
+    store.begin(|key| key.as_str() == "a/attributes.json", Fault::Errno(5));
+    let (_, heard) = listen(&store, LONGEST, Some(stand.clone())).await;
+    assert!(heard.has("a", "unreadable-file") && !heard.has_any("changed-since"), "{:?}", heard.0);
+    store.begin(|key| key.as_str() == "a/attributes.json", Fault::Hangs);
+    let earlier = Earlier { checkpoint: stand, ..Earlier::default() };
+    let mut heard = Heard::default();
+    let stopping = job(&store, LONGEST).run(Some(earlier), &mut heard, std::future::ready(()));
+    let ended = tokio::time::timeout(LONGEST, stopping).await.expect("it hears no stop").unwrap();
+    assert!(matches!(ended, Ended::Stopped(_)), "{ended:?}");
+}
+
+#[tokio::test]
+async fn inspect_prints_what_info_says() {
+    let n5 = sound();
+    let root = n5.root().to_str().unwrap();
+    let tree = run(&["inspect", root]);
+    assert_eq!(tree.status.code(), Some(0), "{}", shown(&tree));
+    assert!(shown(&tree).contains("uint16 14 x 7  gzip"), "{}", shown(&tree));
+    let text = shown(&run(&["inspect", root, "a"]));
+    for words in ["a: dataset", "5 x 4 in a grid of 3 x 2: 6", "Neuroglancer, TensorStore", "refused by"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let printed = run(&["inspect", root, "a", "--json"]);
+    let mut printed: Value = serde_json::from_slice(&printed.stdout).unwrap();
+    let mut answered = Client::of(n5.root()).get("/info/a").await.json();
+    // These name the server.
+    for document in [&mut printed, &mut answered] {
+        document["urls"].take();
+        document["tensorstore"]["spec"].take();
+    }
+    assert_eq!(printed, answered);
+    let missing = run(&["inspect", root, "nothing"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(shown(&missing).contains("nothing"), "{}", shown(&missing));
+    let within = shown(&run(&["inspect", &format!("{root}/a")]));
+    assert!(within.contains(": dataset"), "{within}");
+}
+
+/// Answers after uneven times, and counts who waits.
+#[derive(Debug)]
+struct Uneven {
+    inner: MemoryStore,
+    asked: AtomicUsize,
+    waiting: AtomicUsize,
+    most_waiting: AtomicUsize,
+}
+
+impl Uneven {
+    async fn answers(&self) {
+        let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_waiting.fetch_max(waiting, Ordering::SeqCst);
+        let number = self.asked.fetch_add(1, Ordering::SeqCst) as u64;
+        tokio::time::sleep(Duration::from_micros(number * 7919 % 3000)).await;
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl Store for Uneven {
+    fn backend(&self) -> &'static str {
+        "uneven"
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
+        self.inner.head(key).await
+    }
+
+    async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
+        self.inner.get(key, inline_bytes).await
+    }
+
+    async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
+        self.inner.is_directory(key).await
+    }
+
+    async fn list(
+        &self,
+        key: &Key,
+        after: Option<&str>,
+        limit: usize,
+        keep: Filter,
+    ) -> Result<Option<Listing>, StoreError> {
+        self.answers().await;
+        self.inner.list(key, after, limit, keep).await
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.inner.probe().await
+    }
+}
+
+/// All that is told, in its order.
+#[derive(Default)]
+struct Everything(Vec<String>, Vec<Checkpoint>);
+
+impl Listener for Everything {
+    fn take(&mut self, event: Event<'_>) -> std::io::Result<()> {
+        match event {
+            Event::Found(finding) => self.0.push(format!("{} {} {:?}", finding.kind, finding.key, finding.range)),
+            Event::Done(tally) => self.0.push(format!("{tally:?}")),
+            Event::Passed(_) => {}
+            Event::Checkpoint(checkpoint) => self.1.push(checkpoint.clone()),
+        }
+        Ok(())
+    }
+
+    fn wants_checkpoint(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn directories_are_walked_at_the_same_time_and_told_in_the_order_of_names() {
+    let grid = r#"{"dimensions":[6,5,40],"blockSize":[1,1,1],"dataType":"uint8","compression":{"type":"raw"}}"#;
+    let block: &[u8] = &[0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 9];
+    let mut objects = vec![("attributes.json".to_owned(), br#"{"n5":"4.0.0"}"#.as_slice())];
+    for dataset in ["a", "b/c", "b/d/e"] {
+        objects.push((format!("{dataset}/attributes.json"), grid.as_bytes()));
+        for (x, y) in (0..6).flat_map(|x| (0..5).map(move |y| (x, y))).filter(|(x, y)| (x + y) % 4 != 3) {
+            // Some have more than waits for its turn, and some of what is here belongs to nothing.
+            objects.extend((0..40).filter(|z| z % 7 != x).map(|z| (format!("{dataset}/{x}/{y}/{z}"), block)));
+            objects.push((format!("{dataset}/{x}/{y}/notes"), b"x"));
+        }
+        objects.extend((0..300).map(|n| (format!("{dataset}/3/x/stray{n}"), b"x".as_slice())));
+    }
+    let objects: Vec<_> = objects.into_iter().map(|(key, bytes)| (Key::parse(&key).unwrap(), bytes.into())).collect();
+    let uneven = || Uneven {
+        inner: MemoryStore::new(objects.clone(), 0),
+        asked: AtomicUsize::new(0),
+        waiting: AtomicUsize::new(0),
+        most_waiting: AtomicUsize::new(0),
+    };
+    let run = async |store: Arc<dyn Store>, checkpoint: Option<Checkpoint>| {
+        let mut heard = Everything::default();
+        let container = Container::new(Arc::clone(&store), Resources::new(settings()));
+        let job = Job { container, store, roots: vec![Key::root()], missing: true, patience: LONGEST };
+        let earlier = checkpoint.map(|checkpoint| Earlier { checkpoint, ..Earlier::default() });
+        let totals = complete(job.run(earlier, &mut heard, std::future::pending()).await.unwrap());
+        (totals, heard)
+    };
+    let (expected, told) = run(Arc::new(MemoryStore::new(objects.clone(), 0)), None).await;
+    assert_eq!((expected.datasets, expected.unverified), (3, 0));
+    let files: Vec<&str> = told.1.iter().map(|stand| stand.after.as_str()).collect();
+    let by_segments = |key: &&str| key.split('/').map(str::to_owned).collect::<Vec<_>>();
+    assert!(files.len() > 2000 && files.is_sorted_by_key(by_segments), "{} files", files.len());
+    let store = Arc::new(uneven());
+    let (totals, slowly) = run(Arc::<Uneven>::clone(&store), None).await;
+    assert!(totals == expected && slowly.0 == told.0 && slowly.1 == told.1);
+    // Eight beside the one whose turn it is, on each of five levels.
+    let most = store.most_waiting.load(Ordering::SeqCst);
+    assert!((4..=5 * 8 + 1).contains(&most), "{most} at once");
+    // From anywhere.
+    for stand in told.1.iter().step_by(401) {
+        let (totals, rest) = run(Arc::new(uneven()), Some(stand.clone())).await;
+        assert!(totals == expected && told.0.ends_with(&rest.0), "from {}", stand.after);
+    }
+}
