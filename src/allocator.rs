@@ -111,3 +111,79 @@ fn resident_bytes() -> Option<usize> {
     let pages: usize = statm.split_whitespace().nth(1)?.parse().ok()?;
     Some(pages.saturating_mul(rustix::param::page_size()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The sizes about the one where the other allocator begins, and alignments that are more than a heap gives anyhow.
+    const SIZES: [usize; 6] = [1, 100, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES];
+    const ALIGNMENTS: [usize; 4] = [1, 16, 64, 4096];
+
+    fn byte_at(at: usize) -> u8 {
+        (at % 251).to_le_bytes()[0]
+    }
+
+    fn filled(block: *mut u8, layout: Layout) {
+        assert!(!block.is_null() && block.addr().is_multiple_of(layout.align()), "{layout:?}");
+        for at in 0..layout.size() {
+            // SAFETY: within the block.
+            unsafe { block.add(at).write(byte_at(at)) };
+        }
+    }
+
+    fn holds(block: *const u8, bytes: usize) -> bool {
+        // SAFETY: the callers' blocks have so many bytes, all written.
+        unsafe { std::slice::from_raw_parts(block, bytes) }.iter().enumerate().all(|(at, &byte)| byte == byte_at(at))
+    }
+
+    #[test]
+    fn blocks_keep_their_bytes_and_alignment_wherever_they_move() {
+        for (size, new_size) in SIZES.iter().flat_map(|&from| SIZES.iter().map(move |&to| (from, to))) {
+            for align in ALIGNMENTS {
+                let layout = Layout::from_size_align(size, align).unwrap();
+                let new_layout = Layout::from_size_align(new_size, align).unwrap();
+                // SAFETY: layouts are of no zero size, each block is freed once with the layout that it has then.
+                unsafe {
+                    let block = Allocator.alloc(layout);
+                    filled(block, layout);
+                    let moved = Allocator.realloc(block, layout, new_size);
+                    assert!(!moved.is_null() && moved.addr().is_multiple_of(align), "{layout:?} to {new_size}");
+                    assert!(holds(moved, size.min(new_size)), "{layout:?} to {new_size}");
+                    filled(moved, new_layout);
+                    Allocator.dealloc(moved, new_layout);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zeroed_blocks_are_so_where_others_were_before() {
+        for layout in
+            SIZES.iter().flat_map(|&size| ALIGNMENTS.map(|align| Layout::from_size_align(size, align).unwrap()))
+        {
+            // SAFETY: as above.
+            unsafe {
+                let used = Allocator.alloc(layout);
+                filled(used, layout);
+                Allocator.dealloc(used, layout);
+                let block = Allocator.alloc_zeroed(layout);
+                assert!((0..layout.size()).all(|at| block.add(at).read() == 0), "{layout:?}");
+                Allocator.dealloc(block, layout);
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_that_cannot_be_had_stays_as_it_was() {
+        let layout = Layout::from_size_align(100, 8).unwrap();
+        // SAFETY: as above; the new size makes a layout, which no machine can fill.
+        unsafe {
+            let block = Allocator.alloc(layout);
+            filled(block, layout);
+            assert!(Allocator.realloc(block, layout, isize::MAX as usize & !7).is_null());
+            assert!(holds(block, 100));
+            Allocator.dealloc(block, layout);
+        }
+    }
+}
