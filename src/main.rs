@@ -21,7 +21,7 @@ static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    allocator::return_large_buffers();
+    allocator::return_memory();
     let command = Cli::command().long_version(long_version());
     let cli = match Cli::from_arg_matches(&command.get_matches()) {
         Ok(cli) => cli,

@@ -37,10 +37,10 @@ pub(super) struct Budget {
 /// A share of a [`Budget`], given back when dropped.
 #[derive(Debug)]
 pub(super) struct Permit {
+    /// Shared by all shares of one stream. Let go of first: whoever hands out what is given back looks at it.
+    stream: Option<Arc<()>>,
     share: Share,
     label: metrics::Budget,
-    /// Shared by all shares of one stream.
-    stream: Option<Arc<()>>,
 }
 
 impl Budget {

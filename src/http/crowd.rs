@@ -28,12 +28,31 @@ pub(super) struct Crowds {
     most: usize,
 }
 
-/// One of the requests, until dropped.
-struct Counted(Arc<AtomicUsize>);
+/// One of the requests, until it leaves or is dropped.
+struct Counted<'a> {
+    all: &'a AtomicUsize,
+    has_left: bool,
+}
 
-impl Drop for Counted {
+impl<'a> Counted<'a> {
+    fn new(all: &'a AtomicUsize) -> Self {
+        all.fetch_add(1, Ordering::Relaxed);
+        Self { all, has_left: false }
+    }
+
+    /// Makes the crowd smaller by one where it is larger than `most`; then no other one has to leave for that.
+    fn leaves(&mut self, most: usize) -> bool {
+        let fewer = |count: usize| (count > most).then(|| count - 1);
+        self.has_left = self.all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_ok();
+        self.has_left
+    }
+}
+
+impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        if !self.has_left {
+            self.all.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -55,14 +74,12 @@ impl Crowds {
         mut work: impl Future<Output = Result<T, Problem>> + Unpin,
     ) -> Result<T, Problem> {
         let Some(count) = self.of.get(place).filter(|_| self.of.len() > 1) else { return work.await };
-        count.fetch_add(1, Ordering::Relaxed);
-        let _counted = Counted(Arc::clone(count));
+        let mut counted = Counted::new(count);
         if let Some(done) = (&mut work).now_or_never() {
             return done;
         }
         loop {
-            // Each that goes makes the crowd smaller by one for those who look after it.
-            if count.load(Ordering::Relaxed) > self.most && container.is_silent() {
+            if container.is_silent() && counted.leaves(self.most) {
                 metrics::request_shed(Shed::Storage);
                 return Err(ReadError::from(StoreError::Crowded("wait for", Key::root())).into());
             }

@@ -200,16 +200,23 @@ impl Hops {
         shared.begin(Box::new(Task { what, job, has_begun: Arc::clone(&has_begun), answer }))?;
         let died =
             |_: oneshot::error::RecvError| HopError::Thread(io::Error::other("a job that waits for the disk died"));
-        if let Ok(result) = tokio::time::timeout(shared.stall, &mut result).await {
-            return result.map_err(died);
-        }
-        // Whoever is still in the queue of a stalled store has waited long enough: all before it hang.
-        if !has_begun.load(Ordering::Relaxed) && shared.lock().has_no_thread_for_more(shared.stall) {
-            return Err(HopError::Stalled);
-        }
-        match tokio::time::timeout(deadline.saturating_sub(shared.stall), result).await {
-            Ok(result) => result.map_err(died),
-            Err(_elapsed) => Err(HopError::Timeout),
+        let (begun, mut wait) = (Instant::now(), shared.stall);
+        loop {
+            if let Ok(result) = tokio::time::timeout(wait, &mut result).await {
+                return result.map_err(died);
+            }
+            let left = deadline.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Err(HopError::Timeout);
+            }
+            wait = left;
+            if !has_begun.load(Ordering::Relaxed) {
+                // Whoever is still in the queue of a stalled store has waited long enough: all before it hang.
+                if shared.lock().has_no_thread_for_more(shared.stall) {
+                    return Err(HopError::Stalled);
+                }
+                wait = left.min(shared.stall / 4);
+            }
         }
     }
 
