@@ -35,7 +35,7 @@ thread_local! {
 }
 
 pub(crate) fn run(data: &[u8]) {
-    // HTTP/2 is the library's alone, and so is what is longer than any head.
+    // What begins as HTTP/2 is the library's alone, and so is what is longer than any head.
     if data.len() > 16 << 10 || data.starts_with(b"PRI") {
         return;
     }
@@ -128,6 +128,8 @@ fn in_turn(server: &Server, data: &[u8]) -> (Vec<u8>, Vec<bool>) {
                 assert!(answered.is_empty(), "part of a head has an answer: {}", rest.escape_ascii());
                 return (output, heads);
             }
+            // Only a connection's beginning can be HTTP/2's, which a new library would take it for.
+            Received::Other if rest.starts_with(b"PRI ") => return (output, heads),
             Received::Other => {
                 output.extend(library(server, rest));
                 return (output, heads);

@@ -47,6 +47,8 @@ enum State {
     Answering,
     /// The library's, and all after it. Idle ones of HTTP/2 are not its to end.
     HandedOver { is_http2: bool },
+    /// Nobody's: what came makes no sense here.
+    Ended,
 }
 
 /// A connection with the lane in front.
@@ -55,6 +57,8 @@ pub(super) struct Lane<S> {
     follower: Follower,
     peer: Option<IpAddr>,
     state: State,
+    /// Whether no request has come yet.
+    is_new: bool,
     signals: Signals,
     received: BytesMut,
     /// How many of the bytes received are known to be no whole head.
@@ -83,6 +87,7 @@ impl<S: Socket> Lane<S> {
             follower,
             peer,
             state: State::Between,
+            is_new: true,
             signals,
             received: BytesMut::with_capacity(READ_BYTES),
             looked_at: 0,
@@ -96,7 +101,8 @@ impl<S: Socket> Lane<S> {
 
     /// Looks at what has been received. `false`: more must come.
     fn advance(&mut self) -> bool {
-        if self.received.starts_with(&PREFACE[..4]) {
+        let may_be_http2 = self.received.starts_with(&PREFACE[..4]);
+        if may_be_http2 && self.is_new {
             let is_http2 = self.received.starts_with(PREFACE);
             if is_http2 || !PREFACE.starts_with(&self.received) {
                 self.hand_over(is_http2);
@@ -116,8 +122,11 @@ impl<S: Socket> Lane<S> {
                 self.looked_at = self.received.len();
                 return false;
             }
+            // The library would begin anew with it, as HTTP/2, on a connection of HTTP/1.
+            Received::Part | Received::Other if may_be_http2 => self.state = State::Ended,
             Received::Part | Received::Other => self.hand_over(false),
             Received::Request(length, Some(reply)) => {
+                self.is_new = false;
                 self.received.advance(length);
                 if self.received.is_empty() && self.received.capacity() > 4 * READ_BYTES {
                     // A long head's memory is not kept.
@@ -127,6 +136,7 @@ impl<S: Socket> Lane<S> {
                 self.sending = Some(Sending::new(reply));
             }
             Received::Request(length, None) => {
+                self.is_new = false;
                 self.handing = length;
                 self.state = State::Answering;
                 self.signals.begin();
@@ -192,7 +202,7 @@ impl<S: Socket> Lane<S> {
     pub(super) fn poll_between(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
         for _ in 0..TURN {
             ready!(self.poll_send(context))?;
-            if self.signals.is_closing() {
+            if self.signals.is_closing() || self.state == State::Ended {
                 return Poll::Ready(Ok(false));
             }
             if self.received.is_empty() || !self.advance() {
@@ -248,6 +258,7 @@ impl<S: Socket> Lane<S> {
                     }
                     return read;
                 }
+                State::Ended => return Poll::Ready(Ok(())),
             }
         }
     }
@@ -303,7 +314,7 @@ impl<S: Socket> AsyncWrite for Lane<S> {
                 self.idle.begin(Instant::now());
                 context.waker().wake_by_ref();
             }
-            State::Between | State::Answering | State::HandedOver { .. } => {}
+            State::Between | State::Answering | State::HandedOver { .. } | State::Ended => {}
         }
         self.unsent.end();
         Poll::Ready(Ok(()))
