@@ -17,6 +17,10 @@ CHROMIUM = next(
 )  # fmt: skip
 #: There when the page has drawn everything but planes.
 READY = "main[data-ready]"
+#: Whether every plane shows something, or says why not, and nothing more is on its way to it.
+DRAWN = """() => [...document.querySelectorAll(".preview .plane")].every((plane) =>
+  !plane.classList.contains("busy")
+    && (plane.querySelector("canvas").dataset.path !== undefined || !plane.querySelector(".message").hidden))"""
 
 # Lowest contrast of any visible text with what is painted behind it (WCAG 2, relative luminance).
 CONTRAST = """() => {
@@ -92,7 +96,12 @@ class Visit:
 
     def ready(self):
         self.page.wait_for_selector(READY)
+        self.drawn()
+        # For pictures in the listing. Not all of them: a pause of half a second between two requests is idle, too.
         self.page.wait_for_load_state("networkidle")
+
+    def drawn(self):
+        self.page.wait_for_function(DRAWN)
 
     def __enter__(self):
         return self

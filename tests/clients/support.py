@@ -172,9 +172,11 @@ class RawConnection(http.client.HTTPConnection):
         return Answer(response.status, response.msg, response.read())
 
 
-def exchange(server: Server, request: bytes, quiet: float = 2) -> bytes:
-    """Sends octets as they are; returns everything until the server closes or says nothing for `quiet` seconds."""
-    with socket.create_connection((server.host, server.port), timeout=quiet) as connection:
+def exchange(server: Server, request: bytes, quiet: float = 2, first: float = 20) -> bytes:
+    """Sends octets as they are; returns everything until the server closes or says nothing for `quiet` seconds.
+
+    Its first octet may take `first` seconds: how long it thinks says nothing about where its answer ends."""
+    with socket.create_connection((server.host, server.port), timeout=first) as connection:
         try:
             connection.sendall(request)
         except OSError:
@@ -183,6 +185,7 @@ def exchange(server: Server, request: bytes, quiet: float = 2) -> bytes:
         try:
             while piece := connection.recv(1 << 16):
                 received += piece
+                connection.settimeout(quiet)
         except OSError:
             pass
         return received

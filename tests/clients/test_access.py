@@ -13,6 +13,7 @@ import urllib.parse
 
 import httpx
 import neuroglancer
+import page_visit
 import pytest
 import support
 import test_nginx
@@ -129,7 +130,7 @@ def test_no_token_is_logged_counted_or_repeated(tmp_path, level):
     secrets = [*site.tokens.values(), wrong, jwt]
     said = []
     with site.server as server:
-        with httpx.Client(http1=False, http2=True, base_url=server.url) as http2:
+        with httpx.Client(http1=False, http2=True, base_url=server.url, timeout=60) as http2:
             for token in secrets:
                 for path in ("/secret/a/0/0/0", "/open/0/0/0", "/secret/", "/absent", "/slice/secret/a?nonsense=1", "/metrics",
                              "/%zz", "/slice/open?start=9,9,9", "/info/secret/a/absent"):  # fmt: skip
@@ -182,7 +183,7 @@ def test_every_refusal_has_a_line_and_is_counted(tmp_path):
 
 
 def test_streams_of_one_connection_have_callers_of_their_own(site):
-    with httpx.Client(http1=False, http2=True, base_url=site.server.url) as client:
+    with httpx.Client(http1=False, http2=True, base_url=site.server.url, timeout=60) as client:
         for _ in range(20):
             for headers, path, status in [
                 (None, "/secret/a/0/0/0", 401),
@@ -286,12 +287,19 @@ def test_keys_come_by_tls_and_are_fetched_anew_when_a_name_is_not_known(issuer):
         assert status(server, issuer.token()) == 200
         assert status(server, issuer.token(aud="other")) == 401
         assert issuer.asked == 1
-        old = issuer.token()
-        time.sleep(1)  # What refetch allows; not a wait for the server.
-        issuer.exchange("second")
-        assert status(server, issuer.token()) == 200
-        assert status(server, old) == 401
-        assert issuer.asked == 2
+        for number in range(10):
+            old = issuer.token()
+            time.sleep(1)  # What refetch allows; not a wait for the server.
+            issuer.exchange(f"next-{number}")
+            token, asked, began = issuer.token(), issuer.asked, time.monotonic()
+            assert status(server, token) == 200
+            assert status(server, old) == 401
+            # The old name is not known either, and may be asked for once refetch has passed.
+            if time.monotonic() - began < 1:
+                assert issuer.asked == asked + 1
+                break
+        else:
+            pytest.fail("two requests never took less than a second")
 
 
 def test_names_that_nobody_has_make_nobody_busy(issuer):
@@ -303,11 +311,12 @@ def test_names_that_nobody_has_make_nobody_busy(issuer):
 
 
 def test_while_the_issuer_is_away_its_keys_stay_good_for_a_time(issuer):
-    with serve(issuer, "jwt.refresh=1s", "jwt.refetch=1s", "jwt.stale=4s") as server:
+    # Long enough that a machine which stands still for seconds finds them good at first.
+    with serve(issuer, "jwt.refresh=1s", "jwt.refetch=1s", "jwt.stale=10s") as server:
         assert status(server, issuer.token()) == 200
         issuer.answers = False
         asked = issuer.asked
-        ended = time.monotonic() + 30
+        ended = time.monotonic() + 60
         seen = []
         while time.monotonic() < ended and 503 not in seen:
             seen.append(status(server, issuer.token()))
@@ -343,6 +352,9 @@ def test_other_settings_keep_the_keys_while_the_issuer_is_away(issuer):
             server.process.send_signal(signal.SIGHUP)
             server.logged("configuration read again", times)
             assert status(server, issuer.token()) == (404 if times == 3 else 200), more
+        ended = time.monotonic() + 20
+        while issuer.asked == asked and time.monotonic() < ended:
+            time.sleep(0.02)
         assert issuer.asked > asked
 
 
@@ -356,15 +368,21 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_and_the_server_serves(
 
 def test_a_slow_issuer_delays_no_other_request(issuer):
     issuer.delay = 8
+    # Not a speed: less than what is waited for. Not every time: the machine itself may stand still for as long.
+    assert any(others_take(issuer) < 4 for _ in range(3))
+
+
+def others_take(issuer):
+    """How long requests that need no keys take while one waits for them."""
     with serve(issuer) as server:
         waiting = threading.Thread(target=status, args=(server, issuer.token()))
         waiting.start()
         began = time.monotonic()
         assert server.ask("/").status == 200 and server.ask("/secret/a/0/0/0").status == 401
-        # Not a speed: less than what is waited for.
-        assert time.monotonic() - began < 4
+        took = time.monotonic() - began
         waiting.join(15)
         assert not waiting.is_alive()
+    return took
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -409,10 +427,10 @@ def test_a_person_walks_from_a_link_with_a_token_through_pages(site, chromium):
     token = site.tokens["ann"]
     with Tab(chromium) as tab:
         tab.page.goto(f"{site.server.url}secret/a/?token={token}")
-        tab.page.wait_for_selector("main[data-ready]")
-        tab.page.wait_for_load_state("networkidle")
+        tab.page.wait_for_selector(page_visit.READY)
+        tab.page.wait_for_function(page_visit.DRAWN)
         assert tab.page.url == f"{site.server.url}token/{token}/secret/a/"
-        assert tab.page.locator(".preview canvas").count() > 0
+        assert tab.page.locator(".preview canvas[data-path]").count() > 0
         assert f"/token/{token}/" in tab.page.content(), "no link carries the token"
         assert not tab.faults()
         for request in tab.asked:

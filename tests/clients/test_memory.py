@@ -114,8 +114,9 @@ def test_sixteen_streams_at_once_share_the_budget(sparse):
 def test_a_client_that_does_not_read_is_cut_off_and_frees_its_memory(sparse, tmp_path):
     support.write_dataset(tmp_path / "small", support.counting(10), (10,))
     write(tmp_path / "large/attributes.json", support.attributes(SPARSE, [1024, 1024, 4], "uint8"))
-    with Server(tmp_path, "--set", "server.send_timeout=2s", "--set", "limits.slice_budget=64MiB") as server:
-        # They hold the budget one after the other, two seconds each: fewer than limits.budget_wait allows for.
+    settings = ("server.send_timeout=2s", "limits.slice_budget=64MiB", "limits.budget_wait=60s")
+    with Server(tmp_path, *[flag for setting in settings for flag in ("--set", setting)]) as server:
+        # They hold the budget one after the other, two seconds each.
         stuck = [server.connection() for _ in range(3)]
         for connection in stuck:
             connection.putrequest("GET", "/slice/large?size=8000,8000,1")

@@ -13,6 +13,7 @@ import support
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from axe_playwright_python.sync_playwright import Axe  # noqa: E402
+from playwright.sync_api import expect  # noqa: E402
 
 from page_visit import (  # noqa: E402
     CHROMIUM, CONTRAST, READY, Visit, assert_grey, browser, sampled, state_of, stored,
@@ -71,11 +72,12 @@ def test_without_script_the_listing_works(browser, demo):
 
 def test_entries_say_what_they_are(browser, demo):
     with Visit(browser, demo, "volume/") as visit:
+        # An entry has its picture after its text.
+        expect(visit.page.locator("#entries canvas")).to_have_count(3, timeout=30_000)
         texts = visit.page.locator("#entries li").all_inner_texts()
         told = {text.split("/")[0].strip(): re.sub(r"\s+", " ", text) for text in texts}
         assert "dataset 96 × 96 × 40 float32 bzip2 1.4 MiB" in told["distance"]
         assert "multiscale Synthetic EM 192 × 192 × 40 uint8 zstd 1.4 MiB 3 levels 8 × 8 × 32 nm" in told["em"]
-        assert visit.page.locator("#entries canvas").count() == 3
     with Visit(browser, demo, "compressions/") as visit:
         visit.page.fill("input[type=search]", "bzip")
         assert visit.page.locator("#entries li:visible a").all_text_contents() == ["bzip2/"]
@@ -140,6 +142,7 @@ def test_everything_is_done_with_the_keyboard(browser, demo):
 def test_three_clicks_lead_from_the_root_to_both_volumes_in_neuroglancer(browser, demo):
     with Visit(browser, demo) as visit:
         visit.page.click("text=volume/")
+        visit.page.wait_for_url("**/volume/")
         assert visit.without_stats or not any("/stats/" in url for url in visit.requests), "asked before it is wanted"
         assert len(state_of(visit.page.get_attribute("a.primary", "href"))["layers"]) == 3, "it works at once"
         visit.page.hover("a.primary")
@@ -176,6 +179,7 @@ def test_grey_planes_show_the_data(browser, demo):
             visit.page.fill(".slider:nth-child(3) input[type=number]", "31")
             visit.page.keyboard.press("Enter")
             visit.page.wait_for_selector(".plane-0 canvas[data-start$=',31']")
+            visit.drawn()
         assert "z 31 (992 nm)" in visit.page.inner_text(".readout")
 
 
@@ -185,7 +189,7 @@ def test_a_click_moves_the_other_planes_and_tells_the_value(browser, demo):
         box = visit.page.locator(".plane-0 canvas").bounding_box()
         visit.page.mouse.click(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.75)
         visit.page.wait_for_selector(".plane-1 canvas[data-start^='48,']")
-        visit.page.wait_for_load_state("networkidle")
+        visit.drawn()
         told = visit.page.inner_text(".readout")
         assert re.search(r"x 48 .*y 14[34] ", told.replace("\n", " ")), told
         values = {str(data[48, y, 19]) for y in (143, 144)}
@@ -290,7 +294,7 @@ def test_zooming_shows_a_part_around_the_point(browser, demo):
         visit.page.focus(".plane-0 canvas")
         visit.page.keyboard.press("+")
         visit.page.wait_for_selector(".plane-0 canvas[data-start='48,48,19']")
-        visit.page.wait_for_load_state("networkidle")
+        visit.drawn()
         (shown, pixels), *_ = visit.canvases()
         assert (shown["path"], shown["stop"]) == ("volume/em/s0", "144,144,20")
         assert_grey(data, shown, pixels, (1, 0))
@@ -305,15 +309,15 @@ def test_odd_names_keep_working(browser, tmp_path):
     support.write_dataset(tmp_path / name / "s,0", support.counting(9, 7), (4, 4))
     with support.Server(tmp_path) as server, Visit(browser, server) as visit:
         visit.page.click("#entries a")
+        expect(visit.page.locator("h1")).to_have_text(name, timeout=30_000)
         visit.page.wait_for_selector(READY)
-        assert visit.text("h1") == name
         visit.page.click("#entries a")
         visit.page.wait_for_selector(".plane canvas[data-path]")
         ((shown, pixels),) = visit.canvases()
         assert shown["path"] == f"{name}/s,0" and pixels.shape[:2] == (7, 9)
         visit.page.click("nav li:nth-child(2) a")
+        expect(visit.page.locator("h1")).to_have_text(name, timeout=30_000)
         visit.page.wait_for_selector(READY)
-        assert visit.text("h1") == name
 
 
 def test_a_token_stays_on_every_request(browser, demo):

@@ -60,7 +60,8 @@ class Soak:
             victim.body = bytes([victim.body[0] ^ 1]) + victim.body[1:]
         self.memory = Memory(LIMIT)
         print("memory:", self.memory.describe(), LIMIT >> 20, "MiB")
-        (self.directory / "config.toml").write_text(config(self.roots))
+        options = self.options
+        (self.directory / "config.toml").write_text(config(self.roots, options.request_timeout, options.budget_wait))
         self.server = Server(
             self.options.binary, self.directory / "config.toml", shared, self.directory, self.memory
         )
@@ -161,6 +162,10 @@ class Soak:
             await asyncio.sleep(0.005)
         return count
 
+    def chosen(self):
+        """The faults that --only leaves."""
+        return [fault for fault in self.faults() if (self.options.only or "") in fault[0]]
+
     def faults(self):
         """Name, what it does, whose requests may fail meanwhile."""
         every, found = ("disk", "net", "mnt"), []
@@ -254,9 +259,7 @@ class Soak:
         print(f"before: {self.base:.0f} requests a second, {threads} threads, {descriptors} descriptors", flush=True)
         print("| fault | met | what clients saw | throughput from 1 s after on |")
         print("|---|---|---|---|", flush=True)
-        end, faults = time.monotonic() + self.options.minutes * 60, self.faults()
-        if self.options.only:
-            faults = [fault for fault in faults if self.options.only in fault[0]]
+        end, faults = time.monotonic() + self.options.minutes * 60, self.chosen()
         seconds = max(1.5, min(10.0, self.options.minutes * 60 / len(faults) - 3.0))
         while True:
             for name, fault, suffering in faults:
@@ -334,6 +337,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help="only faults with this in their names")
     parser.add_argument("--without-speed", action="store_true", help="throughput is shown, and may be anything")
+    parser.add_argument("--request-timeout", default="3s", help="the server's; a calm machine never takes as long (3s)")
+    parser.add_argument("--budget-wait", default="2s", help="how long the server lets a request wait for memory (2s)")
     parser.add_argument("--break-truth", action="store_true", help="expect one wrong byte: the run must fail")
     options = parser.parse_args()
     if options.hours:
@@ -342,12 +347,16 @@ def main():
         soak = Soak(options, pathlib.Path(directory).resolve())
         try:
             soak.prepare()
-            if not options.only or options.only in beside.NAME:
+            is_beside = not options.only or options.only in beside.NAME
+            if not is_beside and not soak.chosen():
+                print(f"no fault that can be had here has {options.only!r} in its name")
+                return 2
+            if is_beside:
                 if soak.fs:
                     asyncio.run(beside.run(soak, soak.shared))
                 else:
                     print("left out:", beside.NAME)
-            if not options.only or options.only != beside.NAME:
+            if soak.chosen():
                 asyncio.run(soak.run())
         finally:
             soak.clean()

@@ -120,7 +120,7 @@ class Server:
         struct.pack_into("<q", self.map, which * 8, value)
         return met
 
-    def get(self, path, timeout=5):
+    def get(self, path, timeout=20):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=timeout) as answer:
                 return answer.status, answer.read().decode()
@@ -156,12 +156,12 @@ class Server:
         return self.process.wait(40)
 
 
-def config(containers):
+def config(containers, request_timeout, budget_wait):
     """A configuration with small bounds, so that a few hundred MiB hold it all."""
-    text = """
+    text = f"""
 [server]
 listen = "127.0.0.1:0"
-request_timeout = "3s"
+request_timeout = "{request_timeout}"
 header_timeout = "10s"
 send_timeout = "5s"
 max_connections = 400
@@ -171,7 +171,7 @@ connections = 0
 slice_budget = "32MiB"
 decode_budget = "24MiB"
 transfer_budget = "16MiB"
-budget_wait = "2s"
+budget_wait = "{budget_wait}"
 [cache]
 decoded = "32MiB"
 stored = "16MiB"
