@@ -158,3 +158,29 @@ def test_a_slice_of_layers_larger_than_the_budget_costs_little_more_than_its_lay
 def zip_fast(data):
     packer = zlib.compressobj(1, wbits=31)
     return packer.compress(data) + packer.flush()
+
+
+def test_small_blocks_that_give_way_to_large_ones_leave_the_memory(tmp_path):
+    """Blocks of 29 KiB fill the cache, and then ones of 1.8 MiB: those of another allocator."""
+    cache, side = 192, 620
+    for name, block in (("small", 31), ("large", 124)):
+        write(tmp_path / name / "attributes.json", support.attributes([side] * 3, [block] * 3, "uint8", "gzip"))
+        kept = tmp_path / name / "kept"
+        elements = (bytes(range(251)) * (block**3 // 251 + 1))[: block**3]
+        write(kept, header(*[block] * 3) + support.compress("gzip", elements))
+        for position in np.ndindex(*[side // block] * 3):
+            path = tmp_path / name / "/".join(map(str, position))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.link(kept, path)
+
+    def layers(name, block):
+        for z in range(0, side, block):
+            assert server.get(f"/slice/{name}?start=0,0,{z}&size={side},{side},1").status == 200
+
+    with Server(tmp_path, "--set", f"cache.decoded={cache}MiB") as server:
+        layers("small", 31)
+        filled = server.peak_mib()
+        assert filled > cache * 0.9
+        layers("large", 124)
+        print(f"{filled:.0f} MiB when small blocks filled the cache, {server.peak_mib():.0f} at the most")
+        assert server.peak_mib() < filled + cache / 3
