@@ -158,7 +158,7 @@ async fn below_a_root_that_vanished_nothing_is_zero() {
         let warm = Client::new(local(&root), settings.clone(), options());
         let cold = Client::new(local(&root), settings.clone(), options());
         let sound = told(&all(&warm).await);
-        assert_eq!(warm.get("/readyz").await.status, 200);
+        becomes(&warm, 200).await;
         fs::rename(&root, &away).unwrap();
         for reply in all(&cold).await {
             assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"));
@@ -229,7 +229,7 @@ async fn what_hangs_ends_in_time_and_holds_no_memory_that_others_wait_for() {
     }
     store.release();
     assert_eq!(client.get(SLICE).await.status, 200);
-    assert_eq!(client.get("/readyz").await.status, 200);
+    becomes(&client, 200).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -258,9 +258,13 @@ async fn storage_that_hangs_gives_way_where_others_need_memory() {
         store.begin(is_block, fault);
         let (hung, asked) = (client.clone(), path.to_owned());
         let hung = tokio::spawn(async move { hung.get(&asked).await });
-        while store.injected() < 1 {
-            tokio::task::yield_now().await;
-        }
+        let hangs = async {
+            while store.hanging() < 1 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        // Any earlier, the other might take the budget first, and nobody would wait for what this one holds.
+        tokio::time::timeout(Duration::from_secs(30), hangs).await.expect("it comes to where it hangs");
         let begun = std::time::Instant::now();
         let reply = other.get(path).await;
         assert_eq!(reply.status, 200, "{path}: {:?}", reply.body);
@@ -300,18 +304,22 @@ async fn storage_that_hangs_keeps_room_for_requests_to_others() {
         assert!(reply.header("retry-after").is_some());
     }
     // No more come in, but for one now and then, which finds out whether the storage answers again, and waits for it.
-    let further = (0..4).map(|_| tokio::time::timeout(Duration::from_secs(3), client.get("/hung/v/0/0")));
+    let further = (0..4).map(|_| tokio::time::timeout(Duration::from_secs(8), client.get("/hung/v/0/0")));
     let further = futures_util::future::join_all(further).await;
     let refused = further.iter().flatten().filter(|reply| reply.status == 503).count();
-    assert!(refused >= 3, "{refused} of 4");
     for path in ["/sound/v/0/0", "/slice/sound/v?format=raw", "/zarr2/sound/v/0/0", "/info/sound/v"] {
         assert_eq!(client.get(path).await.status, 200, "{path}");
     }
     assert_eq!(waiters.len(), 4);
     store.release();
+    // One that looks while another is being refused may go in its place.
+    let mut replaced = 0;
     while let Some(reply) = waiters.join_next().await {
-        assert!([200, 404].contains(&reply.unwrap().status.as_u16()));
+        let status = reply.unwrap().status.as_u16();
+        assert!([200, 404, 503].contains(&status), "{status}");
+        replaced += usize::from(status == 503);
     }
+    assert!([3, 4].contains(&(refused + replaced)), "{refused} of 4 were refused, {replaced} gave way");
     assert_eq!(client.get("/hung/v/0/0").await.status, 200);
 }
 

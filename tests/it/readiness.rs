@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::program::Program;
+use crate::support::program::{Program, Reply};
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
 use crate::support::{Client, local, options, settings};
@@ -23,14 +23,26 @@ pub async fn becomes(client: &Client, status: u16) -> serde_json::Value {
     }
 }
 
+/// As [`becomes`], of the real program.
+fn turns(program: &Program, status: u16) -> Reply {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let reply = program.get("/readyz");
+        if reply.status == status {
+            return reply;
+        }
+        assert!(Instant::now() < until, "{}", reply.body);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[tokio::test]
 async fn storage_that_hangs_is_asked_once_and_waited_for_briefly() {
     let n5 = N5::new();
     let store = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
-    let ready = client.get("/readyz").await;
     assert_eq!(
-        ready.json(),
+        becomes(&client, 200).await,
         json!({ "status": "ready", "checks": [{ "check": "container", "name": "", "ok": true }] })
     );
     store.hang();
@@ -57,7 +69,10 @@ async fn what_storage_says_is_repeated_for_a_moment() {
     let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
     let began = Instant::now();
     for _ in 0..100 {
-        assert_eq!(client.get("/readyz").await.status, 200);
+        let asked = Instant::now();
+        let status = client.get("/readyz").await.status;
+        // Else this machine stood still for about as long as the storage is waited for.
+        assert!(status == 200 || asked.elapsed() >= Duration::from_millis(700), "{status}");
     }
     let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
     assert!(store.probes() <= seconds + 1, "{} times within {seconds} s", store.probes());
@@ -89,8 +104,7 @@ fn who_may_not_know_of_a_container_does_not_learn_of_it_here() {
     let config = format!(
         "access.rules = [\"/hidden = nobody\"]\n[[containers]]\nname = \"shown\"\nroot = \"{root}\"\n[[containers]]\nname = \"hidden\"\nroot = \"{root}\"\n"
     );
-    let reply = Program::start(&config).get("/readyz");
-    assert_eq!(reply.status, 200);
+    let reply = turns(&Program::start(&config), 200);
     assert!(reply.body.contains("\"shown\"") && !reply.body.contains("hidden"), "{}", reply.body);
     assert_eq!(reply.body.matches("\"ok\":true").count(), 3, "{}", reply.body);
 }
@@ -114,8 +128,7 @@ fn one_container_of_two_is_enough_where_that_is_said() {
             assert!(Instant::now() < until, "{setting}");
             std::thread::sleep(Duration::from_millis(50));
         }
-        let reply = program.get("/readyz");
-        assert_eq!(reply.status, status, "{}", reply.body);
+        let reply = turns(&program, status);
         assert!(reply.body.contains("its directory cannot be read"), "{}", reply.body);
         assert_eq!(program.metric("n5_ready"), Some(if status == 200 { 1.0 } else { 0.0 }));
         assert_eq!(program.get("/a/v/0").status, 200);
@@ -143,10 +156,11 @@ fn a_token_of_another_time_is_not_logged() {
 fn a_server_told_to_stop_answers_as_ever_for_as_long_as_balancers_need_to_look_away() {
     let n5 = N5::new();
     n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
-    let config = format!("server.drain_delay = \"3s\"\n[[containers]]\nroot = \"{}\"\n", n5.root().display());
+    let config = format!("server.drain_delay = \"10s\"\n[[containers]]\nroot = \"{}\"\n", n5.root().display());
     let mut program = Program::start(&config);
     let mut open = program.connect();
-    assert_eq!(open.get("/readyz", "").unwrap().status, 200);
+    turns(&program, 200);
+    assert_eq!(open.get("/v/0", "").unwrap().status, 200);
     let told = Instant::now();
     program.signal(rustix::process::Signal::TERM);
     program.logged("not ready any more");
@@ -156,5 +170,5 @@ fn a_server_told_to_stop_answers_as_ever_for_as_long_as_balancers_need_to_look_a
     assert_eq!(open.get("/v/0", "").unwrap().status, 200);
     assert_eq!(program.get("/v/0").status, 200);
     assert!(program.child.wait().unwrap().success());
-    assert!(told.elapsed() >= Duration::from_secs(3), "{:?}", told.elapsed());
+    assert!(told.elapsed() >= Duration::from_secs(10), "{:?}", told.elapsed());
 }

@@ -35,19 +35,25 @@ pub struct Faulty {
     script: Mutex<Option<Script>>,
     gate: Arc<Semaphore>,
     injected: AtomicUsize,
+    hanging: Arc<AtomicUsize>,
     /// Since when it hangs.
     hangs: Mutex<Option<Instant>>,
 }
 
 /// An object that is not read before the gate opens.
 #[derive(Debug)]
-struct Hanging(Arc<dyn ReadAt>, Arc<Semaphore>);
+struct Hanging {
+    inner: Arc<dyn ReadAt>,
+    gate: Arc<Semaphore>,
+    come: Arc<AtomicUsize>,
+}
 
 #[async_trait]
 impl ReadAt for Hanging {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
-        self.1.acquire().await.unwrap().forget();
-        self.0.read_at(range).await
+        self.come.fetch_add(1, Ordering::SeqCst);
+        self.gate.acquire().await.unwrap().forget();
+        self.inner.read_at(range).await
     }
 }
 
@@ -64,6 +70,7 @@ impl Faulty {
             script: Mutex::default(),
             gate: Arc::new(Semaphore::new(0)),
             injected: AtomicUsize::new(0),
+            hanging: Arc::default(),
             hangs: Mutex::default(),
         })
     }
@@ -71,6 +78,7 @@ impl Faulty {
     /// From now on, requests for objects that `hits` accepts meet `fault`.
     pub fn begin(&self, hits: impl Fn(&Key) -> bool + Send + 'static, fault: Fault) {
         self.injected.store(0, Ordering::SeqCst);
+        self.hanging.store(0, Ordering::SeqCst);
         *self.script.lock().unwrap() = Some((Box::new(hits), fault));
     }
 
@@ -91,6 +99,11 @@ impl Faulty {
         self.injected.load(Ordering::SeqCst)
     }
 
+    /// How many requests have come to where they hang since it began: by then each has taken what it holds meanwhile.
+    pub fn hanging(&self) -> usize {
+        self.hanging.load(Ordering::SeqCst)
+    }
+
     async fn meet(&self, key: &Key) -> Result<(), StoreError> {
         let fault = match &*self.script.lock().unwrap() {
             Some((hits, fault)) if hits(key) => fault.clone(),
@@ -105,6 +118,7 @@ impl Faulty {
             Fault::Fails(error) => return Err(error),
             Fault::Hangs => {
                 self.hangs.lock().unwrap().get_or_insert_with(Instant::now);
+                self.hanging.fetch_add(1, Ordering::SeqCst);
                 self.gate.acquire().await.unwrap().forget();
             }
             Fault::ReadingHangs => drop(self.hangs.lock().unwrap().get_or_insert_with(Instant::now)),
@@ -130,7 +144,8 @@ impl Store for Faulty {
         let mut found = self.inner.get(key, inline_bytes).await?;
         let hangs = matches!(&*self.script.lock().unwrap(), Some((hits, Fault::ReadingHangs)) if hits(key));
         if let Some(Object { data: Data::Open(reader), .. }) = found.as_mut().filter(|_| hangs) {
-            *reader = Arc::new(Hanging(Arc::clone(reader), Arc::clone(&self.gate)));
+            let (gate, come) = (Arc::clone(&self.gate), Arc::clone(&self.hanging));
+            *reader = Arc::new(Hanging { inner: Arc::clone(reader), gate, come });
         }
         Ok(found)
     }

@@ -4,6 +4,7 @@
 pub mod faulty;
 pub mod program;
 pub mod stores;
+pub mod undisturbed;
 pub mod writer;
 
 use std::path::Path;
