@@ -2,15 +2,17 @@
 //!
 //! Own threads instead of the runtime's: those are shared by all stores and, when the system has none to give, panic.
 
+mod job;
+
 use std::collections::VecDeque;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
+use self::job::{Job, Task};
 use super::{Key, Load};
 
 /// Calls of one store that wait for its disk at once; further ones queue up.
@@ -113,42 +115,6 @@ struct State {
     is_closed: bool,
 }
 
-/// A job and whoever waits for it.
-trait Job: Send {
-    fn is_wanted(&self) -> bool;
-    fn what(&self) -> Option<What>;
-    /// Runs it, and `ended` before anybody has the answer.
-    fn run(self: Box<Self>, ended: &dyn Fn());
-}
-
-struct Task<T, F> {
-    what: Option<What>,
-    job: F,
-    has_begun: Arc<AtomicBool>,
-    answer: oneshot::Sender<T>,
-}
-
-impl<T: Send, F: FnOnce() -> T + Send> Job for Task<T, F> {
-    fn is_wanted(&self) -> bool {
-        !self.answer.is_closed()
-    }
-
-    fn what(&self) -> Option<What> {
-        self.what.clone()
-    }
-
-    fn run(self: Box<Self>, ended: &dyn Fn()) {
-        let Self { what: _, job, has_begun, answer } = *self;
-        has_begun.store(true, Ordering::Relaxed);
-        let result = catch_unwind(AssertUnwindSafe(job));
-        ended();
-        // A panic is told by the answer that never comes.
-        if let Ok(value) = result {
-            let _ = answer.send(value);
-        }
-    }
-}
-
 impl Hops {
     /// For jobs that take at most `deadline`; no thread yet.
     pub(super) fn new(deadline: Duration) -> Self {
@@ -197,7 +163,7 @@ impl Hops {
         shared.admit(what.as_ref()).await?;
         let (answer, mut result) = oneshot::channel();
         let has_begun = Arc::new(AtomicBool::new(false));
-        shared.begin(Box::new(Task { what, job, has_begun: Arc::clone(&has_begun), answer }))?;
+        shared.begin(Box::new(Task::new(what, job, &has_begun, answer)))?;
         let died =
             |_: oneshot::error::RecvError| HopError::Thread(io::Error::other("a job that waits for the disk died"));
         let (begun, mut wait) = (Instant::now(), shared.stall);

@@ -1,0 +1,52 @@
+//! A job that may wait for a disk, and whoever waits for what it comes to.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::oneshot;
+
+use super::What;
+
+/// A job and whoever waits for it.
+pub(super) trait Job: Send {
+    fn is_wanted(&self) -> bool;
+    fn what(&self) -> Option<What>;
+    /// Runs it, and `ended` before anybody has the answer.
+    fn run(self: Box<Self>, ended: &dyn Fn());
+}
+
+pub(super) struct Task<T, F> {
+    what: Option<What>,
+    job: F,
+    has_begun: Arc<AtomicBool>,
+    answer: oneshot::Sender<T>,
+}
+
+impl<T, F> Task<T, F> {
+    /// `has_begun` becomes true when it begins.
+    pub(super) fn new(what: Option<What>, job: F, has_begun: &Arc<AtomicBool>, answer: oneshot::Sender<T>) -> Self {
+        Self { what, job, has_begun: Arc::clone(has_begun), answer }
+    }
+}
+
+impl<T: Send, F: FnOnce() -> T + Send> Job for Task<T, F> {
+    fn is_wanted(&self) -> bool {
+        !self.answer.is_closed()
+    }
+
+    fn what(&self) -> Option<What> {
+        self.what.clone()
+    }
+
+    fn run(self: Box<Self>, ended: &dyn Fn()) {
+        let Self { what: _, job, has_begun, answer } = *self;
+        has_begun.store(true, Ordering::Relaxed);
+        let result = catch_unwind(AssertUnwindSafe(job));
+        ended();
+        // A panic is told by the answer that never comes.
+        if let Ok(value) = result {
+            let _ = answer.send(value);
+        }
+    }
+}
