@@ -75,7 +75,7 @@ const KEPT_MILLISECONDS: std::ffi::c_long = 10;
 /// resident by default, 417 MB with the threshold fixed, 523 MB under jemalloc and 589 MB under mimalloc,
 /// in the same time (each with everything by one allocator). Under another C library that is as it has it.
 pub fn return_memory() {
-    // SAFETY: only sets a number, and no other thread runs yet.
+    // SAFETY: only sets a number, which any thread may read meanwhile.
     unsafe {
         libmimalloc_sys::mi_option_set(PURGE_DELAY, KEPT_MILLISECONDS);
     }
@@ -96,7 +96,7 @@ pub fn return_memory() {
 const GROWN_BYTES: usize = 16 << 20;
 
 /// Gives freed memory back to the system: what mimalloc has kept for a while (it does so itself only when a thread needs a
-/// new page) and, where the process has grown since the last time, all that is free, also in the heaps of the C library.
+/// new page) and, where the process has grown since the last time, whatever no thread's heap keeps, also of the C library's.
 pub fn trim() {
     #[cfg(target_os = "linux")]
     {

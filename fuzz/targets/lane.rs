@@ -24,6 +24,9 @@ use super::server::{Server, wait_for};
 /// As `src/app/connections.rs` has it.
 const HEADER_BYTES: usize = 96 << 10;
 
+/// As `src/app/lane.rs` has it.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 /// On every answer that is not the library's own.
 const ALL: &[u8] = b"\r\naccess-control-allow-origin: ";
 
@@ -129,7 +132,7 @@ fn in_turn(server: &Server, data: &[u8]) -> (Vec<u8>, Vec<bool>) {
                 return (output, heads);
             }
             // Only a connection's beginning can be HTTP/2's, which a new library would take it for.
-            Received::Other if rest.starts_with(b"PRI ") => return (output, heads),
+            Received::Other if PREFACE.iter().zip(rest).all(|(one, other)| one == other) => return (output, heads),
             Received::Other => {
                 output.extend(library(server, rest));
                 return (output, heads);

@@ -101,10 +101,9 @@ impl<S: Socket> Lane<S> {
 
     /// Looks at what has been received. `false`: more must come.
     fn advance(&mut self) -> bool {
-        let may_be_http2 = self.received.starts_with(&PREFACE[..4]);
-        if may_be_http2 && self.is_new {
+        if self.is_new && self.received.starts_with(&PREFACE[..4]) {
             let is_http2 = self.received.starts_with(PREFACE);
-            if is_http2 || !PREFACE.starts_with(&self.received) {
+            if is_http2 || !begins_as(PREFACE, &self.received) {
                 self.hand_over(is_http2);
             }
             return is_http2 || self.handing > 0;
@@ -123,7 +122,7 @@ impl<S: Socket> Lane<S> {
                 return false;
             }
             // The library would begin anew with it, as HTTP/2, on a connection of HTTP/1.
-            Received::Part | Received::Other if may_be_http2 => self.state = State::Ended,
+            Received::Part | Received::Other if begins_as(PREFACE, &self.received) => self.state = State::Ended,
             Received::Part | Received::Other => self.hand_over(false),
             Received::Request(length, Some(reply)) => {
                 self.is_new = false;
@@ -324,6 +323,11 @@ impl<S: Socket> AsyncWrite for Lane<S> {
         ready!(self.poll_send(context))?;
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
+}
+
+/// Whether `received`, as far as it has come, is `whole` or begins with it.
+fn begins_as(whole: &[u8], received: &[u8]) -> bool {
+    whole.iter().zip(received).all(|(one, other)| one == other)
 }
 
 /// Wakes the task again after all others that are ready, and those that become so until then.

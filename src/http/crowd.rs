@@ -2,7 +2,6 @@
 //! others.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ const PARTS: usize = 4;
 
 /// The requests of each container that are being answered.
 pub(super) struct Crowds {
-    of: Vec<Arc<AtomicUsize>>,
+    of: Vec<AtomicUsize>,
     most: usize,
 }
 
@@ -59,7 +58,7 @@ impl Drop for Counted<'_> {
 impl Crowds {
     pub(super) fn new(mounts: &[Mount], concurrent_requests: usize) -> Self {
         let most = (concurrent_requests / PARTS.max(mounts.len().saturating_mul(2))).max(1);
-        Self { of: mounts.iter().map(|_| Arc::default()).collect(), most }
+        Self { of: mounts.iter().map(|_| AtomicUsize::new(0)).collect(), most }
     }
 
     /// What `work`, for the container at that place among all, comes to. It is given up where its storage answers nobody
@@ -79,7 +78,7 @@ impl Crowds {
             return done;
         }
         loop {
-            if container.is_silent() && counted.leaves(self.most) {
+            if count.load(Ordering::Relaxed) > self.most && container.is_silent() && counted.leaves(self.most) {
                 metrics::request_shed(Shed::Storage);
                 return Err(ReadError::from(StoreError::Crowded("wait for", Key::root())).into());
             }

@@ -171,18 +171,15 @@ impl Hops {
             if let Ok(result) = tokio::time::timeout(wait, &mut result).await {
                 return result.map_err(died);
             }
-            let left = deadline.saturating_sub(begun.elapsed());
+            let (left, is_queued) = (deadline.saturating_sub(begun.elapsed()), !has_begun.load(Ordering::Relaxed));
+            // Whoever is still in the queue of a stalled store has waited long enough: all before it hang.
+            if is_queued && shared.lock().has_no_thread_for_more(shared.stall) {
+                return Err(HopError::Stalled);
+            }
             if left.is_zero() {
                 return Err(HopError::Timeout);
             }
-            wait = left;
-            if !has_begun.load(Ordering::Relaxed) {
-                // Whoever is still in the queue of a stalled store has waited long enough: all before it hang.
-                if shared.lock().has_no_thread_for_more(shared.stall) {
-                    return Err(HopError::Stalled);
-                }
-                wait = left.min(shared.stall / 4);
-            }
+            wait = if is_queued { left.min(shared.stall / 4) } else { left };
         }
     }
 

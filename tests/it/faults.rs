@@ -303,6 +303,8 @@ async fn storage_that_hangs_keeps_room_for_requests_to_others() {
         assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"));
         assert!(reply.header("retry-after").is_some());
     }
+    // No more of them leave than have to.
+    assert!(tokio::time::timeout(Duration::from_millis(700), waiters.join_next()).await.is_err());
     // No more come in, but for one now and then, which finds out whether the storage answers again, and waits for it.
     let further = (0..4).map(|_| tokio::time::timeout(Duration::from_secs(8), client.get("/hung/v/0/0")));
     let further = futures_util::future::join_all(further).await;

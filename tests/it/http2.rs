@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::support::undisturbed::undisturbed;
+use crate::support::undisturbed::{Times, undisturbed};
 use crate::torture::{PATIENCE, Program, h2};
 
 /// 32 MB.
@@ -162,7 +162,13 @@ fn requests(path: &str) -> Vec<u8> {
 async fn attack(more: impl Fn(u32) -> Vec<u8>) {
     let mut server = Program::start(&["server.send_timeout=1s"]);
     let before = server.before_large_answers().await;
-    let clients = [Client::begin(&server, 0).await, Client::begin(&server, 0).await];
+    undisturbed(async |times| attack_once(&server, &more, times).await).await;
+    server.is_well(&before).await;
+}
+
+/// Whether another client is served meanwhile.
+async fn attack_once(server: &Program, more: &impl Fn(u32) -> Vec<u8>, times: &Times) -> Result<(), String> {
+    let clients = [Client::begin(server, 0).await, Client::begin(server, 0).await];
     for client in &clients {
         client.send(&requests(LARGE)).await.unwrap();
         client.until("answered", |seen| !seen.found.is_empty()).await;
@@ -180,24 +186,30 @@ async fn attack(more: impl Fn(u32) -> Vec<u8>) {
             tokio::time::sleep(Duration::from_millis(400)).await;
         }
     };
-    let other = undisturbed(async |times| {
+    let other = async {
         let request = format!("GET {LARGE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         let mut connection = server.connect().await;
         connection.write_all(request.as_bytes()).await.unwrap();
         let mut answer = vec![0; 12];
         connection.read_exact(&mut answer).await.unwrap();
-        let _taking = times.step(LATE);
-        let ended = connection.read_to_end(&mut answer).await;
+        let ended = loop {
+            let _taking = times.step(LATE);
+            match connection.read_buf(&mut answer).await {
+                Ok(0) => break Ok(()),
+                Ok(_) => {}
+                Err(error) => break Err(error),
+            }
+        };
         let head = String::from_utf8_lossy(&answer[..answer.len().min(500)]).into_owned();
         assert!(head.starts_with("HTTP/1.1 200"), "another client is answered {head}");
         if answer.len() > LARGE_BYTES { Ok(()) } else { Err(format!("{} bytes: {ended:?}", answer.len())) }
-    });
-    let both = async { tokio::join!(trickle, other) };
-    tokio::time::timeout(PATIENCE, both).await.expect("neither connection is hung up on");
+    };
+    let both = async { tokio::join!(trickle, other).1 };
+    let served = tokio::time::timeout(PATIENCE, both).await.expect("neither connection is hung up on");
     for client in &clients {
         client.until("sent away", |seen| seen.goes_away).await;
     }
-    server.is_well(&before).await;
+    served
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

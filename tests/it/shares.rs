@@ -1,5 +1,7 @@
 //! What one client may take, asked of the real program over real sockets: connections, requests at once, bytes a second.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::program::{Connection, PATIENCE, Program, Reply};
@@ -114,11 +116,13 @@ fn bytes_come_no_faster_than_configured_and_all_of_them_come() {
     assert_eq!(free.metric("n5_queue_wait_duration_seconds_count{queue=\"rate\"}"), None);
 }
 
-/// The status of a small slice, asked for again while it is 503: a request keeps its place for a moment after its answer.
-fn admitted(connection: &mut Connection) -> u16 {
+/// The status of a small slice, asked for again while it is 503, which is counted: a request keeps its place for a moment
+/// after its answer.
+fn admitted(connection: &mut Connection, refused: &AtomicUsize) -> u16 {
     let mut status = 503;
     comes_true(|| {
         status = connection.get("/slice/v?size=4,4", "").unwrap().status;
+        refused.fetch_add(usize::from(status == 503), Ordering::Relaxed);
         status != 503
     });
     status
@@ -136,18 +140,23 @@ fn who_waits_for_a_request_of_its_own_takes_no_place_from_others() {
     reading.ask(LARGE);
     assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
     let mut waiting = program.connect_from("127.0.0.2");
-    let waiting = std::thread::spawn(move || admitted(&mut waiting));
+    let refused = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&refused);
+    let waiting = std::thread::spawn(move || admitted(&mut waiting, &counted));
     assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
+    let refused_before = refused.load(Ordering::Relaxed);
     // Both of these, and the one that asks.
     assert!(comes_true(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
     // There is room for one who waits, in which there is one already.
-    assert_eq!(admitted(&mut program.connect_from("127.0.0.2")), 429);
+    assert_eq!(admitted(&mut program.connect_from("127.0.0.2"), &AtomicUsize::new(0)), 429);
     // The places of the last ones who asked are given back a moment after their answers.
     let is_free = || program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200;
     assert!(comes_true(is_free));
     assert!(comes_true(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
     assert_eq!(reading.answer().unwrap().status, 200);
     assert_eq!(waiting.join().unwrap(), 200);
+    // Whoever has waited for a place has it.
+    assert_eq!(refused.load(Ordering::Relaxed), refused_before);
 }
 
 #[test]

@@ -348,7 +348,7 @@ def main():
         try:
             soak.prepare()
             is_beside = not options.only or options.only in beside.NAME
-            if not is_beside and not soak.chosen():
+            if not (is_beside and soak.fs) and not soak.chosen():
                 print(f"no fault that can be had here has {options.only!r} in its name")
                 return 2
             if is_beside:
