@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import hashlib
 import os
 import pathlib
 import random
@@ -19,8 +20,20 @@ from system import FaultFs, Memory, Server, compile_faults, config
 
 WORKERS = 16
 WINDOW = 1.5
+# How often a window looks how fast the machine is, and what it has done then.
+LOOKS = 10
+PIECE = bytes(1 << 18)
 LIMIT = 400 << 20
 ERRNO = {"EIO": 5, "EACCES": 13, "ESTALE": 116, "ENOSPC": 28, "EAGAIN": 11, "EMFILE": 24}
+
+
+def effort():
+    """Processor time that a fixed piece of work takes now, in seconds: about a millisecond."""
+    begun = time.thread_time()
+    for _ in range(4):
+        hashlib.sha256(PIECE).digest()
+    sum(range(10_000))
+    return time.thread_time() - begun
 
 
 class Soak:
@@ -29,6 +42,7 @@ class Soak:
         self.random = random.Random(options.seed)
         self.watch = traffic.Watch()
         self.rows = []
+        self.effort = None
 
     def prepare(self):
         self.roots = {name: self.directory / name for name in ("disk", "net", "mnt")}
@@ -210,11 +224,17 @@ class Soak:
             await asyncio.sleep(0.01)
 
     async def throughput(self, windows):
+        """Answers for as much time as a fixed piece of work took a processor meanwhile, in windows of 1.5 s: a virtual
+        machine is quick at one time and slow at another, whatever the server does."""
         rates = []
         for _ in range(windows):
-            begun, before = time.monotonic(), self.watch.answered
-            await asyncio.sleep(WINDOW)
-            rates.append((self.watch.answered - before) / (time.monotonic() - begun))
+            begun, before, efforts = time.monotonic(), self.watch.answered, []
+            for _ in range(LOOKS):
+                await asyncio.sleep(WINDOW / LOOKS)
+                efforts.append(effort())
+            rate = (self.watch.answered - before) / (time.monotonic() - begun)
+            self.effort = self.effort or statistics.median(efforts)
+            rates.append(rate * statistics.median(efforts) / self.effort)
         return rates
 
     async def one(self, name, fault, suffering, seconds):
