@@ -139,28 +139,42 @@ impl JavaHeader {
 /// Appends the LZ4 frame that `input` begins with, and returns what follows it.
 fn frame<'a>(input: &'a [u8], output: &mut Vec<u8>, len: usize) -> Result<&'a [u8], CodecError> {
     let failed = |error| damaged(NAME, error);
-    let mut decoder = FrameDecoder::new(Source { rest: input, starved: false });
-    let room = len.saturating_sub(output.len());
-    let read = decoder.by_ref().take(room as u64).read_to_end(output).map_err(failed)?;
-    if read == room && decoder.read(&mut [0]).map_err(failed)? > 0 {
-        return Err(more(len));
+    let whole = end_of_frame(input).and_then(|end| input.split_at_checked(end));
+    let mut decoder = FrameDecoder::new(whole.map_or(input, |(frame, _)| frame));
+    // The decoder pauses at every block that holds nothing, as it does at the end.
+    loop {
+        let left = decoder.get_ref().len();
+        let room = len.saturating_sub(output.len());
+        let read = decoder.by_ref().take(room as u64).read_to_end(output).map_err(failed)?;
+        if read == room && decoder.read(&mut [0]).map_err(failed)? > 0 {
+            return Err(more(len));
+        }
+        match (whole, decoder.get_ref().len()) {
+            (Some((_, rest)), 0) => return Ok(rest),
+            (_, now) if now == left => return Err(damaged(NAME, "the frame ends early")),
+            _ => {}
+        }
     }
-    let source = decoder.into_inner();
-    // The decoder takes the end of its input between two blocks for the end of the frame.
-    if source.starved { Err(damaged(NAME, "the frame ends early")) } else { Ok(source.rest) }
 }
 
-/// The bytes of a frame, and whether more of them were asked for than there are.
-struct Source<'a> {
-    rest: &'a [u8],
-    starved: bool,
-}
-
-impl Read for Source<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let read = self.rest.read(buffer)?;
-        self.starved |= read < buffer.len();
-        Ok(read)
+/// Bytes of the LZ4 frame that `input` begins with, when it has them all.
+///
+/// Source: `lz4_Frame_format.md` of the LZ4 project.
+fn end_of_frame(input: &[u8]) -> Option<usize> {
+    let mut rest = input.get(FRAME_MAGIC.len()..)?;
+    let flags = rest.try_get_u8().ok()?;
+    let present = |flag: u8, bytes: usize| if flags & flag == 0 { 0 } else { bytes };
+    // Sizes of blocks, the content's size, a dictionary's number, the header's checksum.
+    rest = rest.get(1 + present(0x08, 8) + present(0x01, 4) + 1..)?;
+    loop {
+        let size = rest.try_get_u32_le().ok()?;
+        if size == 0 {
+            rest = rest.get(present(0x04, 4)..)?;
+            return Some(input.len() - rest.len());
+        }
+        // The highest bit marks a block that is stored as it is.
+        let block = usize::try_from(size & 0x7fff_ffff).ok()?;
+        rest = rest.get(block..)?.get(present(0x10, 4)..)?;
     }
 }
 

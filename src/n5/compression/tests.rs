@@ -399,6 +399,24 @@ fn a_payload_without_a_stream_is_an_error() {
     }
 }
 
+/// The library's reader pauses at such blocks as at the end, and would leave the rest of the frame unread.
+#[test]
+fn blocks_that_hold_nothing_do_not_end_an_lz4_frame() {
+    let (data, nothing) = (sample(1000), [1, 0, 0, 0, 0]);
+    let frame = lz4_frame(&data);
+    let (header, blocks) = frame.split_at(7);
+    let (blocks, end) = blocks.split_at(blocks.len() - 8);
+    let with = |end: &[u8]| [header, &nothing, &nothing, blocks, &nothing, end].concat();
+    assert_eq!(decode("lz4", &with(end), data.len()).as_deref(), Ok(&data[..]));
+    assert_eq!(decode("lz4", &[with(end), vec![0; 9], frame.clone()].concat(), 2 * data.len()).unwrap().len(), 2000);
+    assert!(decode("lz4", &with(end), data.len() - 1).is_err());
+    assert!(decode("lz4", &with(end), data.len() + 1).is_err());
+    // Padding is no end, and neither is one whose checksum is another's.
+    for end in [&[][..], &[0; 3], &[0; 4], &[0; 7], &[0; 8], &[1, 0, 0, 0, 0, 0]] {
+        assert!(decode("lz4", &with(end), data.len()).is_err(), "{end:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
