@@ -10,7 +10,7 @@ use crate::metrics::{Queue, Waiting};
 use crate::trace;
 
 /// Does `work` in a task of its own, in the turn of whoever of those who want `key` is first: a client that hangs up does not
-/// restart what others wait for. Whoever finds it begun waits for others.
+/// restart what others wait for, and ends what nobody else does. Whoever finds it begun waits for others.
 ///
 /// # Errors
 /// [`ReadError::Died`] when the task does.
@@ -25,7 +25,7 @@ where
 {
     let joined = joints.join(key);
     let (since, waiting) = (Instant::now(), (!joined.is_first()).then(|| Waiting::begin(Queue::Load)));
-    let done = tokio::spawn(Client::current().works(joined.works(trace::carried(work)))).await;
+    let done = joined.spawn(Client::current().works(trace::carried(work))).await;
     if waiting.is_some() {
         trace::record("wait", Queue::Load.name(), since.elapsed());
     }

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use super::Client;
 
@@ -25,9 +26,18 @@ struct Joint(Arc<watch::Sender<Vec<Client>>>);
 
 /// Work that several may want, by what comes of it. Cheap to clone; clones share it.
 #[derive(Debug)]
-pub struct Joints<K>(Arc<Mutex<HashMap<K, (Joint, usize)>>>);
+pub struct Joints<K>(Arc<Mutex<HashMap<K, Wanted>>>);
 
-/// The current client among those who want a piece of work, until dropped.
+#[derive(Debug)]
+struct Wanted {
+    joint: Joint,
+    /// How many want it.
+    count: usize,
+    /// What does it, of which the first may be of somebody who has gone.
+    tasks: Vec<AbortHandle>,
+}
+
+/// The current client among those who want a piece of work, until dropped; with the last of them ends what was begun.
 #[derive(Debug)]
 pub struct Joined<K: Eq + Hash> {
     joints: Joints<K>,
@@ -48,22 +58,29 @@ impl<K> Default for Joints<K> {
     }
 }
 
+impl<K> Joints<K> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, Wanted>> {
+        // Nothing that runs under the lock leaves it half done.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl<K: Clone + Eq + Hash> Joints<K> {
     /// The current client wants that, too, and those who want what it is needed for.
     pub fn join(&self, key: K) -> Joined<K> {
         let wanting = JOINT.try_with(|joint| joint.0.borrow().clone()).unwrap_or_else(|_| vec![Client::current()]);
-        let mut joints = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || (Joint(Arc::new(watch::Sender::new(Vec::new()))), 0);
-        let (joint, count) = joints.entry(key.clone()).or_insert_with(new);
-        let is_first = *count == 0;
-        *count += 1;
-        joint.0.send_if_modified(|clients| {
+        let mut joints = self.lock();
+        let new = || Wanted { joint: Joint(Arc::new(watch::Sender::new(Vec::new()))), count: 0, tasks: Vec::new() };
+        let wanted = joints.entry(key.clone()).or_insert_with(new);
+        let is_first = wanted.count == 0;
+        wanted.count += 1;
+        wanted.joint.0.send_if_modified(|clients| {
             let before = clients.len();
             let new: Vec<Client> = wanting.into_iter().filter(|client| !clients.contains(client)).collect();
             clients.extend(new);
             clients.len() > before
         });
-        Joined { joints: self.clone(), key, joint: joint.clone(), is_first }
+        Joined { joints: self.clone(), key, joint: wanted.joint.clone(), is_first }
     }
 }
 
@@ -73,21 +90,34 @@ impl<K: Eq + Hash> Joined<K> {
         self.is_first
     }
 
-    /// Does `work`, which waits for the turn of whichever of them is first.
-    pub async fn works<F: Future>(self, work: F) -> F::Output {
-        JOINT.scope(self.joint.clone(), work).await
+    /// Does `work` in a task of its own, which waits for the turn of whichever of them is first. It goes on when this one has
+    /// gone, and ends when nobody is left who wants it.
+    pub fn spawn<F>(&self, work: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        let task = tokio::spawn(JOINT.scope(self.joint.clone(), work));
+        let mut joints = self.joints.lock();
+        if let Some(wanted) = joints.get_mut(&self.key) {
+            wanted.tasks.retain(|task| !task.is_finished());
+            wanted.tasks.push(task.abort_handle());
+        }
+        task
     }
 }
 
 impl<K: Eq + Hash> Drop for Joined<K> {
     fn drop(&mut self) {
-        let mut joints = self.joints.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, count)) = joints.get_mut(&self.key) {
-            *count -= 1;
-            if *count == 0 {
-                joints.remove(&self.key);
-            }
+        let mut joints = self.joints.lock();
+        let Some(wanted) = joints.get_mut(&self.key) else { return };
+        wanted.count -= 1;
+        if wanted.count > 0 {
+            return;
         }
+        let ended = joints.remove(&self.key);
+        drop(joints);
+        // Not under the lock: what they hold may have joined others.
+        ended.iter().flat_map(|wanted| &wanted.tasks).for_each(AbortHandle::abort);
     }
 }
 
@@ -107,15 +137,43 @@ mod tests {
         let mut first: Vec<_> = (0..5).map(|_| take(1)).collect();
         assert!(first.iter_mut().all(|take| take.now_or_never().is_none()));
         let joined = Client::new(1).works(async { joints.join("block") }).await;
-        let mut shared = joined.works(take(1)).boxed();
-        assert!((&mut shared).now_or_never().is_none());
+        let ours = shares.clone();
+        let shared = joined.spawn(async move { ours.take((Client::new(1), 0), 1).await });
+        tokio::task::yield_now().await;
         let wanted = Client::new(2).works(async { joints.join("block") }).await;
-        assert!((&mut shared).now_or_never().is_none());
+        tokio::task::yield_now().await;
+        assert!(!shared.is_finished());
         drop(held);
         drop(first.remove(0).now_or_never().expect("it came first"));
-        drop((&mut shared).now_or_never().expect("it is the other one's turn"));
-        drop((first, wanted, shared));
+        drop(shared.await.expect("it is the other one's turn"));
+        drop((first, wanted, joined));
         assert_eq!(shares.free(), 1);
-        assert!(!shares.is_wanted() && joints.0.lock().unwrap().is_empty());
+        assert!(!shares.is_wanted() && joints.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_was_begun_ends_with_the_last_who_wants_it_and_not_before() {
+        let (joints, begun) = (Joints::default(), Arc::new(()));
+        let work = || {
+            let begun = Arc::clone(&begun);
+            async move {
+                std::future::pending::<()>().await;
+                drop(begun);
+            }
+        };
+        let (first, second, other) = (joints.join("block"), joints.join("block"), joints.join("another"));
+        let (task, of_second) = (first.spawn(work()), second.spawn(async {}));
+        let apart = other.spawn(work());
+        of_second.await.unwrap();
+        drop(first);
+        tokio::task::yield_now().await;
+        assert_eq!(Arc::strong_count(&begun), 3);
+        drop(second);
+        assert!(task.await.unwrap_err().is_cancelled());
+        assert_eq!(Arc::strong_count(&begun), 2);
+        assert!(!apart.is_finished());
+        drop(other);
+        assert!(apart.await.unwrap_err().is_cancelled());
+        assert!(joints.lock().is_empty());
     }
 }

@@ -58,6 +58,46 @@ async fn a_hundred_clients_cause_one_load_also_when_the_first_hangs_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_only_those_wanted_who_hung_up_is_given_up() {
+    let n5 = N5::new();
+    n5.dataset("a", &[16, 16], &[4, 4], "gzip").fill(|_| true, |_| false);
+    settle();
+    let requests = [("/slice/a", 8), ("/slice/a?format=png&size=16,4", 4), ("/a/1/1", 1), ("/zarr3/a/c/1/1", 1)];
+    for (path, reads) in requests {
+        let (probe, client) = probed(&n5, settings());
+        probe.close();
+        let ask = || {
+            let client = client.clone();
+            tokio::spawn(async move { client.get(path).await.status.as_u16() })
+        };
+        let until = async |waiting: usize| {
+            let come = async {
+                while probe.waiting() != waiting {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let come = tokio::time::timeout(Duration::from_secs(20), come).await;
+            assert!(come.is_ok(), "{path}: {} reads wait, not {waiting}", probe.waiting());
+        };
+        let first = ask();
+        until(reads).await;
+        let second = ask();
+        // Both want the same now.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        first.abort();
+        assert!(first.await.is_err());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!((probe.gets(), probe.waiting()), (reads, reads), "{path}: somebody still waits");
+        second.abort();
+        assert!(second.await.is_err());
+        until(0).await;
+        assert_eq!(probe.gets(), reads, "{path}");
+        probe.open();
+        assert_eq!(ask().await.unwrap(), 200, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_clients_cause_one_read_of_a_stored_block() {
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);

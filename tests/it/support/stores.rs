@@ -17,6 +17,8 @@ use super::{Client, options};
 pub struct Probe {
     inner: Arc<dyn Store>,
     gets: AtomicUsize,
+    /// Of them, those that wait at the gate.
+    waiting: AtomicUsize,
     heads: AtomicUsize,
     lists: AtomicUsize,
     /// Reads of blocks that are let through; others wait.
@@ -33,6 +35,7 @@ impl Probe {
         Arc::new(Self {
             inner,
             gets: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             heads: AtomicUsize::new(0),
             lists: AtomicUsize::new(0),
             gate: Semaphore::new(Semaphore::MAX_PERMITS / 2),
@@ -74,6 +77,11 @@ impl Probe {
         self.gets.load(Ordering::SeqCst)
     }
 
+    /// Reads of blocks that wait now, and that somebody waits for.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
     /// Blocks whose facts were asked for so far.
     pub fn heads(&self) -> usize {
         self.heads.load(Ordering::SeqCst)
@@ -103,6 +111,15 @@ fn is_block(key: &Key) -> bool {
     key.name() != Some("attributes.json")
 }
 
+/// A read that waits, until it does not or nobody waits for it any more.
+struct Waits<'a>(&'a AtomicUsize);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 #[async_trait]
 impl Store for Probe {
     fn backend(&self) -> &'static str {
@@ -117,7 +134,10 @@ impl Store for Probe {
     async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
         if is_block(key) {
             self.gets.fetch_add(1, Ordering::SeqCst);
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let waits = Waits(&self.waiting);
             drop(self.gate.acquire().await);
+            drop(waits);
             let failing = self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
             if failing.is_ok() {
                 let cause = Arc::new(std::io::Error::from_raw_os_error(5));
