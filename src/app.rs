@@ -4,6 +4,7 @@ mod bounded;
 mod connections;
 mod inspect;
 mod lane;
+mod listener;
 mod mounts;
 mod notify;
 mod peers;
@@ -21,17 +22,16 @@ mod workers;
 use std::future::Future;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use bounded::off_thread;
 use connections::Connections;
 pub use inspect::inspect;
+use listener::Listener;
 use mounts::Mounts;
 pub use notify::Supervisor;
 pub use reload::Reloader;
@@ -42,11 +42,10 @@ use tls::Tls;
 pub use verify::verify;
 use workers::{Documents, Workers};
 
-use crate::config::{Config, Listen};
+use crate::config::Config;
 use crate::container::Resources;
 use crate::cpu::{Cpu, Length};
 use crate::http::{self, Viewer};
-use crate::seldom::Seldom;
 use crate::store::StoreError;
 use crate::{allocator, demo, metrics, n5, telemetry, trace};
 
@@ -65,12 +64,6 @@ pub struct Server {
     tls: Option<Tls>,
     config: Config,
     reloader: Reloader,
-}
-
-#[derive(Debug)]
-enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
 }
 
 /// First path segments that have a meaning of their own, which no container may be named.
@@ -140,30 +133,21 @@ impl Server {
         render_metrics: impl Fn() -> String + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
         let resources = Resources::new(settings(&config));
-        tokio::spawn(trim(Arc::downgrade(&resources)));
+        let trimming = Cpu::new(1);
+        tokio::spawn(trim(Arc::downgrade(&resources), trimming.clone()));
         let mounts = Mounts::start(&config, &resources).await?;
         let limit = config.server.request_timeout;
-        let viewer = tokio::time::timeout(limit, Viewer::find(&config.server.viewer)).await;
-        let viewer = viewer.with_context(|| format!("server.viewer: the storage does not answer within {limit:?}"))?;
+        let directory = config.server.viewer.clone();
+        let viewer = off_thread(limit, move || Ok(Viewer::find(&directory))).await.context("server.viewer")?;
         let documents = Documents::start(threads(&config)).context("the threads cannot be started")?;
         let wanted = config.clone();
         let (control, tls) = off_thread(limit, move || Ok((control(&wanted)?, tls(&wanted)?)))
             .await
             .context("the files of [access], [jwt] and [tls]")?;
-        let listener = match &config.server.listen {
-            Listen::Tcp(address) => {
-                Listener::Tcp(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?)
-            }
-            Listen::Unix(path) => {
-                remove_stale_socket(path).await;
-                let shown = path.display();
-                let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on unix:{shown}"))?;
-                Listener::Unix(listener, path.clone())
-            }
-        };
+        let listener = Listener::bind(&config.server.listen).await?;
         let workers = Workers::start(threads(&config)).context("the threads cannot be started")?;
         let (handle, settled) = (documents.handle(), config.clone());
-        let state = State { config: settled, mounts, resources, control, viewer, documents: handle };
+        let state = State { config: settled, mounts, resources, trimming, control, viewer, documents: handle };
         let reloader = Reloader::new(state, render_metrics);
         Ok(Self { listener, workers, documents, tls, config, reloader })
     }
@@ -175,20 +159,17 @@ impl Server {
 
     /// The address in use, with the port that was picked.
     pub fn address(&self) -> Option<SocketAddr> {
-        match &self.listener {
-            Listener::Tcp(listener) => listener.local_addr().ok(),
-            Listener::Unix(..) => None,
-        }
+        self.listener.address()
     }
 
     /// Where clients find it.
     fn url(&self) -> String {
         let base = &self.config.server.base_path;
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        match (&self.listener, self.address()) {
-            (Listener::Unix(_, path), _) => format!("unix:{}", path.display()),
-            (Listener::Tcp(_), Some(address)) => format!("{scheme}://{address}{base}/"),
-            (Listener::Tcp(_), None) => "an unknown address".to_owned(),
+        match (self.listener.path(), self.address()) {
+            (Some(path), _) => format!("unix:{}", path.display()),
+            (None, Some(address)) => format!("{scheme}://{address}{base}/"),
+            (None, None) => "an unknown address".to_owned(),
         }
     }
 
@@ -230,40 +211,6 @@ impl Server {
         // Nothing of what is served with is kept here: it changes.
         let Self { listener, workers, documents: _documents, tls, config, reloader } = self;
         let connections = Connections::new(&config, reloader.news(), workers, tls);
-        let accepting = async {
-            match &listener {
-                Listener::Tcp(listener) => loop {
-                    let slot = connections.slot().await;
-                    match listener.accept().await {
-                        Ok((stream, peer)) => {
-                            // Small answers must not wait for an acknowledgement of the one before.
-                            let _ = stream.set_nodelay(true);
-                            match stream.into_std() {
-                                Ok(stream) => {
-                                    connections.serve_tcp(
-                                        || TcpStream::from_std(stream),
-                                        peer.ip().to_canonical(),
-                                        slot,
-                                    );
-                                }
-                                Err(error) => refused(&error).await,
-                            }
-                        }
-                        Err(error) => refused(&error).await,
-                    }
-                },
-                Listener::Unix(listener, _) => loop {
-                    let slot = connections.slot().await;
-                    match listener.accept().await {
-                        Ok((stream, _)) => match stream.into_std() {
-                            Ok(stream) => connections.serve(|| UnixStream::from_std(stream), None, slot),
-                            Err(error) => refused(&error).await,
-                        },
-                        Err(error) => refused(&error).await,
-                    }
-                },
-            }
-        };
         let stopping = async {
             stop.await;
             tracing::info!("shutting down: not ready any more");
@@ -278,15 +225,12 @@ impl Server {
             }
         };
         tokio::select! {
-            () = accepting => {}
+            never = listener.serve(&connections) => match never {},
             () = stopping => {}
             () = letting_go => {}
             () = reloader.find_containers() => {}
         }
-        if let Listener::Unix(_, path) = &listener {
-            let _ = tokio::fs::remove_file(path).await;
-        }
-        drop(listener);
+        listener.close(&connections).await;
         let deadline = reloader.serving().shutdown_timeout;
         // Connections on which part of a request has come would be waited for; nobody has an answer there.
         let unsent = connections.unsent();
@@ -299,9 +243,8 @@ impl Server {
     }
 }
 
-/// Gives freed memory back to the system as long as there are `resources`.
-async fn trim(resources: Weak<Resources>) {
-    let cpu = Cpu::new(1);
+/// Gives freed memory back to the system, on `cpu`, as long as there are `resources`.
+async fn trim(resources: Weak<Resources>, cpu: Cpu) {
     loop {
         tokio::time::sleep(TRIM).await;
         let Some(resources) = resources.upgrade() else { return };
@@ -322,25 +265,6 @@ async fn quiet(reloader: &Reloader, unsent: &AtomicUsize) -> bool {
         }
     }
     true
-}
-
-/// A connection that could not be accepted: out of descriptors, or gone already. Never the end.
-async fn refused(error: &std::io::Error) {
-    static REFUSED: Seldom = Seldom::new();
-    metrics::accept_error();
-    if let Some(unsaid) = REFUSED.may_say() {
-        tracing::warn!(%error, unsaid, "connection not accepted");
-    }
-    tokio::time::sleep(Duration::from_millis(50)).await;
-}
-
-/// A socket that nobody listens on any more is left by a process that was killed.
-async fn remove_stale_socket(path: &PathBuf) {
-    use std::os::unix::fs::FileTypeExt;
-    let is_socket = tokio::fs::symlink_metadata(path).await.is_ok_and(|meta| meta.file_type().is_socket());
-    if is_socket && UnixStream::connect(path).await.is_err() {
-        let _ = tokio::fs::remove_file(path).await;
-    }
 }
 
 /// Ready when the process is told to stop. Listens from the call on, not from the first poll.

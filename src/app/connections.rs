@@ -46,6 +46,9 @@ const STREAMS: u32 = 256;
 /// What a client that is hung up on is given to be told.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// How long a client is listened to that has asked for nothing yet when the server ends.
+const HEARING: Duration = Duration::from_millis(100);
+
 /// What every connection is served with.
 pub(super) struct Connections {
     news: News,
@@ -93,6 +96,11 @@ impl Connections {
     pub(super) async fn slot(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         Arc::clone(&self.slots).acquire_owned().await.ok()
+    }
+
+    /// A slot that is free now.
+    pub(super) fn free_slot(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.slots).try_acquire_owned().ok()
     }
 
     /// Serves one connection, which `open` makes in the thread that will serve it.
@@ -207,8 +215,15 @@ impl Terms {
             biased;
             handing = poll_fn(|context| lane.poll_between(context)) => handing,
             () = is_set(&mut closing) => {
-                signals.close();
-                poll_fn(|context| lane.poll_between(context)).await
+                // Somebody let in just now may have asked already, and not been heard.
+                let hearing = if lane.is_new() { HEARING } else { Duration::ZERO };
+                match tokio::time::timeout(hearing, poll_fn(|context| lane.poll_between(context))).await {
+                    Ok(handing) => handing,
+                    Err(_elapsed) => {
+                        signals.close();
+                        poll_fn(|context| lane.poll_between(context)).await
+                    }
+                }
             }
         };
         let ended = match handing {

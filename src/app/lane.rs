@@ -144,6 +144,11 @@ impl<S: Socket> Lane<S> {
         true
     }
 
+    /// Whether no request has come yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.is_new
+    }
+
     /// Whether what the library is given begins as HTTP/2.
     pub(super) fn is_http2(&self) -> bool {
         self.state == State::HandedOver { is_http2: true }

@@ -15,6 +15,7 @@ use super::serving::{News, Serving};
 use crate::access::Control;
 use crate::config::Config;
 use crate::container::{Resources, Settings};
+use crate::cpu::Cpu;
 use crate::http::{App, Viewer};
 use crate::{http, metrics, telemetry};
 
@@ -57,6 +58,8 @@ pub(super) struct State {
     pub(super) config: Config,
     pub(super) mounts: Mounts,
     pub(super) resources: Arc<Resources>,
+    /// Where memory is given back, whatever resources there are.
+    pub(super) trimming: Cpu,
     pub(super) control: Option<Arc<Control>>,
     pub(super) viewer: Option<Viewer>,
     pub(super) documents: Option<Handle>,
@@ -115,7 +118,8 @@ impl Reloader {
             bail!("the server is shutting down");
         }
         telemetry::set_level(&config.log.level)?;
-        let next = State { config, mounts, resources, control, viewer, documents: state.documents.clone() };
+        let (trimming, documents) = (state.trimming.clone(), state.documents.clone());
+        let next = State { config, mounts, resources, trimming, control, viewer, documents };
         self.put(&mut state, next);
         Ok(changed)
     }
@@ -126,7 +130,7 @@ impl Reloader {
         let app = self.serving().app.successor(state.mounts.list(), Arc::clone(&state.resources), state.options());
         self.0.news.send_replace(Serving::new(&state.config, app));
         if !Arc::ptr_eq(&last.resources, &state.resources) {
-            tokio::spawn(super::trim(Arc::downgrade(&state.resources)));
+            tokio::spawn(super::trim(Arc::downgrade(&state.resources), state.trimming.clone()));
             tokio::spawn(retire(Arc::downgrade(&last.resources), state.resources.settings().clone()));
         }
     }
@@ -172,13 +176,14 @@ async fn renewed_control(config: &Config, state: &State) -> anyhow::Result<Optio
 async fn viewer(config: &Config, state: &State) -> anyhow::Result<Option<Viewer>> {
     let (directory, is_known) = (&config.server.viewer, config.server.viewer == state.config.server.viewer);
     let limit = if is_known { mounts::LOOK } else { config.server.request_timeout };
-    match tokio::time::timeout(limit, Viewer::find(directory)).await {
-        Ok(found) => Ok(found),
-        Err(_elapsed) if is_known => {
-            tracing::warn!(directory = %directory.display(), "the viewer's storage does not answer: served as before");
+    let wanted = directory.clone();
+    match off_thread(limit, move || Ok(Viewer::find(&wanted))).await.context("server.viewer") {
+        Err(error) if is_known => {
+            let why = format!("{error:#}");
+            tracing::warn!(directory = %directory.display(), why, "the viewer cannot be looked at: served as before");
             Ok(state.viewer.clone())
         }
-        Err(_elapsed) => bail!("server.viewer: the storage does not answer within {limit:?}"),
+        found => found,
     }
 }
 

@@ -13,11 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
-/// Threads that wait for the disk, shared out evenly; what comes beyond queues up.
-const WAITING_THREADS: usize = 256;
-
-/// As many as each has at least, however many cores there are.
-const LEAST_WAITING_THREADS: usize = 32;
+/// Threads that wait for the disk with the viewer's files; what comes beyond queues up.
+const WAITING_THREADS: usize = 64;
 
 /// The threads; they end when this is dropped, whatever they serve then.
 #[derive(Debug)]
@@ -42,8 +39,7 @@ impl Workers {
     /// When the system has no more threads or descriptors.
     pub(super) fn start(count: usize) -> io::Result<Self> {
         let count = count.max(1);
-        let waiting = (WAITING_THREADS / count).max(LEAST_WAITING_THREADS);
-        let workers = (0..count).map(|_| Worker::start(waiting)).collect::<io::Result<_>>()?;
+        let workers = (0..count).map(|_| Worker::start()).collect::<io::Result<_>>()?;
         Ok(Self { workers, turn: AtomicUsize::new(0) })
     }
 
@@ -62,9 +58,10 @@ impl Workers {
 }
 
 impl Worker {
-    fn start(waiting: usize) -> io::Result<Self> {
+    fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread()
-            .max_blocking_threads(waiting)
+            // Nothing that waits belongs here.
+            .max_blocking_threads(1)
             .thread_name("n5-server")
             .enable_all()
             .build()?;
@@ -79,7 +76,7 @@ impl Worker {
     }
 }
 
-/// The threads that make documents. As many as serve connections: they share the cores, and nobody waits for one who makes
+/// The threads that make documents and read the viewer's files. As many as serve connections: they share the cores, and nobody waits for one who makes
 /// a large one.
 #[derive(Debug)]
 pub(super) struct Documents(Option<Runtime>);

@@ -124,9 +124,13 @@ pub struct Resources {
 impl Resources {
     /// Empty caches and whole budgets.
     pub fn new(settings: Settings) -> Arc<Self> {
+        let cpu = Cpu::new(settings.cores);
+        Self::on(cpu, settings)
+    }
+
+    fn on(cpu: Cpu, settings: Settings) -> Arc<Self> {
         let of = |capacity_bytes| CacheSettings { capacity_bytes, weigh_frequency: settings.weigh_frequency };
         let wait = settings.budget_wait;
-        let cpu = Cpu::new(settings.cores);
         let objects = Objects::new(of(settings.stored_cache), settings.transfer_budget, wait);
         let decoded = of(settings.decoded_cache);
         let blocks = Blocks::new(decoded, objects.clone(), cpu.clone(), settings.decode_budget, wait);
@@ -209,7 +213,7 @@ impl Container {
         if !self.sees(key) {
             return Ok(None);
         }
-        or_no_attributes(key, self.resources.objects.get(self.id, &self.store, key, access).await)
+        self.resources.objects.get(self.id, &self.store, key, access).await
     }
 
     /// Facts about the object at `key`, from the cache where it is fresh; reads no bytes.
@@ -229,8 +233,7 @@ impl Container {
             Glance::Missing | Glance::NoObject => Ok(None),
             Glance::Unknown => {
                 access.may_wait().await;
-                let head = measured(StoreOperation::Head, self.store.backend(), self.store.head(key)).await;
-                or_no_attributes(key, head.map_err(ReadError::from))
+                Ok(measured(StoreOperation::Head, self.store.backend(), self.store.head(key)).await?)
             }
         }
     }
@@ -265,12 +268,6 @@ impl Container {
 struct CacheSettings {
     capacity_bytes: u64,
     weigh_frequency: bool,
-}
-
-/// Attributes that are hidden ([`crate::store::StoreError::hides`]) are none: that hides a dataset, and makes no zeros of
-/// its blocks.
-fn or_no_attributes<T>(key: &Key, found: Result<Option<T>, ReadError>) -> Result<Option<T>, ReadError> {
-    if key.name() == Some(ATTRIBUTES) { ReadError::or_hidden(found) } else { found }
 }
 
 impl CacheSettings {

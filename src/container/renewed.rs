@@ -6,6 +6,7 @@ use std::sync::Arc;
 use moka::future::Cache;
 
 use super::{Container, Resources, Settings};
+use crate::cpu::Cpu;
 
 /// How often a cache is told to free what it holds, at a time.
 const EMPTYING: usize = 100;
@@ -14,10 +15,11 @@ impl Resources {
     /// Resources with the bounds `settings`, which take over every cache and budget whose own bounds are the same; the
     /// others begin empty. Both may be in use at once.
     pub fn renewed(&self, settings: Settings) -> Arc<Self> {
-        let fresh = Self::new(settings.clone());
         let (kept, wait) = (Kept::of(&self.settings, &settings), settings.budget_wait);
+        let cpu = if kept.cpu { self.cpu.clone() } else { Cpu::new(settings.cores) };
+        let fresh = Self::on(cpu.clone(), settings.clone());
         let of = |is_kept| if is_kept { self } else { &*fresh };
-        let (cpu, objects) = (of(kept.cpu).cpu.clone(), of(kept.objects).objects.waiting(wait));
+        let objects = of(kept.objects).objects.waiting(wait);
         Arc::new(Self {
             slice_budget: of(kept.slices).slice_budget.waiting(wait),
             datasets: self.datasets.clone(),

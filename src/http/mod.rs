@@ -247,15 +247,15 @@ async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body>
         })
 }
 
-/// Whether a path is of a document that is made, rather than of a block, a chunk or a slice.
+/// Whether a path is of a document that is made or a file of the viewer, which wants threads that may wait, rather than of a block, a chunk or a slice.
 fn takes_time(app: &App, path: &str) -> bool {
     let Ok(Some(target)) = Target::parse(path, &app.options.base_path) else { return false };
     match target.view {
         View::Stored | View::Other(_) => {
             !target.is_numbered() && target.segments.last().is_none_or(|name| name != ATTRIBUTES)
         }
-        View::Info | View::Stats => true,
-        View::Slice | View::Viewer | View::Operation(_) => false,
+        View::Info | View::Stats | View::Viewer => true,
+        View::Slice | View::Operation(_) => false,
     }
 }
 

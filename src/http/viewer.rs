@@ -27,11 +27,14 @@ impl Viewer {
     /// The viewer in `directory`, relative to the working directory; `None` where there is no `index.html`, or no
     /// directory is named.
     /// Beside a file may lie `.br` and `.gz`, its compressed copies.
-    pub async fn find(directory: &Path) -> Option<Self> {
+    ///
+    /// Waits for the disk.
+    pub fn find(directory: &Path) -> Option<Self> {
         if directory.as_os_str().is_empty() {
             return None;
         }
-        let index = tokio::fs::metadata(directory.join(INDEX)).await.ok()?;
+        #[expect(clippy::disallowed_methods, reason = "it is no file of a container")]
+        let index = std::fs::metadata(directory.join(INDEX)).ok()?;
         let files = ServeDir::new(directory)
             .append_index_html_on_directories(false)
             .ignore_multi_range_requests(true)
@@ -135,12 +138,12 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_directory_without_an_index_is_no_viewer() {
+    #[test]
+    fn a_directory_without_an_index_is_no_viewer() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(Viewer::find(directory.path()).await.is_none());
+        assert!(Viewer::find(directory.path()).is_none());
         std::fs::create_dir(directory.path().join(INDEX)).unwrap();
-        assert!(Viewer::find(directory.path()).await.is_none());
-        assert!(Viewer::find(Path::new("")).await.is_none());
+        assert!(Viewer::find(directory.path()).is_none());
+        assert!(Viewer::find(Path::new("")).is_none());
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::program::{Program, Reply};
+use crate::support::program::{Connection, Program, Reply};
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
 use crate::support::{Client, local, options, settings};
@@ -171,4 +171,47 @@ fn a_server_told_to_stop_answers_as_ever_for_as_long_as_balancers_need_to_look_a
     assert_eq!(program.get("/v/0").status, 200);
     assert!(program.child.wait().unwrap().success());
     assert!(told.elapsed() >= Duration::from_secs(10), "{:?}", told.elapsed());
+}
+
+#[test]
+fn who_was_let_in_before_a_server_was_told_to_stop_is_answered() {
+    let n5 = N5::new();
+    n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
+    let config = format!("server.drain_delay = \"0s\"\n[[containers]]\nroot = \"{}\"\n", n5.root().display());
+    let mut program = Program::start(&config);
+    turns(&program, 200);
+    // The system lets them in all the same.
+    program.signal(rustix::process::Signal::STOP);
+    let mut clients: Vec<_> = (0..300)
+        .map(|n| {
+            let mut client = program.connect();
+            // Half of them are the lane's to answer, half the library's.
+            client.ask(if n % 2 == 0 { "/v/0" } else { "/slice/v" });
+            client
+        })
+        .collect();
+    program.signal(rustix::process::Signal::TERM);
+    program.signal(rustix::process::Signal::CONT);
+    let answered = clients.iter_mut().filter_map(Connection::answer).filter(|reply| reply.status == 200).count();
+    assert_eq!(answered, clients.len());
+    assert!(program.child.wait().unwrap().success());
+}
+
+#[test]
+fn a_client_that_hangs_up_is_counted() {
+    let n5 = N5::new();
+    n5.dataset("v", &[1024, 1024], &[256, 256], "xz").fill(|_| true, |_| false);
+    let program = Program::start(&format!("[[containers]]\nroot = \"{}\"\n", n5.root().display()));
+    let count = || program.metric("n5_requests_cancelled_total{stage=\"waiting\"}").unwrap_or(0.0);
+    assert!(count() < 1.0);
+    let until = Instant::now() + Duration::from_secs(30);
+    for pause in (1..20).cycle() {
+        if count() >= 1.0 {
+            return;
+        }
+        assert!(Instant::now() < until, "{:?}", program.metric("n5_requests_cancelled_total"));
+        let mut client = program.connect();
+        client.ask("/slice/v?format=png");
+        std::thread::sleep(Duration::from_millis(pause));
+    }
 }

@@ -26,15 +26,15 @@ fn built() -> TempDir {
     directory
 }
 
-async fn client(n5: &N5, directory: &Path) -> Client {
-    let viewer = Viewer::find(directory).await;
+fn client(n5: &N5, directory: &Path) -> Client {
+    let viewer = Viewer::find(directory);
     Client::new(local(n5.root()), settings(), Options { viewer, ..options() })
 }
 
 #[tokio::test]
 async fn the_index_stands_at_the_slash_and_the_way_there_without() {
     let (n5, directory) = (N5::new(), built());
-    let client = client(&n5, &directory.path().join("dist")).await;
+    let client = client(&n5, &directory.path().join("dist"));
     let bare = client.get("/viewer?x=1").await;
     assert_eq!((bare.status.as_u16(), bare.header("location")), (301, Some("viewer/?x=1")));
     let index = client.get("/viewer/").await;
@@ -52,7 +52,7 @@ async fn the_index_stands_at_the_slash_and_the_way_there_without() {
 #[tokio::test]
 async fn hashed_names_are_kept_and_sent_as_the_client_accepts_them() {
     let (n5, directory) = (N5::new(), built());
-    let client = client(&n5, &directory.path().join("dist")).await;
+    let client = client(&n5, &directory.path().join("dist"));
     let path = format!("/viewer/{SCRIPT}");
     for (accepted, encoding, body) in
         [("br, gzip", Some("br"), "as brotli"), ("gzip", Some("gzip"), "as gzip"), ("identity", None, "plain script")]
@@ -75,7 +75,7 @@ async fn hashed_names_are_kept_and_sent_as_the_client_accepts_them() {
 #[tokio::test]
 async fn whatever_else_is_not_found_or_refused() {
     let (n5, directory) = (N5::new(), built());
-    let client = client(&n5, &directory.path().join("dist")).await;
+    let client = client(&n5, &directory.path().join("dist"));
     for missing in ["nothing", "sub", "sub/", "sub/nothing", "attributes.json", "index.html/", "index.html/x"] {
         let reply = client.get(&format!("/viewer/{missing}")).await;
         assert_eq!(
@@ -99,7 +99,7 @@ async fn whatever_else_is_not_found_or_refused() {
 #[tokio::test]
 async fn without_a_directory_there_is_no_viewer() {
     let n5 = N5::new();
-    let client = client(&n5, Path::new("")).await;
+    let client = client(&n5, Path::new(""));
     for path in ["/viewer", "/viewer/", "/viewer/index.html"] {
         let reply = client.get(path).await;
         assert_eq!(reply.status.as_u16(), 404, "{path}");
