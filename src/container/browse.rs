@@ -93,11 +93,9 @@ impl Container {
         let Some(key) = parent.child(&entry.name).ok().filter(|_| entry.is_directory) else {
             return Ok(EntryKind::File);
         };
-        match self.group(access, &key).await {
-            Ok(group) if matches!(group.state, GroupState::Dataset(_)) => Ok(EntryKind::Dataset),
-            Ok(_) | Err(ReadError::AttributesTooLarge { .. }) => Ok(EntryKind::Group),
-            Err(error) => Err(error),
-        }
+        let group = self.group_if_readable(access, &key).await?;
+        let is_dataset = group.is_some_and(|group| matches!(group.state, GroupState::Dataset(_)));
+        Ok(if is_dataset { EntryKind::Dataset } else { EntryKind::Group })
     }
 
     /// The nearest dataset above `key` whose grid `key` leads into: `key` is that dataset's followed by
@@ -114,11 +112,7 @@ impl Container {
         let mut at = key.clone();
         let mut position: Vec<u64> = Vec::new();
         loop {
-            let group = match self.group(access, &at).await {
-                Ok(group) => group,
-                Err(ReadError::AttributesTooLarge { .. }) => return Ok(None),
-                Err(error) => return Err(error),
-            };
+            let Some(group) = self.group_if_readable(access, &at).await? else { return Ok(None) };
             if let GroupState::Dataset(dataset) = &group.state {
                 let prefix: Coords = position.iter().rev().copied().collect();
                 let leads_in = prefix.len() + missing <= dataset.attributes.rank().max(1);
@@ -147,15 +141,20 @@ impl Container {
     /// Of the ways to cut `key`, the one with the shorter path to the dataset wins.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails.
+    /// [`ReadError`] when the store fails; also where there is none, but attributes that might describe it cannot be read.
     pub async fn numbered_at(&self, access: Access, key: &Key) -> Result<Option<(Arc<Dataset>, Coords)>, ReadError> {
         let segments: Vec<&str> = key.segments().collect();
         let numbers: Vec<u64> = segments.iter().rev().map_while(|name| grid_component(name)).collect();
+        let mut unknown = None;
         for rank in (1..=numbers.len().min(MAX_RANK)).rev() {
             let Ok(at) = Key::from_segments(segments.iter().take(segments.len() - rank)) else { continue };
             let group = match self.group(access, &at).await {
                 Ok(group) => group,
-                Err(ReadError::AttributesTooLarge { .. }) => continue,
+                // It may be the dataset, or only a group above it.
+                Err(error) if error.is_of_attributes() => {
+                    unknown.get_or_insert(error);
+                    continue;
+                }
                 Err(error) => return Err(error),
             };
             if let GroupState::Dataset(dataset) = &group.state
@@ -164,7 +163,7 @@ impl Container {
                 return Ok(Some((Arc::clone(dataset), numbers.iter().take(rank).rev().copied().collect())));
             }
         }
-        Ok(None)
+        unknown.map_or(Ok(None), Err)
     }
 
     /// Whether the directory `key` stands where a block of the nearest dataset would be.

@@ -156,6 +156,18 @@ impl Container {
         cached.map(|group| self.as_seen(group)).map_err(|error| (*error).clone())
     }
 
+    /// As [`Self::group`], for whoever looks at what lies around: `None` where the attributes are hidden
+    /// ([`StoreError::hides`](crate::store::StoreError::hides)) or too large, which makes a plain group of a dataset, but no zeros of its blocks.
+    ///
+    /// # Errors
+    /// [`ReadError`] when they cannot be read.
+    pub async fn group_if_readable(&self, access: Access, key: &Key) -> Result<Option<Arc<Group>>, ReadError> {
+        match self.group(access, key).await {
+            Err(ReadError::AttributesTooLarge { .. }) => Ok(None),
+            found => ReadError::or_hidden(found.map(Some)),
+        }
+    }
+
     /// A dataset of which a part cannot be seen is none.
     fn as_seen(&self, group: Arc<Group>) -> Arc<Group> {
         match &group.state {

@@ -116,6 +116,23 @@ impl ReadError {
         }
     }
 
+    /// Whether attributes are there, and cannot be read until somebody changes that.
+    pub(super) fn is_of_attributes(&self) -> bool {
+        match self {
+            Self::AttributesTooLarge { .. } => true,
+            Self::Store(error) => error.hides(),
+            Self::NotFound(_)
+            | Self::NotADataset { .. }
+            | Self::StoredTooLarge { .. }
+            | Self::TooLarge(_)
+            | Self::Block { .. }
+            | Self::Unmakeable(_)
+            | Self::Convert(_)
+            | Self::Budget(_)
+            | Self::Died(_) => false,
+        }
+    }
+
     /// Whether reading again at once may help: somebody could have been writing.
     pub(super) fn may_be_torn(&self) -> bool {
         match self {

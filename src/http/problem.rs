@@ -61,6 +61,8 @@ kinds! {
     TIMEOUT = "timeout", "It took too long", GATEWAY_TIMEOUT;
 }
 
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
 /// Seconds after which a client may try again.
 const RETRY_SECONDS: HeaderValue = HeaderValue::from_static("1");
 
@@ -127,7 +129,7 @@ impl Problem {
     /// For nobody to keep, and not the same for everybody.
     #[must_use]
     pub fn uncached(self) -> Self {
-        self.cached(HeaderValue::from_static("no-store")).varying("authorization")
+        self.varying("authorization").with_policy(NO_STORE)
     }
 
     /// 405.
@@ -147,9 +149,13 @@ impl Problem {
         problem
     }
 
-    /// With `Cache-Control`.
+    /// With `Cache-Control`, where it says that something is missing: all else may pass, and is for nobody to keep.
     #[must_use]
-    pub fn cached(mut self, policy: HeaderValue) -> Self {
+    pub fn cached(self, policy: HeaderValue) -> Self {
+        if self.0.kind.status == StatusCode::NOT_FOUND { self.with_policy(policy) } else { self }
+    }
+
+    fn with_policy(mut self, policy: HeaderValue) -> Self {
         self.0.headers.insert(CACHE_CONTROL, policy);
         self
     }
@@ -215,6 +221,7 @@ impl Problem {
         let mut headers = this.headers;
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+        headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
         (this.kind.status, headers, body)
     }
 }

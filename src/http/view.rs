@@ -29,7 +29,9 @@ pub(super) async fn answer(ask: &Ask<'_>, view: &dyn View) -> Answer {
     let lookup = Lookup { container: &mount.container, access: ask.access, parameters, key: &key, query: &query };
     let blame = |error: ReadError| Problem::from(error).cached(mount.cache_missing.clone());
     if ask.target.trailing_slash {
-        let documents = view.documents(&lookup).await.map_err(blame)?;
+        // A listing shows what can be seen.
+        let documents =
+            ReadError::or_hidden(view.documents(&lookup).await.map(Some)).map_err(blame)?.unwrap_or_default();
         return listing::of_view(ask, mount, &key, &documents).await;
     }
     match view.resolve(&lookup).await.map_err(blame)? {

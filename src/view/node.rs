@@ -101,7 +101,14 @@ impl Texts<'_> {
     /// problem.
     async fn admit(&mut self, key: &Key) -> Result<u64, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(0) };
-        let Some(meta) = self.container.meta(self.access, &file).await? else { return Ok(0) };
+        let meta = match self.container.meta(self.access, &file).await {
+            Err(ReadError::Store(error)) if error.hides() => {
+                self.problems.push(format!("{file} counts as missing: the server may not or cannot read it"));
+                return Ok(0);
+            }
+            meta => meta?,
+        };
+        let Some(meta) = meta else { return Ok(0) };
         if meta.len > self.left_bytes {
             let limit = self.container.resources().settings().attributes;
             self.problems.push(if meta.len > limit {
@@ -128,11 +135,8 @@ impl Texts<'_> {
         if bytes == 0 {
             return Ok(None);
         }
-        let group = match self.container.group(self.access, key).await {
-            // It has grown meanwhile.
-            Err(ReadError::AttributesTooLarge { .. }) => return Ok(None),
-            group => group?,
-        };
-        Ok(group.document())
+        // It may have grown meanwhile.
+        let group = self.container.group_if_readable(self.access, key).await?;
+        Ok(group.and_then(|group| group.document()))
     }
 }

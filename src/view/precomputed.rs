@@ -51,10 +51,7 @@ impl View for Precomputed {
         let Some(bounds) = parse_box(name) else { return Ok(Found::Missing) };
         let form = directory.name().and_then(ScaleForm::parse);
         let (Some(form), Some(key)) = (form, directory.parent()) else { return Ok(Found::Missing) };
-        let group = match lookup.container.group(lookup.access, &key).await {
-            Err(ReadError::AttributesTooLarge { .. }) => return Ok(Found::Missing),
-            group => group?,
-        };
+        let group = lookup.container.group(lookup.access, &key).await?;
         let GroupState::Dataset(dataset) = &group.state else { return Ok(Found::Missing) };
         let attributes = &dataset.attributes;
         let Ok(extent) = Extent::of(attributes) else { return Ok(Found::Missing) };
@@ -98,6 +95,8 @@ struct Level {
 
 /// The document that describes the dataset or pyramid at `key`.
 async fn info(lookup: &Lookup<'_>, key: &Key) -> Result<(Value, Option<Memory>), ReadError> {
+    // Attributes that cannot be read do not say that this is no dataset.
+    lookup.container.group(lookup.access, key).await?;
     let known = read_node(lookup.container, lookup.access, key).await?;
     let refused = |reason| ReadError::NotADataset { key: key.clone(), reason };
     let levels = levels(&known.node).map_err(refused)?;

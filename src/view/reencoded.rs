@@ -95,6 +95,8 @@ impl View for Reencoded {
 
 /// The attributes of the directory `key`; `None` where it has none to show.
 async fn attributes(lookup: &Lookup<'_>, key: &Key, wanted: &Wanted) -> Result<Option<Document>, ReadError> {
+    // Attributes that cannot be read do not say that this is no dataset.
+    lookup.container.group(lookup.access, key).await?;
     let known = match read_node(lookup.container, lookup.access, key).await {
         Err(ReadError::NotFound(_)) => match level(lookup, key).await? {
             Some(path) => read_node(lookup.container, lookup.access, &path).await?,

@@ -41,13 +41,10 @@ pub(super) enum Place {
 /// What the directory `key` is.
 ///
 /// # Errors
-/// [`ReadError`] when the store fails.
+/// [`ReadError`] when the store fails, or its attributes cannot be read: nobody shall take a dataset for a group.
 pub(super) async fn place(lookup: &Lookup<'_>, key: &Key) -> Result<Place, ReadError> {
     let (container, access) = (lookup.container, lookup.access);
-    let group = match container.group(access, key).await {
-        Err(ReadError::AttributesTooLarge { .. }) => return Ok(Place::Group),
-        group => group?,
-    };
+    let group = container.group(access, key).await?;
     Ok(match &group.state {
         GroupState::Dataset(dataset) if Scheme::of(&dataset.attributes).is_some() => Place::Array(Arc::clone(dataset)),
         GroupState::Dataset(_) | GroupState::Unusable(..) => Place::Missing,

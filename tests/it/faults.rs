@@ -10,6 +10,7 @@ use n5_server::store::{Key, LocalStore, StoreError, SymlinkPolicy};
 
 use crate::readiness::becomes;
 use crate::support::faulty::{Fault, Faulty};
+use crate::support::stores::immutable;
 use crate::support::writer::N5;
 use crate::support::{Client, Reply, local, options, settings};
 
@@ -116,7 +117,12 @@ async fn what_may_not_be_read_is_no_zeros() {
         store.begin(|key| key.name() == Some("attributes.json"), Fault::Errno(1));
         let hidden = client_of(&store, never(), options());
         for (path, reply) in REQUESTS.iter().zip(all(&hidden).await) {
-            assert_eq!(reply.status, if *path == "/v/0/0" { 200 } else { 404 }, "{path}: {:?}", reply.body);
+            let expected = match *path {
+                "/v/0/0" => 200,
+                "/v/1/1" => 404,
+                _ => 422,
+            };
+            assert_eq!(reply.status, expected, "{path}: {:?}", reply.body);
         }
         store.end();
         assert_eq!(told(&all(&hidden).await), sound);
@@ -395,5 +401,100 @@ async fn blocks_that_links_hide_are_neither_zeros_nor_holes() {
                 assert_eq!(told(&all(&client).await), sound, "{policy:?}: nothing is left of it");
             }
         }
+    }
+}
+
+/// Everything of dataset `v` that needs its attributes.
+async fn described(client: &Client) -> Vec<String> {
+    let info = client.get("/precomputed/v/info").await.json();
+    let scale = info["scales"][0]["key"].as_str().unwrap();
+    let of_precomputed =
+        ["info".to_owned(), format!("{scale}/0-4_0-4_0-1")].map(|name| format!("/precomputed/v/{name}"));
+    let others = ["/stats/v", "/zarr2/v/.zarray", "/zarr3/v/zarr.json", "/as/raw/v/attributes.json", "/as/raw/v/0/0"];
+    let all = REQUESTS.iter().filter(|path| !path.starts_with("/v/")).chain(&others).map(|path| (*path).to_owned());
+    all.chain(of_precomputed).collect()
+}
+
+#[tokio::test]
+async fn attributes_that_cannot_be_read_make_no_group_of_a_dataset_and_no_holes_of_its_blocks() {
+    for settings in [settings(), never()] {
+        let n5 = dataset();
+        let (file, away) = (n5.root().join("v/attributes.json"), n5.root().join("away"));
+        let client = || Client::new(local(n5.root()), settings.clone(), options());
+        let paths = described(&client()).await;
+        let statuses = async |client: Client| {
+            let mut statuses = Vec::new();
+            for path in &paths {
+                let reply = client.get(path).await;
+                let policy = reply.header("cache-control").unwrap_or_default().to_owned();
+                // The hole of the dataset.
+                let is_hole = path.ends_with("/1/1");
+                statuses.push((reply.status.as_u16(), is_hole, policy == "no-store", path.clone()));
+            }
+            statuses
+        };
+        for (status, is_hole, _, path) in statuses(client()).await {
+            assert_eq!(status, if is_hole { 404 } else { 200 }, "{path}");
+        }
+        fs::rename(&file, &away).unwrap();
+        std::os::unix::fs::symlink("nowhere", &file).unwrap();
+        for (status, _, is_uncached, path) in statuses(client()).await {
+            assert_eq!((status, is_uncached), (422, true), "{path}");
+        }
+        let client = client();
+        assert_eq!(client.get("/v/attributes.json").await.status, 404);
+        let info = client.get("/info/v").await.json();
+        assert!(info["problems"].to_string().contains("cannot read it"), "{info}");
+        for path in ["/?format=json", "/v/?format=json", "/zarr3/?format=json", "/zarr3/v/?format=json"] {
+            assert_eq!(client.get(path).await.status, 200, "{path}");
+        }
+        fs::rename(&away, &file).unwrap();
+        for (status, is_hole, _, path) in statuses(client).await {
+            assert_eq!(status, if is_hole { 404 } else { 200 }, "{path}: nothing is left of it");
+        }
+    }
+}
+
+#[tokio::test]
+async fn attributes_that_are_too_large_hide_no_dataset_as_missing() {
+    let n5 = dataset();
+    let paths = described(&Client::new(local(n5.root()), settings(), options())).await;
+    let client = Client::new(local(n5.root()), Settings { attributes: 8, ..settings() }, options());
+    for path in paths {
+        let reply = client.get(&path).await;
+        assert_eq!((reply.status.as_u16(), reply.problem()), (413, "too-large".to_owned()), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_read_hides_nothing_beside_it() {
+    let n5 = dataset();
+    n5.file("lost+found/x", "");
+    let store = Faulty::new(local(n5.root()));
+    let client = client_of(&store, settings(), options());
+    store.begin(|key| key.as_str().starts_with("lost+found"), Fault::Errno(13));
+    for path in ["/", "/zarr3/", "/info/", "/info/v", "/zarr3/v/zarr.json", "/zarr2/.zgroup", SLICE] {
+        assert_eq!(client.get(path).await.status, 200, "{path}");
+    }
+    let group = client.get("/zarr3/zarr.json").await;
+    assert_eq!((group.status.as_u16(), group.json().get("consolidated_metadata")), (200, None));
+    assert_eq!(client.get("/zarr2/.zmetadata").await.status, 404);
+    assert!(store.injected() > 0);
+    store.end();
+    assert!(client.get("/zarr3/zarr.json").await.json().get("consolidated_metadata").is_some());
+    assert_eq!(client.get("/zarr2/.zmetadata").await.status, 200);
+}
+
+#[tokio::test]
+async fn no_cache_keeps_what_passes() {
+    let n5 = dataset();
+    let store = Faulty::new(local(n5.root()));
+    let client = immutable(Arc::<Faulty>::clone(&store), never());
+    let paths = described(&immutable(local(n5.root()), never())).await;
+    store.begin(|_| true, Fault::Errno(5));
+    for path in paths.iter().map(String::as_str).chain(["/v/0/0", "/v/attributes.json", "/info/v", "/v/"]) {
+        let reply = client.get(path).await;
+        let told = (reply.status.as_u16(), reply.header("cache-control").map(str::to_owned));
+        assert_eq!(told, (503, Some("no-store".to_owned())), "{path}");
     }
 }

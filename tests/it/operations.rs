@@ -142,6 +142,13 @@ fn alerts_and_dashboard_are_promql_and_alerts_fire_when_they_should() {
         let fires = format!("{{alertname=\"{}\"}}', value: 1", alert["alert"].as_str().unwrap());
         assert!(tests.contains(&fires), "no test has it fire: {alert}");
     }
+    // That no alert fires while all is well says nothing of one whose metrics are not there.
+    let quiet = tests.split("  - interval: ").find(|test| test.contains("name: quiet ")).unwrap();
+    for alert in alerts() {
+        for metric in metrics_of(alert["expr"].as_str().unwrap()) {
+            assert!(quiet.contains(&metric), "{metric} is not among what is well: {alert}");
+        }
+    }
     let expressions = dashboard();
     assert!(expressions.len() > 30, "{}", expressions.len());
     let rules: Vec<Value> = expressions
@@ -231,19 +238,56 @@ fn the_unit_is_one_of_systemd() {
     }
 }
 
-#[test]
-fn example_configurations_are_valid() {
-    let kubernetes = read("config/kubernetes/n5-server.yaml");
+/// What the manifests give a pod, with a file of tokens that is there, in that directory.
+fn settings_of_a_pod(kubernetes: &str, directory: &Path) -> String {
     let first: Value = serde_saphyr::from_str(kubernetes.split("\n---\n").next().unwrap()).unwrap();
-    let directory = tempfile::TempDir::new().unwrap();
-    let (file, tokens) = (directory.path().join("n5-server.toml"), directory.path().join("tokens"));
+    let (file, tokens) = (directory.join("n5-server.toml"), directory.join("tokens"));
     fs::write(&tokens, "# one line for each token\n").unwrap();
     let text = first["data"]["n5-server.toml"].as_str().unwrap();
     let mounted = "/etc/n5-server-secrets/tokens";
     assert!(text.contains(mounted));
     fs::write(&file, text.replace(mounted, &tokens.display().to_string())).unwrap();
+    file.display().to_string()
+}
+
+/// What comes between the first `before` and the next `after`.
+fn between<'a>(text: &'a str, before: &str, after: &str) -> &'a str {
+    let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("there is no {before:?}"));
+    rest.split_once(after).map_or(rest, |(found, _)| found).trim()
+}
+
+#[test]
+fn the_limits_of_memory_that_are_shipped_hold_what_the_server_announces() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let kubernetes = read("config/kubernetes/n5-server.yaml");
+    let pod = settings_of_a_pod(&kubernetes, directory.path());
+    let compose = read("config/compose/compose.yaml");
+    let unit = read("config/systemd/n5-server.service");
+    let mebibytes = |size: &str| {
+        let (number, unit) = size.split_at(size.find(|c: char| !c.is_ascii_digit()).unwrap());
+        let factor = if unit.to_ascii_lowercase().starts_with('g') { 1024 } else { 1 };
+        number.parse::<u64>().unwrap() * factor
+    };
+    for (config, limit) in [
+        (vec!["--config", &pod], between(&kubernetes, "limits: { cpu: \"2\", memory: ", " }")),
+        (vec!["--config", &pod], between(&kubernetes, "requests: { cpu: \"1\", memory: ", " }")),
+        (vec!["--config", "config/compose/n5-server.toml"], between(&compose, "mem_limit: ", "\n")),
+        (vec![], between(&unit, "MemoryMax=", "\n")),
+    ] {
+        let text = run(env!("CARGO_BIN_EXE_n5-server"), &[&["--check-config"], &config[..]].concat()).unwrap();
+        let caches: u64 = between(&text, "memory ", "MiB at most").parse().unwrap();
+        let connections: u64 = between(&text, "which take up to ", " MiB more").parse().unwrap();
+        // docs/OPERATIONS.md, Sizing.
+        assert!(caches + connections + 64 <= mebibytes(limit), "{config:?}: {limit}: {text}");
+    }
+}
+
+#[test]
+fn example_configurations_are_valid() {
+    let kubernetes = read("config/kubernetes/n5-server.yaml");
+    let directory = tempfile::TempDir::new().unwrap();
     let program = env!("CARGO_BIN_EXE_n5-server");
-    run(program, &["--check-config", "--config", &file.display().to_string()]);
+    run(program, &["--check-config", "--config", &settings_of_a_pod(&kubernetes, directory.path())]);
     run(program, &["--check-config", "--config", "config/compose/n5-server.toml"]);
     // What its pods give up at the end is longer than what the server takes.
     let grace = kubernetes.split("terminationGracePeriodSeconds: ").nth(1).unwrap().split('\n').next().unwrap();

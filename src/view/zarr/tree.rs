@@ -38,7 +38,7 @@ struct Survey {
 }
 
 /// Every group and array from the group `lookup.key` down, by its path relative to it (`""` for itself), with the
-/// share of memory that stands for them. `None` where there are more than belong in one document.
+/// share of memory that stands for them. `None` where there are more than belong in one document, or some cannot be seen.
 ///
 /// # Errors
 /// [`ReadError`] when the store fails or memory is short.
@@ -46,7 +46,7 @@ pub(in super::super) async fn tree(
     lookup: &Lookup<'_>,
     key: &Key,
 ) -> Result<Option<(Vec<(String, Item)>, Memory)>, ReadError> {
-    let Some(survey) = survey(lookup, key).await? else { return Ok(None) };
+    let Some(survey) = ReadError::or_hidden(survey(lookup, key).await)? else { return Ok(None) };
     let directories = survey.spots.len() as u64;
     let bytes = survey.text_bytes.saturating_mul(TEXT_FACTOR).saturating_add(directories * DIRECTORY_BYTES);
     // Nothing of what was read is held while this waits.
@@ -121,7 +121,7 @@ async fn survey(lookup: &Lookup<'_>, key: &Key) -> Result<Option<Survey>, ReadEr
     let mut survey = Survey { spots: vec![Spot { key: key.clone(), above: 0, is_dataset: false }], text_bytes: 0 };
     let mut ancestor = key.parent();
     while let Some(at) = ancestor {
-        survey.text_bytes += text_bytes(lookup, &at).await?;
+        survey.text_bytes += ReadError::or_hidden(text_bytes(lookup, &at).await.map(Some))?.unwrap_or(0);
         ancestor = at.parent();
     }
     let mut next = 0;
@@ -164,11 +164,8 @@ async fn document(
     lookup: &Lookup<'_>,
     key: &Key,
 ) -> Result<Option<Result<Document, crate::n5::DocumentError>>, ReadError> {
-    let group = match lookup.container.group(lookup.access, key).await {
-        Err(ReadError::AttributesTooLarge { .. }) => return Ok(None),
-        group => group?,
-    };
-    Ok(group.document())
+    let group = lookup.container.group_if_readable(lookup.access, key).await?;
+    Ok(group.and_then(|group| group.document()))
 }
 
 /// The path of `key` relative to `group`, which it begins with.
