@@ -26,12 +26,14 @@ class Proxy(Server):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.host = "127.0.0.1"
+        self.host, self.directory = "127.0.0.1", directory
         site = CONFIG.read_text()
         for pattern, replacement in [
             (r"server 127\.0\.0\.1:8080", f"server 127.0.0.1:{upstream.port}"),
             (r"listen 80;", f"listen 127.0.0.1:{self.port};"),
             (r"/var/cache/nginx-n5", f"{directory}/cache"),
+            (r"/var/log/nginx/access\.log", f"{directory}/access.log"),
+            (r"/var/log/nginx/error\.log", f"{directory}/error.log"),
         ]:
             site, changed = re.subn(pattern, replacement, site)
             assert changed == 1, f"{CONFIG.name} has no {pattern}"
@@ -54,6 +56,14 @@ class Proxy(Server):
             except OSError:
                 assert time.monotonic() < deadline and self.process.poll() is None, (directory / "error.log").read_text()
                 time.sleep(0.05)
+
+    def logged(self, text):
+        """Waits for a line of the access log, which is written after its answer."""
+        until = time.monotonic() + 20
+        while text not in (log := (self.directory / "access.log").read_text()):
+            assert time.monotonic() < until, f"{text!r} is not logged: {log[-4000:]}"
+            time.sleep(0.02)
+        return log
 
     def stop(self):
         self.process.terminate()
@@ -83,7 +93,7 @@ def proxy(upstream, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["a%252Fb", "50%25", "a%20b", "%C3%BC%2B%3B", "q%3Fx%23y"])
-@pytest.mark.parametrize("prefix", ["", "/em"])
+@pytest.mark.parametrize("prefix", ["", "/stripped"])
 def test_names_arrive_as_they_were_sent(proxy, upstream, prefix, name):
     for target in (f"/n5/{name}/attributes.json", f"/{name}/0/0/0", f"/slice/{name}?size=3,3,3", f"/n5/{name}/"):
         direct, proxied = upstream.get(target), proxy.get(prefix + target)
@@ -92,7 +102,7 @@ def test_names_arrive_as_they_were_sent(proxy, upstream, prefix, name):
 
 
 def test_refused_paths_are_refused_behind_the_proxy_too(proxy):
-    for target in ("/n5/a%2Fb/0/0/0", "/n5/a%2fb/attributes.json", "/n5//x", "/em/n5/%2e%2e%2fx", "/em//x"):
+    for target in ("/n5/a%2Fb/0/0/0", "/n5/a%2fb/attributes.json", "/n5//x", "/stripped/n5/%2e%2e%2fx", "/stripped//x"):
         answer = proxy.get(target)
         assert answer.status == 400, target
 
@@ -101,7 +111,7 @@ def test_ranges_and_conditions_pass(proxy, root):
     stored = (root / "50%/0/0/0").read_bytes()
     whole = proxy.get("/50%25/0/0/0")
     assert whole.body == stored
-    for prefix in ("", "/em"):
+    for prefix in ("", "/stripped"):
         part = proxy.get(f"{prefix}/50%25/0/0/0", Range="bytes=4-11")
         assert (part.status, part.body) == (206, stored[4:12])
         assert part["content-range"] == f"bytes 4-11/{len(stored)}"
@@ -123,13 +133,13 @@ def test_head_agrees_with_get(proxy):
 
 
 def test_redirects_lead_back_through_the_prefix(proxy):
-    answer = proxy.get("/em/a%252Fb")
+    answer = proxy.get("/stripped/a%252Fb")
     assert (answer.status, answer["location"]) == (301, "a%252Fb/")
-    assert proxy.get("/em/" + answer["location"]).status == 200
+    assert proxy.get("/stripped/" + answer["location"]).status == 200
 
 
 def test_urls_in_answers_name_the_proxy_and_the_prefix(proxy):
-    for prefix in ("", "/em"):
+    for prefix in ("", "/stripped"):
         urls = proxy.get(f"{prefix}/info/a%252Fb").json()["urls"]
         base = f"http://{proxy.host}:{proxy.port}{prefix}"
         assert urls["slice"] == f"{base}/slice/a%252Fb"
@@ -172,6 +182,77 @@ def test_an_unreachable_server_is_a_503_that_scripts_can_read(root, tmp_path):
         proxy.stop()
 
 
+@pytest.fixture(scope="module")
+def compose(tmp_path_factory):
+    """The server with the settings that Compose gives it, and nginx before it."""
+    directory = tmp_path_factory.mktemp("compose")
+    write_dataset(directory / "em.n5/v", support.counting(40, 30, 20), (16, 16, 16), "gzip")
+    support.write(directory / "em.n5/attributes.json", {"n5": "4.0.0"})
+    settings = (CONFIG.parent / "compose" / "n5-server.toml").read_text()
+    assert settings.count('"/data/em.n5"') == 1
+    config = support.write(directory / "n5-server.toml", settings.replace("/data/em.n5", f"{directory}/em.n5"))
+    with Server("--config", config, level="info") as server:
+        proxy = Proxy(tmp_path_factory.mktemp("nginx"), server)
+        yield server, proxy
+        proxy.stop()
+
+
+def test_what_compose_serves_is_what_its_server_has(compose):
+    server, proxy = compose
+    targets = ["/em/attributes.json", "/em/v/attributes.json", "/em/v/0/0/0", "/em/v/2/1/1", "/em/v/9/9/9", "/n5/em/v/1/0/0",
+               "/slice/em/v?size=3,3,3"]  # fmt: skip
+    for target in targets:
+        direct = server.get(target)
+        assert direct.status == (404 if "9" in target else 200), target
+        # The second time from nginx's cache, where that keeps it.
+        for _ in range(2):
+            proxied = proxy.get(target)
+            assert (proxied.status, proxied.body, proxied["etag"]) == (direct.status, direct.body, direct["etag"]), target
+    assert proxy.get("/em/").status == 200
+
+
+def test_an_answer_of_the_cache_has_the_id_of_its_own_request(compose):
+    server, proxy = compose
+    ids = set()
+    for turn in range(3):
+        for target, status in (("/em/v/0/1/0", 200), ("/em/v/8/8/8", 404)):
+            answer = proxy.get(target, X_Request_Id=f"turn-{turn}{status}")
+            assert (answer.status, answer["x-cache-status"]) == (status, "HIT" if turn else "MISS"), target
+            assert answer.headers.get_all("x-request-id") == [f"turn-{turn}{status}"]
+            ids.add(proxy.get(target)["x-request-id"])
+    assert len(ids) == 6
+    # What the server does not take for an id nginx does not pass on either.
+    answer = proxy.get("/em/v/attributes.json", X_Request_Id="no id")
+    server.logged(f'id="{answer["x-request-id"]}"')
+
+
+def test_nginx_writes_no_token_and_the_id_that_the_server_writes(compose, tmp_path):
+    server, proxy = compose
+    token = "n5t_" + "5e" * 32
+    paths = [f"/em/v/attributes.json?token={token}", f"/em/v/1/1/0?token={token}", f"/slice/em/v?size=2,2,2&token={token}",
+             f"/token/{token}/em/v/0/0/0", f"/%74oken/{token}/em/", f"/em/%zz?token={token}"]  # fmt: skip
+    targets = [prefix + path for prefix in ("", "/stripped") for path in paths]
+    with Server() as gone:
+        unreachable = Proxy(tmp_path, gone)
+    try:
+        for asked in (proxy, unreachable):
+            for number, target in enumerate(targets):
+                headers = {"Referer": f"http://{asked.host}{target}", "X-Request-Id": f"asked-{number}"}
+                asked.ask(target, headers=headers)
+            # Somebody who goes away within the head of a request.
+            support.exchange(asked, f"GET /slice/em/v?token={token} HTTP/1.1\r\nHost: x".encode(), first=0.2)
+            asked.ask("/healthz", headers={"X-Request-Id": "the-last"})
+        assert "id=asked-0 GET 200 " in proxy.logged("id=the-last ")
+        server.logged('id="asked-0"')
+        assert "upstream=502 " in unreachable.logged("id=the-last ")
+        for written in (proxy, unreachable):
+            for log in ("access.log", "error.log"):
+                text = (written.directory / log).read_text()
+                assert token not in text and "token" not in text, text
+    finally:
+        unreachable.stop()
+
+
 SMUGGLED = b"GET /50%25/attributes.json HTTP/1.1\r\nHost: x\r\nX-Request-Id: smuggled\r\n\r\n"
 LENGTH = str(len(SMUGGLED)).encode()
 
@@ -206,7 +287,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("prefix", [b"", b"/em"])
+@pytest.mark.parametrize("prefix", [b"", b"/stripped"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nginx_and_the_server_agree_where_requests_end(proxy, prefix, shape):
     head = SHAPES[shape].replace(b" /", b" " + prefix + b"/", 1)
