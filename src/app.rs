@@ -5,6 +5,7 @@ mod connections;
 mod inspect;
 mod lane;
 mod listener;
+mod memory_limit;
 mod mounts;
 mod notify;
 mod peers;
@@ -36,7 +37,7 @@ use mounts::Mounts;
 pub use notify::Supervisor;
 pub use reload::Reloader;
 use reload::State;
-pub use settings::control;
+pub use settings::{check_rules, control};
 use settings::{control_after, options, settings};
 use tls::Tls;
 pub use verify::verify;
@@ -193,6 +194,15 @@ impl Server {
         let viewer = serving.app.viewer().map(|viewer| viewer.directory().display().to_string());
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
         tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, connections_bytes, "listening");
+        let needed = bound.saturating_add(connections_bytes).saturating_add(memory_limit::BESIDE);
+        if let Some(limit) = memory_limit::memory_limit().filter(|limit| *limit < needed) {
+            tracing::warn!(
+                limit_bytes = limit,
+                needed_bytes = needed,
+                "the system ends this process under load: its memory limit is below what caches, budgets and connections may \
+                 take; raise it, or lower [cache], the budgets of [limits] or server.max_connections"
+            );
+        }
         let mut out = std::io::stdout().lock();
         // Nobody may be reading; the log has it, too.
         let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));

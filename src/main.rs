@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     if cli.print_default_config {
         return print(DEFAULTS);
     }
-    let config = match configuration(&cli) {
+    let config = match configuration(&cli).and_then(|config| app::check_rules(&config).map(|()| config)) {
         Ok(config) => config,
         Err(error) => return fail(&error, USAGE),
     };

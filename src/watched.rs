@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -12,6 +13,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Failures are said again after so many looks.
 const REPEATED: u32 = 60;
+
+/// `O_NONBLOCK`.
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 
 /// Longer files are refused.
 const FILE_BYTES: u64 = 16 << 20;
@@ -105,9 +109,13 @@ fn read_all<const FILES: usize>(paths: [&Path; FILES]) -> Result<[String; FILES]
 ///
 /// # Errors
 /// In words: it cannot be read, is no text, or has more than 16 MiB.
-#[expect(clippy::disallowed_methods, reason = "secrets and certificates are files beside the configuration")]
 pub fn read(path: &Path) -> Result<String, String> {
-    let file = std::fs::File::open(path).map_err(|error| format!("cannot be read: {error}"))?;
+    // A named pipe would keep the reader until somebody writes.
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path);
+    let file = file.map_err(|error| format!("cannot be read: {error}"))?;
+    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
+        return Err("is no regular file".to_owned());
+    }
     let mut text = String::new();
     let bytes = file.take(FILE_BYTES + 1).read_to_string(&mut text).map_err(|e| format!("cannot be read: {e}"))?;
     if bytes as u64 > FILE_BYTES {

@@ -33,9 +33,6 @@ const FIXED: [&str; 10] = [
     "tracing.one_in",
 ];
 
-/// Longest time to read the configuration.
-const READ: Duration = Duration::from_secs(60);
-
 /// How often containers are looked for that could not be opened.
 const FIND: Duration = Duration::from_secs(5);
 
@@ -92,7 +89,8 @@ impl Reloader {
     /// Reads the configuration by `read`, which may wait for a disk, and serves every request that comes from now on by
     /// it. Says in the log and in the metrics what came of it.
     pub async fn reload(&self, read: impl FnOnce() -> anyhow::Result<Config> + Send + 'static) {
-        let taken = match off_thread(READ, read).await.context("the configuration") {
+        let limit = self.0.state.lock().await.config.server.request_timeout;
+        let taken = match off_thread(limit, read).await.context("the configuration") {
             Ok(config) => self.take(config).await,
             Err(error) => Err(error),
         };

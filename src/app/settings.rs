@@ -33,6 +33,19 @@ pub(super) fn settings(config: &Config) -> Settings {
     }
 }
 
+/// Whether the rules of `[access]` can be used: they are configuration, whatever becomes of the files that it names.
+///
+/// # Errors
+/// A rule that cannot.
+pub fn check_rules(config: &Config) -> anyhow::Result<()> {
+    policy(config).map(drop)
+}
+
+fn policy(config: &Config) -> anyhow::Result<Policy> {
+    let access = &config.access;
+    Ok(Policy::parse(access.default == Exposure::Public, &access.rules, &access.metrics)?)
+}
+
 /// Who may read what; `None` where everybody may read everything.
 ///
 /// # Errors
@@ -50,7 +63,7 @@ pub(super) fn control_after(config: &Config, known: Option<&Control>) -> anyhow:
         return Ok(None);
     }
     let (access, jwt) = (&config.access, &config.jwt);
-    let policy = Policy::parse(access.default == Exposure::Public, &access.rules, &access.metrics)?;
+    let policy = policy(config)?;
     let given = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
     let place = if jwt.keys.contains("://") {
         let patience = Patience { refresh: jwt.refresh, least: jwt.refetch, stale: jwt.stale };

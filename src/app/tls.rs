@@ -72,7 +72,12 @@ impl Handshakes {
 
     async fn begin(&self, peer: IpAddr) -> Share {
         let client = Client::new(self.hashing.hash_one(http::network_of(peer)));
-        self.places.take((client, 0), 1).await
+        let party = (client, 0);
+        if let Some(place) = self.places.try_take(party, 1) {
+            return place;
+        }
+        let _waiting = metrics::Waiting::begin(metrics::Queue::Handshake);
+        self.places.take(party, 1).await
     }
 }
 

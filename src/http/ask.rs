@@ -2,13 +2,14 @@
 
 use std::net::IpAddr;
 
-use axum::http::header::HeaderName;
+use axum::extract::ConnectInfo;
+use axum::http::header::{HOST, HeaderName};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method};
+use axum::http::{HeaderMap, HeaderValue, Method, Version};
 
 use super::credentials::Presented;
 use super::guard::Viewpoint;
-use super::problem::Problem;
+use super::problem::{self, Problem};
 use super::target::{self, Target};
 use super::{App, Mount};
 use crate::container::Access;
@@ -72,4 +73,27 @@ impl Ask<'_> {
         let lines: Vec<&str> = self.headers().get_all(name).iter().filter_map(|line| line.to_str().ok()).collect();
         (!lines.is_empty()).then(|| lines.join(", "))
     }
+}
+
+/// Refuses a request that wants more than to read; and one of HTTP/1.1 that came by a connection and does not say once for
+/// which host it is (RFC 9112, section 3.2): programs on the way would not agree on whose it is.
+pub(super) fn check(parts: &Parts) -> Result<(), Problem> {
+    if !matches!(parts.method, Method::GET | Method::HEAD) {
+        return Err(Problem::method());
+    }
+    let mut hosts = parts.headers.get_all(HOST).iter();
+    let is_needed =
+        parts.version == Version::HTTP_11 && parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().is_some();
+    let is_sound = match (hosts.next(), hosts.next()) {
+        (None, _) => !is_needed,
+        (Some(host), None) => could_be_host(host),
+        (Some(_), Some(_)) => false,
+    };
+    let text = "the header Host must name one host, as in Host: example.org:8080";
+    if is_sound { Ok(()) } else { Err(Problem::new(problem::INVALID_PARAMETER, text)) }
+}
+
+/// Nothing of what ends the host of a URL, and no space (RFC 3986, section 3.2.2).
+fn could_be_host(host: &HeaderValue) -> bool {
+    host.len() <= 255 && host.as_bytes().iter().all(|byte| byte.is_ascii_graphic() && !br#"/?#@\"<>"#.contains(byte))
 }

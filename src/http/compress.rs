@@ -112,7 +112,9 @@ fn best(accepted: &str) -> Option<Encoding> {
     let ranges = ranges.join(", ");
     let weighed =
         Encoding::ALL.into_iter().map(|coding| (weight_of(&format!("coding/{}", coding.name()), &ranges), coding));
-    let best = weighed.rev().filter(|(weight, _)| *weight > 0).max_by_key(|(weight, _)| *weight);
+    // Where nothing is said of it, what is not encoded is worth less than whatever is named (RFC 9110, section 12.5.3).
+    let plain = if ranges.contains("coding/identity") { weight_of("coding/identity", &ranges) } else { 0 };
+    let best = weighed.rev().filter(|(weight, _)| *weight > 0 && *weight >= plain).max_by_key(|(weight, _)| *weight);
     best.map(|(_, coding)| coding)
 }
 
@@ -131,6 +133,10 @@ mod tests {
         assert_eq!(chosen("gzip, deflate, br, zstd"), Some("zstd"));
         assert_eq!(chosen("gzip;q=0"), None);
         assert_eq!(chosen("identity"), None);
+        assert_eq!(chosen("identity;q=1, gzip;q=0.1"), None);
+        assert_eq!(chosen("identity;q=0.5, gzip;q=0.8, br;q=0.2"), Some("gzip"));
+        assert_eq!(chosen("identity, gzip"), Some("gzip"));
+        assert_eq!(chosen("identity;q=0, *"), Some("zstd"));
         assert_eq!(chosen("*"), Some("zstd"));
         assert_eq!(chosen("deflate"), None);
         assert_eq!(chosen(""), None);

@@ -92,7 +92,8 @@ pub(super) fn public_base(ask: &Ask<'_>) -> String {
     let host = parameter(standard, "host").map(str::to_owned).or_else(|| forwarded("x-forwarded-host"));
     // HTTP/2 has the authority in place of the header.
     let authority = ask.parts.uri.authority().map(ToString::to_string);
-    let host = host.or(authority).or_else(|| first_of(ask.headers(), HOST.as_str())).filter(|host| is_host(host));
+    let host =
+        host.or(authority).or_else(|| first_of(ask.headers(), HOST.as_str())).filter(|host| is_host(host.as_bytes()));
     let host = host.unwrap_or_else(|| "localhost".to_owned());
     let prefix = forwarded("x-forwarded-prefix").filter(|prefix| is_prefix(prefix)).unwrap_or_default();
     // Whoever came by a URL with a token needs one in the URLs of the answer.
@@ -158,8 +159,8 @@ fn first_of(headers: &HeaderMap, name: &str) -> Option<String> {
 }
 
 /// Letters, digits and what addresses and ports need; nothing that could end a URL's host.
-fn is_host(host: &str) -> bool {
-    host.len() <= 255 && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte))
+pub(super) fn is_host(host: &[u8]) -> bool {
+    host.len() <= 255 && host.iter().all(|byte| byte.is_ascii_alphanumeric() || b".-_:[]".contains(byte))
 }
 
 /// A path that can stand in a URL as it is.

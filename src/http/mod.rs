@@ -46,7 +46,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header::{CONTENT_LENGTH, VARY};
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use futures_util::FutureExt;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -247,7 +247,8 @@ async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body>
         })
 }
 
-/// Whether a path is of a document that is made or a file of the viewer, which wants threads that may wait, rather than of a block, a chunk or a slice.
+/// Whether a path is of a document that is made, or a file of the viewer, which wants threads that may wait; rather than of
+/// a block, a chunk or a slice.
 fn takes_time(app: &App, path: &str) -> bool {
     let Ok(Some(target)) = Target::parse(path, &app.options.base_path) else { return false };
     match target.view {
@@ -268,9 +269,7 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
     let (mut route, mut viewpoint) = ("unmatched", None);
     let presented = parts.extensions.get::<Presented>().cloned().unwrap_or_default();
     let work = async {
-        if !matches!(parts.method, Method::GET | Method::HEAD) {
-            return Err(Problem::method());
-        }
+        ask::check(&parts)?;
         let Some(target) = Target::parse(path, &app.options.base_path)? else { return Err(Problem::missing()) };
         route = route_name(target.view);
         // Operations answer also when everything else is too much.

@@ -142,11 +142,15 @@ fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
     let (Some(method), Some(path)) = (request.method, request.path) else { return Asking::Other };
     let mut asked = Asked { is_head: method == "HEAD", path, ..Asked::default() };
     let mut is_quick = matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= PATH_BYTES;
-    let mut has_since = false;
+    let (mut has_since, mut hosts) = (false, 0);
     for header in request.headers.iter() {
         let is = |name: &str| header.name.eq_ignore_ascii_case(name);
         // By length first: nearly all headers are none of these.
         match header.name.len() {
+            4 if is("host") => {
+                hosts += 1;
+                is_quick &= forwarded::is_host(header.value);
+            }
             5 if is("range") => is_quick = false,
             6 if is("origin") => asked.has_origin = true,
             6 if is("expect") => return Asking::Other,
@@ -173,7 +177,7 @@ fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
         }
     }
     // An entity tag is asked for first.
-    is_quick &= !has_since || asked.if_none_match.is_some();
+    is_quick &= hosts == 1 && (!has_since || asked.if_none_match.is_some());
     if is_quick { Asking::Quick(asked) } else { Asking::Plain }
 }
 
@@ -419,7 +423,7 @@ mod tests {
             }
         };
         assert_eq!(ask("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "quick");
-        assert_eq!(ask("HEAD /a/0 HTTP/1.1\nIf-None-Match: \"x\"\nIf-Modified-Since: x\n\n"), "quick");
+        assert_eq!(ask("HEAD /a/0 HTTP/1.1\nHost: x\nIf-None-Match: \"x\"\nIf-Modified-Since: x\n\n"), "quick");
         for line in [
             "Range: bytes=0-1",
             "If-Match: *",
@@ -432,7 +436,10 @@ mod tests {
         ] {
             assert_eq!(ask(&format!("GET /a/0 HTTP/1.1\nHost: x\n{line}\n\n")), "plain", "{line}");
         }
-        assert_eq!(ask("GET /a/0 HTTP/1.0\n\n"), "plain");
+        for hosts in ["", "Host: x\nHost: x\n", "Host: a b\n", "Host: ../x\n"] {
+            assert_eq!(ask(&format!("GET /a/0 HTTP/1.1\n{hosts}\n")), "plain", "{hosts}");
+        }
+        assert_eq!(ask("GET /a/0 HTTP/1.0\nHost: x\n\n"), "plain");
         assert_eq!(ask("OPTIONS /a/0 HTTP/1.1\n\n"), "plain");
         for line in [
             "Content-Length: 0",

@@ -126,6 +126,8 @@ label!(
         Rate = "rate",
         /// For an issuer's keys.
         Keys = "keys",
+        /// For a TLS handshake (there are at most 256 at once).
+        Handshake = "handshake",
     }
 );
 

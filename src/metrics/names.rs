@@ -113,7 +113,7 @@ pub const NAMES: &[Description] = {
         row(DECODE_DURATION, Histogram, SECONDS, &["codec"], "Time to decode one block, without waiting for a thread."),
         row(DECODE_ERRORS, Counter, None, &["codec"], "Blocks that could not be decoded."),
         row(ENCODE_DURATION, Histogram, SECONDS, &["format"], "Time to encode one slice or a piece of one, without waiting for a thread."),
-        row(QUEUE_WAITING, Gauge, None, &["queue"], "How many wait: for a share of a budget (slice, decode, transfer), a core (cpu), what another request loads (load), another request of the same client (client), bytes that a client may have (rate), or an issuer's keys (keys)."),
+        row(QUEUE_WAITING, Gauge, None, &["queue"], "How many wait: for a share of a budget (slice, decode, transfer), a core (cpu), what another request loads (load), another request of the same client (client), bytes that a client may have (rate), an issuer's keys (keys), or a TLS handshake (handshake)."),
         row(QUEUE_DURATION, Histogram, SECONDS, &["queue"], "How long those waited that had to wait at all."),
         row(CPU_RUNNING, Gauge, None, &[], "Jobs that run on the CPU lane; at most twice server.threads, half of them short ones."),
         row(CONNECTIONS_OPEN, Gauge, None, &[], "Open connections."),

@@ -13,8 +13,15 @@ const MAX_DEPTH: usize = 256;
 /// - At most 256 segments.
 ///
 /// Names are compared as bytes: no case folding, no normalisation.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
+
+/// As it is told in errors: in quotes.
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
 
 /// Why text is no [`Key`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -20,6 +20,8 @@ pub(super) async fn findings(
     }
     let known = match patience.with(|| view::read_node(container, container.resources().begin(), key)).await {
         Ok(known) => known,
+        // The walk says so when it comes to what is in it.
+        Err(ReadError::Store(error)) if error.hides() => return Vec::new(),
         Err(error) => return vec![find(Kind::UnreadableDirectory, error.to_string())],
     };
     let description = metadata::describe(&known.node);

@@ -2,16 +2,20 @@
 //! `access_jwt.rs` or of `tests/clients/test_access.py`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use n5_server::access::issue;
 use n5_server::config::{Config, ContainerConfig, Exposure, Symlinks};
+use n5_server::http::Options;
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::connections::{Running, start_with};
 use crate::lane::{Answer, Client};
+use crate::support::faulty::{Fault, Faulty};
 use crate::support::writer::N5;
+use crate::support::{self, local, options, settings};
 
 /// Two containers behind one server, `em` for Alice and the lab, `seg` for everybody but for a part, and their tokens.
 struct Site {
@@ -263,6 +267,37 @@ fn tokens_are_compared_by_digest_and_in_constant_time() {
     // The token itself goes into the hash and nowhere else.
     let lookup = code.split("fn caller(&self, token").nth(1).unwrap().split("\n    }").next().unwrap();
     assert_eq!(lookup.matches("token").count(), 1 + lookup.matches("Digest::of(token)").count() - 1, "{lookup}");
+}
+
+/// How long a refusal takes cannot depend on what there is: nobody looks.
+#[tokio::test]
+async fn a_refusal_asks_the_storage_nothing() {
+    let n5 = volume();
+    let mut config = Config::default();
+    config.access.rules = vec!["/v = nobody".into()];
+    let control = n5_server::app::control(&config).unwrap();
+    let store = Faulty::new(local(n5.root()));
+    store.begin(|_| true, Fault::Errno(5));
+    let client = support::Client::new(Arc::<Faulty>::clone(&store), settings(), Options { control, ..options() });
+    for path in [
+        "/v/0/0",
+        "/v/9/9",
+        "/v/",
+        "/v/attributes.json",
+        "/slice/v",
+        "/info/v",
+        "/stats/v",
+        "/zarr2/v/.zarray",
+        "/zarr2/v/0/0",
+        "/zarr3/v/c/0/0",
+        "/as/raw/v/0/0",
+        "/precomputed/v/info",
+    ] {
+        assert_eq!(client.get(path).await.status, 401, "{path}");
+    }
+    assert_eq!(store.injected(), 0);
+    assert_eq!(client.get("/w/0/0").await.status, 503);
+    assert!(store.injected() > 0);
 }
 
 #[tokio::test]
@@ -711,8 +746,8 @@ async fn what_is_public_stays_as_fast_and_what_is_private_is_left_to_the_library
         ["/{}/v/0/0", "/{}/v/attributes.json", "/{}/v/9/9", "/zarr2/{}/v/0/0"].map(|path| path.replace("{}", of))
     };
     for (rules, is_open) in [(&["/em = alice"][..], true), (&["/em = alice", "/seg/draft = bob"], false)] {
-        let app = crate::support::guarded(&em, &seg, rules);
-        let router = n5_server::http::router(std::sync::Arc::clone(&app));
+        let app = support::guarded(&em, &seg, rules);
+        let router = n5_server::http::router(Arc::clone(&app));
         let answered = |path: &str| {
             let head = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
             matches!(look(&app, None, head.as_bytes()), Received::Request(_, Some(_)))

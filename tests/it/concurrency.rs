@@ -12,6 +12,7 @@ use axum::http::Request;
 use http_body_util::BodyExt;
 use n5_server::container::{Recheck, Settings};
 
+use crate::support::loads;
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
 use crate::support::{Client, local, options, settings};
@@ -27,8 +28,10 @@ fn settle() {
     std::thread::sleep(Duration::from_millis(30));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_hundred_clients_cause_one_load_also_when_the_first_hangs_up() {
+    let recorder = loads::recorder();
+    let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
     settle();
@@ -47,6 +50,7 @@ async fn a_hundred_clients_cause_one_load_also_when_the_first_hangs_up() {
             tokio::spawn(async move { client.get("/slice/a").await })
         })
         .collect();
+    loads::come(&recorder.handle(), others.len()).await;
     first.abort();
     assert!(first.await.is_err());
     probe.open();
@@ -57,8 +61,10 @@ async fn a_hundred_clients_cause_one_load_also_when_the_first_hangs_up() {
     assert_eq!(probe.gets(), 1);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn what_only_those_wanted_who_hung_up_is_given_up() {
+    let recorder = loads::recorder();
+    let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     n5.dataset("a", &[16, 16], &[4, 4], "gzip").fill(|_| true, |_| false);
     settle();
@@ -82,8 +88,7 @@ async fn what_only_those_wanted_who_hung_up_is_given_up() {
         let first = ask();
         until(reads).await;
         let second = ask();
-        // Both want the same now.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        loads::come(&recorder.handle(), reads).await;
         first.abort();
         assert!(first.await.is_err());
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -400,7 +405,7 @@ async fn one_client_never_holds_all_memory_for_slices() {
     let (_, client) = probed(&n5, Settings { slice_budget: 16 << 20, budget_wait, ..settings() });
     let ask = |address: &str, mib: u64| {
         let path = format!("/slice/a?start=0,0&size=512,{}&outside=zero", mib << 10);
-        let mut request = Request::get(path).body(Body::empty()).unwrap();
+        let mut request = Request::get(path).header("host", "x").body(Body::empty()).unwrap();
         request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
         client.ask(request)
     };
@@ -441,7 +446,7 @@ async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
     let done = Arc::new(AtomicUsize::new(0));
     let ask = |address: &str, n: usize| {
         let path = format!("/slice/v?start=0,0,{}&size=32,32,{DEPTH}", n as u64 * DEPTH);
-        let mut request = Request::get(path).body(Body::empty()).unwrap();
+        let mut request = Request::get(path).header("host", "x").body(Body::empty()).unwrap();
         request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
         let client = client.clone();
         async move {
@@ -474,5 +479,36 @@ async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
     assert!(before <= 40, "{before} answers of the other came first");
     while let Some(ended) = greedy.join_next().await {
         ended.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dataset_that_everybody_wants_does_not_keep_another_waiting() {
+    let n5 = N5::new();
+    n5.dataset("hot", &[256, 8192], &[256, 256], "gzip").fill(|_| true, |_| false);
+    n5.dataset("other", &[16, 16], &[16, 16], "gzip").fill(|_| true, |_| false);
+    settle();
+    let client = Client::new(local(n5.root()), Settings { cores: 1, ..settings() }, options());
+    let begun = Arc::new(AtomicUsize::new(0));
+    let hot: Vec<_> = (0..4)
+        .map(|n| {
+            let (client, begun) = (client.clone(), Arc::clone(&begun));
+            tokio::spawn(async move {
+                begun.fetch_add(1, Ordering::SeqCst);
+                client.get(&format!("/slice/hot?start=0,{}&size=256,2048&format=raw", n * 2048)).await
+            })
+        })
+        .collect();
+    while begun.load(Ordering::SeqCst) < hot.len() {
+        tokio::task::yield_now().await;
+    }
+    // All that they decode waits for the only core by now, or soon will.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(client.get("/slice/other").await.status, 200);
+    let ended = hot.iter().filter(|request| request.is_finished()).count();
+    assert!(ended < hot.len(), "it came last");
+    for request in hot {
+        let reply = request.await.unwrap();
+        assert_eq!(reply.status, 200, "{:?}", reply.body);
     }
 }

@@ -38,6 +38,14 @@ fn a_wrong_configuration_ends_with_status_2_and_every_fault() {
 }
 
 #[test]
+fn rules_that_cannot_be_used_end_with_status_2() {
+    // As systemd's unit has it, a supervisor does not try again then.
+    let output = run(&["--set", "access.rules=/a", "--listen", "127.0.0.1:0"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("/a"), "{}", stderr(&output));
+}
+
+#[test]
 fn a_missing_file_or_an_unknown_option_ends_with_status_2() {
     let output = run(&["--config", "no-such-file.toml"], &[]);
     assert_eq!(output.status.code(), Some(2));

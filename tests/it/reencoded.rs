@@ -7,6 +7,7 @@ use n5_server::container::Settings;
 use n5_server::n5::{Block, DatasetAttributes, Document};
 use serde_json::{Value, json};
 
+use crate::support::loads;
 use crate::support::stores::Probe;
 use crate::support::writer::{Dataset, N5, all_indices};
 use crate::support::{Client, local, options, settings};
@@ -176,8 +177,10 @@ async fn encoded_blocks_are_objects_with_tags_and_ranges() {
     assert_eq!(client.get("/as/gzip/a/1/1").await.status, 200);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn many_who_want_the_same_encoded_block_cause_one_load() {
+    let recorder = loads::recorder();
+    let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
     std::thread::sleep(std::time::Duration::from_millis(30));
@@ -190,9 +193,7 @@ async fn many_who_want_the_same_encoded_block_cause_one_load() {
             tokio::spawn(async move { client.get("/as/blosc/a/0/0").await })
         })
         .collect();
-    while probe.gets() == 0 {
-        tokio::task::yield_now().await;
-    }
+    loads::come(&recorder.handle(), asks.len() - 1).await;
     // The first hangs up.
     asks[0].abort();
     probe.open();

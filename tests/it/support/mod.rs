@@ -2,6 +2,7 @@
 //! and an application to ask.
 
 pub mod faulty;
+pub mod loads;
 pub mod program;
 pub mod stores;
 pub mod undisturbed;

@@ -1,0 +1,66 @@
+//! How much memory the system lets this process take.
+
+use std::path::Path;
+
+/// Beside caches, budgets and connections: code, threads, what the allocator keeps.
+pub(super) const BESIDE: u64 = 64 << 20;
+
+/// The least limit of this process' control groups, in bytes; `None` where there is none or it is not told.
+pub(super) fn memory_limit() -> Option<u64> {
+    let groups = read(Path::new("/proc/self/cgroup"))?;
+    least(Path::new("/sys/fs/cgroup"), &groups)
+}
+
+/// `groups` as `/proc/self/cgroup` has them, of either version (cgroups(7)).
+fn least(root: &Path, groups: &str) -> Option<u64> {
+    let mut limits = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => (root.to_owned(), "memory.max"),
+            "memory" => (root.join("memory"), "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        // A limit holds for all below. What is above a container's own root is not to be seen in it.
+        let below = Path::new(path.trim_start_matches('/'));
+        let texts = below.ancestors().filter_map(|group| read(&root.join(group).join(file)));
+        limits.extend(texts.filter_map(|text| text.trim().parse::<u64>().ok()));
+    }
+    // The first version has a number near 2^63 for none.
+    limits.into_iter().min().filter(|limit| *limit < 1 << 60)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the kernel's own, in memory")]
+fn read(path: &Path) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_limit_of_all_groups_above_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let limit = |group: &str, file: &str, text: &str| {
+            std::fs::create_dir_all(root.path().join(group)).unwrap();
+            #[expect(clippy::disallowed_methods, reason = "as the kernel would")]
+            std::fs::write(root.path().join(group).join(file), text).unwrap();
+        };
+        let found = |groups: &str| least(root.path(), groups);
+        assert_eq!(found("0::/a/b\n"), None);
+        limit("a/b", "memory.max", "max\n");
+        assert_eq!(found("0::/a/b\n"), None);
+        limit("a", "memory.max", "1073741824\n");
+        assert_eq!(found("0::/a/b\n"), Some(1 << 30));
+        limit("", "memory.max", "536870912\n");
+        assert_eq!(found("0::/a/b\n"), Some(1 << 29));
+        assert_eq!(found("0::/\n"), Some(1 << 29), "as a container sees its own");
+        limit("memory/c", "memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(found("3:cpu:/c\n2:memory:/c\n"), None);
+        limit("memory", "memory.limit_in_bytes", "1000000\n");
+        assert_eq!(found("3:cpu:/c\n2:memory:/c\n"), Some(1_000_000));
+        assert_eq!(found("nonsense"), None);
+    }
+}

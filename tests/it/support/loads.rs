@@ -1,0 +1,22 @@
+//! Who waits for what another request loads, in tests whose runtime has one thread.
+
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+/// What counts them; to be made the recorder of the test's thread by `metrics::set_default_local_recorder`.
+pub fn recorder() -> PrometheusRecorder {
+    PrometheusBuilder::new().build_recorder()
+}
+
+/// Until so many wait.
+pub async fn come(handle: &PrometheusHandle, count: usize) {
+    let line = format!("n5_queue_waiting{{queue=\"load\"}} {count}");
+    let come = async {
+        while !handle.render().lines().any(|told| told == line) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let come = tokio::time::timeout(Duration::from_secs(20), come).await;
+    assert!(come.is_ok(), "{count} do not wait: {}", handle.render());
+}
