@@ -8,7 +8,7 @@ use std::time::Duration;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::Registry;
-use tracing_subscriber::filter::{ParseError, Targets};
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
@@ -121,7 +121,11 @@ pub fn set_level(level: &str) -> Result<(), TelemetryError> {
 
 /// Reads `log.level`; a space would become part of a target's name.
 fn filter(level: &str) -> Result<Targets, ParseError> {
-    level.replace(' ', "").parse()
+    let targets: Targets = level.replace(' ', "").parse()?;
+    let most = targets.default_level().unwrap_or(LevelFilter::OFF);
+    // It warns of each connection whose client takes its requests back, and whoever wants to fill a disk makes many.
+    let is_theirs = targets.iter().any(|(target, _)| target == "h2") || most >= LevelFilter::DEBUG;
+    Ok(if is_theirs { targets } else { targets.with_target("h2", most.min(LevelFilter::ERROR)) })
 }
 
 /// What `/metrics` answers from; cheap to clone.
@@ -207,6 +211,10 @@ mod tests {
                 "{level}"
             );
             assert_eq!(filter.would_enable("other", &tracing::Level::INFO), level.ends_with("info"), "{level}");
+            assert!(!filter.would_enable("h2::proto", &tracing::Level::WARN), "{level}");
+        }
+        for level in ["debug", "info,h2=warn"] {
+            assert!(filter(level).unwrap().would_enable("h2::proto", &tracing::Level::WARN), "{level}");
         }
     }
 }

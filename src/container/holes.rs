@@ -19,10 +19,10 @@ impl Container {
             Glance::Object(_) => return Ok(()),
             Glance::Missing | Glance::NoObject | Glance::Unknown => access.may_wait().await,
         }
-        match measured(StoreOperation::Head, self.store.backend(), self.store.head(&key)).await? {
-            Some(_) => Ok(()),
-            None => Err(StoreError::Gone(format!("dataset {:?} went away while it was read", dataset.key)).into()),
-        }
+        let gone = || StoreError::Gone(format!("dataset {:?} went away while it was read", dataset.key));
+        let facts = async { self.store.head(&key).await?.ok_or_else(gone) };
+        measured(StoreOperation::Head, self.store.backend(), facts).await?;
+        Ok(())
     }
 
     /// Makes sure, after the fact, that what was missing at `positions` is a hole: that the dataset is there. If it is

@@ -1,5 +1,6 @@
 //! Around every request: its id, its log line, its metrics, and the headers that all answers carry.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use http_body::{Frame, SizeHint};
 
 use super::{App, Options, credentials, forwarded, query};
 use crate::metrics::{self, Cancelled};
+use crate::seldom::Seldom;
 use crate::trace::{self, Answer, Trace};
 
 /// What a caller's trace is named by (W3C Trace Context).
@@ -105,6 +107,15 @@ pub(super) fn finish(headers: &mut HeaderMap, status: StatusCode, options: &Opti
     headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     if (status.is_client_error() || status.is_server_error()) && !headers.contains_key(CACHE_CONTROL) {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+}
+
+/// Tells that the rest of a body cannot be had.
+pub(super) fn broken_off(id: &str, error: &impl fmt::Display) {
+    static BROKEN: Seldom = Seldom::new();
+    metrics::broken_answer();
+    if let Some(unsaid) = BROKEN.may_say() {
+        tracing::error!(id, %error, unsaid, "answer broken off");
     }
 }
 

@@ -162,11 +162,12 @@ impl Problem {
 
     /// Says in the log, once, what is the server's own or the data's fault.
     pub(super) fn log(&self, id: &str, path: &str) {
-        static SELDOM: [Seldom; 4] = [const { Seldom::new() }; 4];
+        static SELDOM: [Seldom; 5] = [const { Seldom::new() }; 5];
         let (status, path) = (self.0.kind.status.as_u16(), shown(path));
-        // One fault of the storage, or one moment of overload, fails requests by the thousand.
-        let seldom =
-            [STORAGE_UNAVAILABLE, TIMEOUT, OVERLOADED, UNREADABLE].iter().position(|kind| *kind == self.0.kind);
+        // One fault of the storage, one damaged block or one moment of overload fails requests by the thousand.
+        let seldom = [STORAGE_UNAVAILABLE, TIMEOUT, OVERLOADED, UNREADABLE, CORRUPT_BLOCK]
+            .iter()
+            .position(|kind| *kind == self.0.kind);
         let Some(unsaid) = seldom.and_then(|n| SELDOM.get(n)).map_or(Some(0), Seldom::may_say) else { return };
         match &self.0.cause {
             // Expected under load and at shutdown.
@@ -175,7 +176,7 @@ impl Problem {
             }
             Some(cause) => tracing::error!(id, path, status, cause, unsaid, "request failed"),
             None if self.0.kind == CORRUPT_BLOCK => {
-                tracing::error!(id, path, status, cause = self.0.detail, "request failed");
+                tracing::error!(id, path, status, cause = self.0.detail, unsaid, "request failed");
             }
             None => {}
         }

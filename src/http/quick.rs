@@ -21,7 +21,6 @@ use super::target::Target;
 use super::templates::Template;
 use super::{App, credentials, forwarded, is_request_id, quick_chunk, stored};
 use crate::container::{ATTRIBUTES, AtOnce, Trail};
-use crate::metrics;
 use crate::store::{Key, Meta, Sendable};
 use crate::trace;
 
@@ -98,8 +97,7 @@ impl Reply {
 
     /// The rest of the body cannot be had: says so in log and metrics.
     pub fn broken_off(&self, error: &std::io::Error) {
-        metrics::broken_answer();
-        tracing::error!(id = self.line.id(), %error, "answer broken off");
+        observe::broken_off(self.line.id(), error);
     }
 
     /// So many bytes of the body have been sent, and whether that is all of it.

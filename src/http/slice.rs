@@ -18,11 +18,10 @@ use super::compress::Encoding;
 use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
 use super::slice_query::{Selection, SliceQuery};
-use super::{Answer, Ask, Mount, compress, encode, vary};
+use super::{Answer, Ask, Mount, compress, encode, observe, vary};
 use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
 use crate::cpu::Length;
 use crate::metadata;
-use crate::metrics;
 use crate::n5::{Array, DataType};
 use crate::output::{self, Format, NegotiationError, Options};
 
@@ -289,8 +288,7 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
                 Ok(Some(pieces)) => place.send(Ok(pieces)),
                 Ok(None) => return,
                 Err(error) => {
-                    metrics::broken_answer();
-                    tracing::error!(id, %error, "answer broken off");
+                    observe::broken_off(&id, &error);
                     return place.send(Err(error));
                 }
             }

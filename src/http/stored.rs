@@ -9,9 +9,8 @@ use futures_util::stream;
 
 use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
-use super::{Answer, Ask, Mount, listing, query, target};
+use super::{Answer, Ask, Mount, listing, observe, query, target};
 use crate::container::{ATTRIBUTES, LargeObject, ReadError, Stored, grid_component};
-use crate::metrics;
 use crate::store::{Key, Meta};
 
 /// `GET /`, `/n5/` and every path below: an object, a listing, or the way to one.
@@ -145,8 +144,7 @@ fn pieces(large: LargeObject, from: u64, to: u64, id: String) -> Body {
                 return Ok(None);
             }
             let piece = large.piece(at, to).await.inspect_err(|error| {
-                metrics::broken_answer();
-                tracing::error!(id, %error, "answer broken off");
+                observe::broken_off(&id, error);
             })?;
             let next = at.saturating_add(piece.len() as u64);
             Ok::<_, ReadError>(Some((piece, next)))

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import time
 
 import traffic
+from signs import Metric, Signs
 from system import Server
+from watch import Fault
 
 NAME = "storage hangs, default bounds"
 # Longer than it takes a container to be known for stalled: a sixth of the default of server.request_timeout.
@@ -43,7 +46,7 @@ async def pile_up(port, path, stop, seen):
             await asyncio.sleep(0.05)
 
 
-async def run(soak, shared):
+async def run(soak):
     watch, fs = soak.watch, soak.fs
     text = '[server]\nlisten = "127.0.0.1:0"\n[log]\nformat = "json"\n'
     for name, root in soak.roots.items():
@@ -51,10 +54,15 @@ async def run(soak, shared):
     config, directory = soak.directory / "defaults.toml", soak.directory / "defaults"
     config.write_text(text)
     directory.mkdir()
-    server, stop = Server(soak.options.binary, config, shared, directory, Unbounded()), asyncio.Event()
+    server, stop = Server(soak.options.binary, config, soak.shared, directory, Unbounded()), asyncio.Event()
+    # Before it is known for stalled, requests to it give way.
+    metrics = (Metric("n5_requests_shed_total", (("reason", "storage"),)), Metric("n5_stores_stalled", is_gauge=True))
+    fault = Fault(NAME, None, ("net",), "storage hangs", metrics, ("not ready",))
     try:
         others = [request for request in soak.requests if request.container != "net"]
-        watch.begin(NAME, ("net",))
+        signs = Signs(server)
+        await signs.begin(fault)
+        watch.begin(fault)
         watch.slowest = 0.0
         fs.say("hang 1")
         tasks = [
@@ -63,14 +71,20 @@ async def run(soak, shared):
         ]
         tasks.append(asyncio.create_task(soak.churn(stop)))
         honest = [asyncio.create_task(traffic.honest(server.port, others, watch, stop, n)) for n in range(4)]
-        await asyncio.sleep(SECONDS)
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            await asyncio.sleep(1)
+            await signs.look()
         stop.set()
         await asyncio.gather(*honest)
+        met = fs.say("count")
         fs.say("none")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         watch.end()
+        signs.close()
+        metrics, lines = signs.verdict(watch)
         if watch.slowest > SLOWEST:
             watch.wrong(f"{NAME}: an answer of another container took {watch.slowest:.1f} s")
         await asyncio.sleep(2)
@@ -85,6 +99,6 @@ async def run(soak, shared):
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
-    for name in (NAME, f"{NAME}: who waits for it"):
-        seen = ", ".join(f"{status}: {n}" for status, n in sorted(watch.seen[name].items(), key=str))
-        print(f"| {name} |  | {seen} | slowest answer of another: {watch.slowest:.2f} s |", flush=True)
+    slowest = f"slowest answer of another: {watch.slowest:.2f} s"
+    soak.row(NAME, met, watch.seen[NAME], metrics, lines, slowest)
+    soak.row(f"{NAME}: who waits for it", None, watch.seen[f"{NAME}: who waits for it"])

@@ -1,38 +1,53 @@
-"""The container that is served, and what every answer about it must be: computed here, not asked for."""
+"""The containers that are served, written here; nothing in them comes from the server."""
 
 import bz2
+import functools
 import gzip
 import itertools
 import json
 import lzma
+import random
 import struct
-from dataclasses import dataclass, field
+import zlib
 
+import numcodecs
 import numpy
 
+# Element type, dimensions, block size, compression. Blocks at the edges of one are cropped.
 DATASETS = {
     "u8raw": ("uint8", (96, 64, 32), (32, 32, 16), "raw"),
     "u16gzip": ("uint16", (96, 64, 32), (32, 32, 16), "gzip"),
+    "i16zlib": ("int16", (64, 32, 16), (32, 32, 16), "zlib"),
     "i32bzip2": ("int32", (64, 32, 16), (32, 32, 16), "bzip2"),
     "f32xz": ("float32", (64, 32, 16), (32, 32, 16), "xz"),
+    "u8lz4": ("uint8", (64, 64, 16), (32, 32, 16), "lz4"),
+    "u16zstd": ("uint16", (70, 50, 20), (32, 32, 16), "zstd"),
+    "f32blosc": ("float32", (64, 64, 16), (32, 32, 16), "blosc"),
     "u8large": ("uint8", (512, 512, 16), (512, 512, 8), "raw"),
 }
-PACK = {"raw": bytes, "gzip": lambda b: gzip.compress(b, 1, mtime=0), "bzip2": bz2.compress, "xz": lzma.compress}
+# Larger than limits.slice_budget: all of it is sent as a stream.
+STREAMED, STREAMED_SHAPE, STREAMED_BLOCK = "u8streamed", (1024, 1024, 36), (512, 512, 9)
+# As much as the memory limit, in blocks of 24 MiB: too large to be held whole as they are stored.
+BALLAST, BALLAST_BLOCK, BALLAST_COUNT = "ballast", (4096, 6144, 1), 16
+
+ATTRIBUTES = {
+    "zlib": {"type": "gzip", "useZlib": True},
+    "blosc": {"type": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1},
+}
+PACK = {
+    "raw": bytes,
+    "gzip": lambda b: gzip.compress(b, 1, mtime=0),
+    "zlib": lambda b: zlib.compress(b, 1),
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "lz4": lambda b: bytes(numcodecs.LZ4().encode(b)),
+    "zstd": lambda b: bytes(numcodecs.Zstd(1).encode(b)),
+    "blosc": lambda b: bytes(numcodecs.Blosc("lz4", 5, 1).encode(b)),
+}
 HOLES = {(1, 1, 1), (0, 1, 0)}
 
 
-@dataclass
-class Request:
-    """What is asked for, and the one right answer; `status` 404 where there is nothing."""
-
-    container: str
-    path: str
-    status: int
-    body: bytes | None
-    headers: dict = field(default_factory=dict)
-    method: str = "GET"
-
-
+@functools.cache
 def elements(name):
     data_type, shape, _, _ = DATASETS[name]
     x, y, z = numpy.indices(shape, dtype=numpy.uint32)
@@ -40,79 +55,80 @@ def elements(name):
     return mixed.astype(data_type)
 
 
-def write(root):
-    """Writes all datasets below `root`."""
-    (root / "attributes.json").write_text('{"n5":"4.0.0"}')
-    for name, (data_type, shape, block, codec) in DATASETS.items():
-        (root / name).mkdir(parents=True)
-        document = {
-            "dimensions": shape,
-            "blockSize": block,
-            "dataType": data_type,
-            "compression": {"type": codec},
-        }
-        (root / name / "attributes.json").write_text(json.dumps(document))
-        for position, part in blocks(name):
-            path = root / name / "/".join(map(str, position))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(stored(name, part))
-
-
-def blocks(name):
-    _, shape, block, _ = DATASETS[name]
-    whole = elements(name)
-    for position in itertools.product(*(range(-(-n // b)) for n, b in zip(shape, block))):
-        if position not in HOLES:
-            yield position, whole[tuple(slice(p * b, (p + 1) * b) for p, b in zip(position, block))]
-
-
-def stored(name, part):
-    _, _, _, codec = DATASETS[name]
-    head = struct.pack(">HH3I", 0, 3, *part.shape)
-    return head + PACK[codec](part.astype(part.dtype.newbyteorder(">")).tobytes(order="F"))
-
-
 def with_holes(name):
     _, _, block, _ = DATASETS[name]
-    whole = elements(name)
+    whole = elements(name).copy()
     for hole in HOLES:
         whole[tuple(slice(p * b, (p + 1) * b) for p, b in zip(hole, block))] = 0
     return whole
 
 
-def requests(container, root, random):
-    """All kinds of requests for one container."""
-    found = []
+@functools.cache
+def streamed():
+    """The elements of the large dataset, quickly made; along the first axis no two blocks are alike."""
+    x, y, z = (numpy.arange(n, dtype=numpy.uint32) for n in STREAMED_SHAPE)
+    plane = (x[:, None] * 7 + y[None, :] * 131 + x[:, None] // 512) % 241
+    return (plane.astype(numpy.uint8)[:, :, None] + z.astype(numpy.uint8)[None, None, :]).astype(numpy.uint8)
 
-    def add(path, status, body=None, **more):
-        found.append(Request(container, path, status, body, **more))
 
+def ballast(number):
+    """A stored block of ballast."""
+    size = BALLAST_BLOCK[0] * BALLAST_BLOCK[1]
+    return head(BALLAST_BLOCK) + random.Random(number).randbytes(1 << 16) * (size >> 16)
+
+
+def head(shape):
+    return struct.pack(f">HH{len(shape)}I", 0, len(shape), *shape)
+
+
+def stored(codec, part):
+    return head(part.shape) + PACK[codec](part.astype(part.dtype.newbyteorder(">")).tobytes(order="F"))
+
+
+def positions(shape, block):
+    return itertools.product(*(range(-(-n // b)) for n, b in zip(shape, block)))
+
+
+def cut(whole, block, position):
+    return whole[tuple(slice(p * b, (p + 1) * b) for p, b in zip(position, block))]
+
+
+def blocks(name):
+    _, shape, block, _ = DATASETS[name]
+    for position in positions(shape, block):
+        if position not in HOLES:
+            yield position, cut(elements(name), block, position)
+
+
+def attributes(data_type, shape, block, codec):
+    compression = ATTRIBUTES.get(codec, {"type": codec})
+    return {"dimensions": shape, "blockSize": block, "dataType": data_type, "compression": compression}
+
+
+def write(root):
+    """Writes all datasets below `root`, but for the ballast."""
+    (root / "attributes.json").write_text('{"n5":"4.0.0"}')
     for name, (data_type, shape, block, codec) in DATASETS.items():
-        whole = with_holes(name)
-        small = whole.astype(whole.dtype.newbyteorder("<"))
-        add(f"/{container}/{name}/attributes.json", 200, (root / name / "attributes.json").read_bytes())
-        for _ in range(6):
-            start = [random.randrange(n) for n in shape]
-            stop = [random.randrange(s, n) + 1 for s, n in zip(start, shape)]
-            part = small[tuple(slice(a, b) for a, b in zip(start, stop))]
-            query = f"start={','.join(map(str, start))}&stop={','.join(map(str, stop))}&format=raw"
-            add(f"/slice/{container}/{name}?{query}", 200, part.tobytes(order="F"))
-        for z in (0, shape[2] - 1):
-            query = f"start=0,0,{z}&stop={shape[0]},{shape[1]},{z + 1}&format=raw"
-            add(f"/slice/{container}/{name}?{query}", 200, small[:, :, z : z + 1].tobytes(order="F"))
+        describe(root / name, data_type, shape, block, codec)
         for position, part in blocks(name):
-            path = f"/{container}/{name}/{'/'.join(map(str, position))}"
-            body = (root / name / "/".join(map(str, position))).read_bytes()
-            assert body == stored(name, part)
-            add(path, 200, body)
-            add(path, 200, None, method="HEAD")
-            add(path, 206, body[7:99], headers={"Range": "bytes=7-98"})
-            if codec in ("raw", "gzip"):
-                # Zarr's axes are the other way round, and so is its order: the same bytes.
-                add(f"/zarr2/{container}/{name}/{'/'.join(map(str, reversed(position)))}", 200, body[16:])
-                add(f"/zarr3/{container}/{name}/c/{'/'.join(map(str, reversed(position)))}", 200, body[16:])
-        for hole in HOLES:
-            if all(p * b < n for p, b, n in zip(hole, block, shape)):
-                add(f"/{container}/{name}/{'/'.join(map(str, hole))}", 404)
-                add(f"/zarr2/{container}/{name}/{'/'.join(map(str, reversed(hole)))}", 404)
-    return found
+            put(root / name, position, stored(codec, part))
+    describe(root / STREAMED, "uint8", STREAMED_SHAPE, STREAMED_BLOCK, "zstd")
+    for position in positions(STREAMED_SHAPE, STREAMED_BLOCK):
+        put(root / STREAMED, position, stored("zstd", cut(streamed(), STREAMED_BLOCK, position)))
+
+
+def write_ballast(root):
+    describe(root / BALLAST, "uint8", (*BALLAST_BLOCK[:2], BALLAST_COUNT), BALLAST_BLOCK, "raw")
+    for number in range(BALLAST_COUNT):
+        put(root / BALLAST, (0, 0, number), ballast(number))
+
+
+def describe(directory, *what):
+    directory.mkdir(parents=True)
+    (directory / "attributes.json").write_text(json.dumps(attributes(*what)))
+
+
+def put(directory, position, content):
+    path = directory / "/".join(map(str, position))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)

@@ -5,9 +5,11 @@ import mmap
 import os
 import pathlib
 import resource
+import signal
 import struct
 import subprocess
 import threading
+import time
 import urllib.request
 
 HERE = pathlib.Path(__file__).parent
@@ -27,10 +29,7 @@ class Memory:
     def __init__(self, limit_bytes):
         self.group, self.limit = None, limit_bytes
         name = f"n5-soak-{os.getpid()}"
-        for parent, limit, most in (
-            (CGROUPS / "memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
-            (CGROUPS, "memory.max", "memory.peak"),
-        ):
+        for parent, limit in ((CGROUPS / "memory", "memory.limit_in_bytes"), (CGROUPS, "memory.max")):
             group = parent / name
             try:
                 group.mkdir()
@@ -39,7 +38,7 @@ class Memory:
                 if group.is_dir():
                     group.rmdir()
                 continue
-            self.group, self.most = group, group / most
+            self.group, self.file = group, group / limit
             break
 
     def describe(self):
@@ -49,15 +48,29 @@ class Memory:
         if self.group:
             (self.group / "cgroup.procs").write_text(str(os.getpid()))
 
+    def set(self, limit_bytes):
+        """Another limit; what is beyond it is taken from the pages of files, which may take some tries."""
+        for _ in range(20):
+            try:
+                self.file.write_text(str(limit_bytes))
+                return
+            except OSError as error:
+                failed = error
+                time.sleep(0.05)
+        raise failed
+
+    def reached(self):
+        """How often the limit was met."""
+        failures = self.group / "memory.failcnt"
+        return int(failures.read_text()) if failures.exists() else self.event("memory.events", "max ")
+
     def killed(self):
-        if not self.group:
-            return 0
-        for name in ("memory.oom_control", "memory.events"):
-            if (self.group / name).exists():
-                for line in (self.group / name).read_text().splitlines():
-                    if line.startswith("oom_kill "):
-                        return int(line.split()[1])
-        return 0
+        return max(self.event(name, "oom_kill ") for name in ("memory.oom_control", "memory.events")) if self.group else 0
+
+    def event(self, file, name):
+        path = self.group / file
+        lines = path.read_text().splitlines() if path.exists() else []
+        return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
     def end(self):
         if self.group:
@@ -87,14 +100,16 @@ class FaultFs:
 
 
 class Server:
-    def __init__(self, binary, config, shared, directory, memory):
+    def __init__(self, binary, config, shared, directory, memory, secure=None):
+        self.secure = secure
         self.controls = directory / "controls"
         self.controls.write_bytes(bytes(128))
         with open(self.controls, "r+b") as file:
             self.map = mmap.mmap(file.fileno(), 128)
         self.reading = threading.Event()
         self.reading.set()
-        self.log = []
+        # Those that tell of something; a line for each request is counted only.
+        self.lines, self.line_count = [], 0
         environment = dict(os.environ, LD_PRELOAD=str(shared), FAULTS=str(self.controls))
         self.process = subprocess.Popen(
             [binary, "--config", config],
@@ -105,14 +120,15 @@ class Server:
         )
         first = self.process.stdout.readline().decode()
         self.port = int(first.rsplit(":", 1)[1].strip().rstrip("/"))
-        threading.Thread(target=self.drain, args=(self.process.stdout, None), daemon=True).start()
-        threading.Thread(target=self.drain, args=(self.process.stderr, self.log), daemon=True).start()
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()
+        threading.Thread(target=self.drain, daemon=True).start()
 
-    def drain(self, stream, lines):
-        for line in stream:
-            if lines is not None:
-                lines.append(line.decode(errors="replace"))
-                self.reading.wait()
+    def drain(self):
+        for line in self.process.stderr:
+            self.line_count += 1
+            if b'"level":"INFO"' not in line:
+                self.lines.append(line.decode(errors="replace"))
+            self.reading.wait()
 
     def control(self, which, value):
         """Sets a number of faults.c; how often it was met before."""
@@ -122,14 +138,19 @@ class Server:
 
     def get(self, path, timeout=20):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=timeout) as answer:
+            url = f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}{path}"
+            with urllib.request.urlopen(url, timeout=timeout, context=self.secure) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
+    def metrics(self, name):
+        """Those of that name, by their labels as they are written."""
+        lines = (line.rsplit(" ", 1) for line in self.get("/metrics")[1].splitlines() if line)
+        return {key[len(name) :]: float(value) for key, value in lines if key.split("{")[0] == name}
+
     def metric(self, name):
-        lines = self.get("/metrics")[1].splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+        return sum(self.metrics(name).values())
 
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
@@ -137,9 +158,10 @@ class Server:
     def threads(self):
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
-    def peak(self):
+    def memory(self, name="VmRSS"):
+        """Bytes of resident memory; VmHWM: at the peak."""
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) << 10
+        return int(status.split(f"{name}:")[1].split()[0]) << 10
 
     def limit_descriptors(self, count):
         """Leaves so many beyond those that are open; the limits before."""
@@ -148,7 +170,10 @@ class Server:
         resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (wanted, old[1]))
 
     def panics(self):
-        return [line for line in self.log if "panicked" in line]
+        return [line for line in self.lines if "panicked" in line]
+
+    def reload(self):
+        self.process.send_signal(signal.SIGHUP)
 
     def stop(self):
         self.reading.set()
@@ -156,7 +181,7 @@ class Server:
         return self.process.wait(40)
 
 
-def config(containers, request_timeout, budget_wait):
+def config(containers, request_timeout, budget_wait, decoded="32MiB", stored="16MiB", more=""):
     """A configuration with small bounds, so that a few hundred MiB hold it all."""
     text = f"""
 [server]
@@ -173,11 +198,11 @@ decode_budget = "24MiB"
 transfer_budget = "16MiB"
 budget_wait = "{budget_wait}"
 [cache]
-decoded = "32MiB"
-stored = "16MiB"
+decoded = "{decoded}"
+stored = "{stored}"
 [log]
 format = "json"
-"""
+{more}"""
     for name, root in containers.items():
         text += f"[[containers]]\nname = {json.dumps(name)}\nroot = {json.dumps(str(root))}\n"
     return text

@@ -1,0 +1,275 @@
+"""What is injected: one function for each kind of fault, and the table of all of them."""
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+
+import asked
+import data
+import traffic
+from signs import Metric, store_error
+from watch import Fault
+
+ERRNO = {"EIO": 5, "EACCES": 13, "ESTALE": 116, "ENOSPC": 28, "EAGAIN": 11, "EMFILE": 24}
+# Above the most that the process ever had.
+MARGIN = 16 << 20
+FAILED = "request failed"
+
+
+async def take(reader):
+    while await reader.read(1 << 16):
+        pass
+
+
+class Faults:
+    def __init__(self, soak):
+        self.fs, self.roots, self.truth, self.directory = soak.fs, soak.roots, soak.truth, soak.directory
+        self.server, self.memory, self.watch = soak.server, soak.memory, soak.watch
+        self.is_mounted, self.large = soak.is_mounted, soak.large
+        self.random = random.Random(soak.options.seed)
+
+    # What each fault does, until it is told to stop; how often it was met.
+
+    def of_fs(self, command):
+        async def fault(stop):
+            self.fs.say(command)
+            await stop.wait()
+            met = self.fs.say("count")
+            self.fs.say("none")
+            return met
+
+        return fault
+
+    def of_controls(self, which, value, lasting=False):
+        async def fault(stop):
+            before = self.server.control(which, value)
+            await stop.wait()
+            return self.server.control(which, value if lasting else 0) - before
+
+        return fault
+
+    async def no_threads(self, stop):
+        """While storage is so slow that more are wanted."""
+        self.fs.say("slow 50 0.5")
+        met = await self.of_controls(2, ERRNO["EAGAIN"])(stop)
+        self.fs.say("none")
+        return met
+
+    async def descriptors(self, stop):
+        self.server.limit_descriptors(2)
+        await stop.wait()
+        self.server.limit_descriptors(None)
+
+    async def unread_log(self, stop):
+        """With requests one after the other, each of which has its line: more than can wait."""
+        self.server.reading.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        taking = asyncio.create_task(take(reader))
+        while not stop.is_set():
+            writer.write(b"HEAD /nothing/here HTTP/1.1\r\nhost: soak\r\n\r\n" * 50)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        taking.cancel()
+        writer.close()
+        self.server.reading.set()
+
+    async def unmounted(self, stop):
+        subprocess.run(["umount", "-l", self.roots["mnt"]], check=True)
+        await stop.wait()
+        subprocess.run(["mount", "--bind", self.truth, self.roots["mnt"]], check=True)
+        return 1
+
+    async def renamed(self, stop):
+        away, count = self.directory / "away", 0
+        while not stop.is_set():
+            os.rename(self.roots["disk"], away)
+            await asyncio.sleep(self.random.random() * 0.3)
+            os.rename(away, self.roots["disk"])
+            await asyncio.sleep(self.random.random() * 0.1)
+            count += 1
+        return count
+
+    async def dataset_renamed(self, stop):
+        count = 0
+        while not stop.is_set():
+            name = list(data.DATASETS)[count % len(data.DATASETS)]
+            here, away = self.roots["disk"] / name, self.directory / name
+            os.rename(here, away)
+            await asyncio.sleep(self.random.random() * 0.05)
+            os.rename(away, here)
+            count += 1
+        return count
+
+    def files(self):
+        """Blocks of the container on the disk, which are asked for all the time."""
+        found = [path for name in data.DATASETS for path in (self.roots["disk"] / name).rglob("*")]
+        return [path for path in found if path.is_file() and path.name != "attributes.json"]
+
+    async def rewritten(self, stop):
+        """The same bytes, in new files and in old ones; every other time in one that never comes to rest."""
+        files, count = self.files(), 0
+        restless = self.roots["disk"] / "u16gzip/0/0/0"
+        while not stop.is_set():
+            path = self.random.choice(files) if count % 2 else restless
+            content = path.read_bytes()
+            if count % 4 < 2:
+                path.with_name("new").write_bytes(content)
+                os.replace(path.with_name("new"), path)
+            else:
+                with open(path, "r+b") as file:
+                    file.write(content[: len(content) // 2])
+                    file.flush()
+                    file.write(content[len(content) // 2 :])
+            count += 1
+            await asyncio.sleep(0.005)
+        return count
+
+    async def cut_off(self, stop):
+        """Files end in their middle for a moment."""
+        files, count = self.files(), 0
+        while not stop.is_set():
+            path = self.random.choice(files)
+            content = path.read_bytes()
+            os.truncate(path, len(asked.shortened(content)))
+            # Long enough to be found at rest, or not.
+            await asyncio.sleep(self.random.choice((0.005, 0.1)))
+            with open(path, "r+b") as file:
+                file.write(content)
+            count += 1
+            await asyncio.sleep(0.01)
+        return count
+
+    async def cut_off_while_sent(self, stop):
+        """By a client that has the head, and takes the rest when the file has become shorter."""
+        path, right, count = f"{data.BALLAST}/0/0/0", data.ballast(0), 0
+        loop = asyncio.get_running_loop()
+        while not stop.is_set():
+            with socket.socket() as client:
+                client.setblocking(False)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                await loop.sock_connect(client, ("127.0.0.1", self.server.port))
+                head = f"GET /disk/{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+                await loop.sock_sendall(client, head.encode())
+                got = await loop.sock_recv(client, 4096)
+                os.truncate(self.roots["disk"] / path, len(asked.shortened(right)))
+                try:
+                    while part := await asyncio.wait_for(loop.sock_recv(client, 1 << 16), 20):
+                        got += part
+                except OSError:
+                    pass
+                head, _, body = got.partition(b"\r\n\r\n")
+                is_whole = head.startswith(b"HTTP/1.1 200") and f"content-length: {len(right)}".encode() in head.lower()
+                # What was sent before, or read by then, and never a byte more.
+                if is_whole and not right.startswith(body):
+                    self.watch.wrong(f"files cut off while sent: {len(body)} bytes, not the first of what it was")
+                with open(self.roots["disk"] / path, "r+b") as file:
+                    file.write(right)
+                count += 1
+            # Its times tell versions apart, and it may be sent again.
+            await asyncio.sleep(0.2)
+        return count
+
+    async def squeezed(self, stop):
+        """The limit is what the process had at its peak and a little; who reads more has the kernel take back pages."""
+        before, limit = self.memory.reached(), int(self.memory.file.read_text())
+        for number in range(data.BALLAST_COUNT):
+            # Out of memory: pages count as those of whoever reads them first.
+            with open(self.roots["disk"] / data.BALLAST / f"0/0/{number}", "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        await asyncio.to_thread(self.memory.set, self.server.memory("VmHWM") + MARGIN)
+        port, ballast, done = self.server.port, asked.ballast(), asyncio.Event()
+        readers = [asyncio.create_task(traffic.honest(port, ballast, self.watch, done, n, pause=0.02)) for n in (0, 1)]
+        await stop.wait()
+        for _ in range(100):
+            if self.memory.reached() > before:
+                break
+            await asyncio.sleep(0.2)
+        done.set()
+        await asyncio.gather(*readers)
+        met = self.memory.reached() - before
+        await asyncio.to_thread(self.memory.set, limit)
+        if met == 0:
+            self.watch.wrong("memory limit reached: it never was")
+        return met
+
+    async def hoarded(self, stop):
+        """Large slices that nobody takes: those who ask for others get no memory."""
+
+        async def hoard():
+            while not stop.is_set():
+                with socket.socket() as client:
+                    client.setblocking(False)
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                    loop = asyncio.get_running_loop()
+                    try:
+                        await loop.sock_connect(client, ("127.0.0.1", self.server.port))
+                        await loop.sock_sendall(client, f"GET {self.large} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+                        await asyncio.wait_for(stop.wait(), 8)
+                    except (OSError, TimeoutError):
+                        pass
+
+        # At the honest clients' own address: of memory that others take, they would still have their part.
+        await asyncio.gather(*(hoard() for _ in range(24)))
+
+    def all(self):
+        every, found = ("disk", "net", "mnt"), []
+
+        def fault(name, inject, suffering, row, *signs, **more):
+            metrics = tuple(sign for sign in signs if isinstance(sign, Metric))
+            lines = tuple(sign for sign in signs if isinstance(sign, str))
+            found.append(Fault(name, inject, suffering, row, metrics, lines, **more))
+
+        accepting = (Metric("n5_accept_errors_total"), "connection not accepted")
+        unready = Metric("n5_containers_unready", is_gauge=True)
+        dropped, gone = Metric("n5_log_lines_dropped_total"), (503, 504, 404, 422)
+        if self.fs:
+            net, took = ("net",), "n5_store_request_duration_seconds"
+            # First: later there may be as many as are ever wanted.
+            fault("no threads", self.no_threads, net, "no further threads")
+            fault("storage slow: 50 ms", self.of_fs("slow 50 0.5"), net, "storage is slow", Metric(took, longer="0.05"))
+            fault("storage slow: 5 s", self.of_fs("slow 5000 0.02"), net, "storage takes longer",
+                  store_error("timeout"), "no answer in time")
+            fault("storage hangs", self.of_fs("hang 1"), net, "storage hangs", store_error("stalled"),
+                  Metric("n5_stores_stalled", is_gauge=True), "has answered nobody for a while", "not ready")
+            fault("storage hangs at times", self.of_fs("hang 0.01"), net, "storage takes longer",
+                  store_error("timeout"), "no answer in time")
+            for name, row, kind, text, statuses in (
+                ("EIO", "a file cannot be read", "io", "os error 5", (503, 504)),
+                ("ESTALE", "a stale file handle", "stale", "os error 116", (503, 504)),
+                ("EACCES", "no permission", "permission", "not readable", gone),
+            ):
+                fault(name, self.of_fs(f"error {ERRNO[name]} 0.3"), net, row, store_error(kind), FAILED, text,
+                      statuses=statuses, hides=kind == "permission")
+            fault("short reads", self.of_fs("short 0.5"), net, "reads end early")
+            fault("all names vanish", self.of_fs("vanish 1"), net, "no name is found", unready, "not ready",
+                  statuses=gone, hides=True)
+        if self.is_mounted:
+            fault("file system unmounted", self.unmounted, ("mnt",), "the container's directory is gone",
+                  store_error("gone"), "the container's directory is not there", "not ready")
+        disk = ("disk",)
+        fault("root renamed away", self.renamed, disk, "the container's directory is gone", store_error("gone"),
+              "the container's directory is not there")
+        fault("dataset renamed away", self.dataset_renamed, disk, "a dataset is renamed", store_error("gone"),
+              "went away while it was read", statuses=gone, hides=True)
+        fault("files rewritten", self.rewritten, disk, "a file is written while", store_error("torn"), "is being written")
+        fault("files cut off", self.cut_off, disk, "a file is cut off and stays", Metric("n5_decode_errors_total"), FAILED,
+              "damaged", statuses=(503, 504, 422, 416), cuts=True)
+        fault("files cut off while sent", self.cut_off_while_sent, disk, "a file is cut off, written over or replaced",
+              Metric("n5_broken_answers_total"), "answer broken off")
+        fault("no descriptors", self.descriptors, every, "no file descriptors", store_error("descriptors"), *accepting)
+        fault("connections not accepted", self.of_controls(4, ERRNO["EMFILE"]), every, "no file descriptors", *accepting)
+        if self.memory.group:
+            fault("memory limit reached", self.squeezed, (), "the memory limit is reached")
+        fault("slices nobody takes", self.hoarded, every, "memory of the budgets is taken",
+              Metric("n5_requests_shed_total", (("reason", "slice_budget"),)), "request refused")
+        fault("log: disk full", self.of_controls(3, ERRNO["ENOSPC"]), (), "log on a full disk", dropped)
+        fault("log: nobody reads", self.unread_log, (), "log on a full disk", dropped)
+        fault("wall clock a day ahead", self.of_controls(0, 86400 * 10**9), (), "the wall clock jumps")
+        fault("wall clock a day behind", self.of_controls(0, -86400 * 10**9), (), "the wall clock jumps")
+        # Longer than any timeout, and not much longer: the kernel does not know of it and wakes nobody earlier.
+        fault("steady clock jumps 20 s", self.of_controls(1, 20 * 10**9, lasting=True), every, "the steady clock jumps",
+              Metric("n5_connections_closed_total", (("reason", "idle"),)))
+        return found

@@ -1,0 +1,160 @@
+"""Throughput, against what the machine itself gave: virtual ones are quick at one time and slow at another, and others work
+on them."""
+
+import asyncio
+import hashlib
+import os
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy
+
+PIECE = bytes(1 << 18)
+# More than caches hold: a neighbour that takes memory's time slows this as it slows the server.
+LARGE = [numpy.ones(8 << 20, numpy.uint8) for _ in range(2)]
+LOOK = 0.25
+# A window, in seconds; and the least of the throughput before that counts as all of it.
+WINDOW, FULL = 3.0, 0.9
+# Nothing can be told where others have so much of the machine, or so little is left of the processor time that was used
+# before, or where the same work takes so much more of it: then the next window is looked at.
+OTHERS, LEFT, SLOWER = 0.4, 0.6, 1.2
+WINDOWS = 6
+# Of so many windows, the median is no chance.
+MANY = 5
+# The most processor time for an answer, against its clients', as a part of that at the beginning.
+MORE = 1.25
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def effort():
+    """Processor time that a fixed piece of work takes now, in seconds: a few milliseconds, of computing and of memory."""
+    begun = time.thread_time()
+    hashlib.sha256(PIECE).digest()
+    sum(range(10_000))
+    numpy.array_equal(*LARGE)
+    return time.thread_time() - begun
+
+
+def processor_seconds(process):
+    with open(f"/proc/{process}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def idle_seconds():
+    """Of all processors together."""
+    with open("/proc/stat") as file:
+        _, _, _, idle, waiting, *_ = map(int, file.readline().split()[1:])
+    return (idle + waiting) / TICKS
+
+
+@dataclass
+class Window:
+    # Answers a second, for as much time as the fixed piece of work takes now.
+    rate: float
+    # What that piece takes.
+    effort: float
+    # Processors that clients, server and file system had, and that nobody wanted.
+    used: float
+    idle: float
+    # Answers by when, from the beginning on.
+    looks: list
+    # Processors, by whom.
+    shares: dict
+
+    def __str__(self):
+        each = ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items())
+        spent = f"of a processor: {each}, idle {self.idle:.0%}"
+        return f"{self.rate:.0f} requests a second; {spent}; yardstick {self.effort * 1e3:.1f} ms"
+
+    def left(self, before):
+        """The part of the processor time used before that could be had: others may take it, an idle server leaves it."""
+        return min(1.0, (self.used + self.idle) / before.used)
+
+    def part(self, before):
+        """Throughput as a part of that before, for the processor time that could be had."""
+        return self.rate / (before.rate * self.left(before))
+
+    def is_ours(self):
+        return self.used + self.idle >= (1 - OTHERS) * os.cpu_count()
+
+    def is_fair(self, before):
+        return self.is_ours() and self.left(before) >= LEFT and self.effort <= before.effort * SLOWER
+
+
+class Speed:
+    def __init__(self, watch, processes):
+        self.watch, self.processes = watch, processes
+        self.usual = None
+        self.windows, self.firsts = [], []
+        self.untold = 0
+
+    def ours(self):
+        return {name: processor_seconds(process) for name, process in self.processes.items()}
+
+    async def window(self, seconds=WINDOW):
+        begun, answered, efforts, looks = time.monotonic(), self.watch.answered, [], []
+        idle_before, ours_before = idle_seconds(), self.ours()
+        while time.monotonic() < begun + seconds:
+            await asyncio.sleep(LOOK)
+            efforts.append(effort())
+            looks.append((time.monotonic() - begun, self.watch.answered - answered))
+        spent = time.monotonic() - begun
+        shares = {name: (now - ours_before[name]) / spent for name, now in self.ours().items()}
+        now = statistics.median(efforts)
+        self.usual = self.usual or now
+        rate, idle = (self.watch.answered - answered) / spent, (idle_seconds() - idle_before) / spent
+        return Window(rate * now / self.usual, now, sum(shares.values()), idle, looks, shares)
+
+    async def before(self):
+        """What it is before a fault: by a new window and the last ones."""
+        self.windows = [*self.windows[-4:], await self.window()]
+        used = statistics.median(window.used for window in self.windows)
+        rate = used * statistics.median(window.rate / window.used for window in self.windows)
+        return Window(rate, statistics.median(window.effort for window in self.windows), used, 0.0, [], {})
+
+    async def after(self, name, before, is_any):
+        """Looks at the windows from a second after a fault on, until one is full; two cells of the table. Those in which the
+        machine was too busy do not count. One alone may be low by chance: of the first ones, `judge` takes the median."""
+        first, shown, parts = await self.window(1.0), [], []
+        for _ in range(WINDOWS):
+            window = await self.window()
+            part, is_fair = window.part(before), window.is_fair(before)
+            shown.append(f"{part:.0%}" + ("" if is_fair else " (busy)"))
+            if is_fair:
+                self.windows.append(window)
+                parts.append(part)
+            if is_any or (is_fair and part >= FULL):
+                break
+        if not parts:
+            self.untold += 1
+        else:
+            self.firsts.append((name, parts[0]))
+            if max(parts) < FULL and not is_any:
+                self.watch.wrong(f"after {name}: {', '.join(shown)} of the throughput before")
+        return ", ".join(shown), self.back(before, first)
+
+    def judge(self, first, last):
+        """What all faults together say, and whether the server takes more for an answer at the end, against its clients."""
+        parts = [part for _, part in self.firsts]
+        middle, times = statistics.median(parts or [1.0]), [w.shares["server"] / w.shares["clients"] for w in (first, last)]
+        print(f"from one second after each fault on: {middle:.0%} of the throughput before, in the median; processor time of the "
+              f"server for that of its clients: {times[0]:.2f} at the beginning, {times[1]:.2f} at the end")  # fmt: skip
+        if len(parts) >= MANY and middle < FULL:
+            self.watch.wrong(f"throughput one second after faults: {middle:.0%} in the median")
+        for name in {name for name, _ in self.firsts}:
+            its = [part for other, part in self.firsts if other == name]
+            if len(its) >= MANY and statistics.median(its) < FULL:
+                self.watch.wrong(f"throughput one second after {name}: {statistics.median(its):.0%} in the median")
+        if first.is_ours() and last.is_ours() and times[1] > MORE * times[0]:
+            self.watch.wrong(f"the server takes {times[1] / times[0]:.2f} times the processor time that it took at the beginning")
+
+    def back(self, before, first):
+        """When the first half a second began in which throughput was full; a cell of the table."""
+        looks = [(0.0, 0), *first.looks]
+        least = FULL * before.rate * first.left(before) * self.usual / first.effort
+        for (begun, few), _, (ended, many) in zip(looks, looks[1:], looks[2:]):
+            if (many - few) / (ended - begun) >= least:
+                return f"{begun:.2f} s"
+        return "> 0.5 s"

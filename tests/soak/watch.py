@@ -1,0 +1,101 @@
+"""What clients saw, and what they must not have seen."""
+
+import collections
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Fault:
+    name: str
+    # Injects until an event is set; how often it was met, where that can be counted.
+    inject: Callable[..., Awaitable[int | None]]
+    # Whose requests may fail meanwhile.
+    suffering: tuple
+    # The beginning of its row in docs/FAULTS.md, which says of what has neither metric nor line why.
+    row: str
+    # What must grow, and what must be said, by signs.py.
+    metrics: tuple = ()
+    lines: tuple = ()
+    # How they may fail.
+    statuses: tuple = (503, 504)
+    # Files are cut off: as they are then, they are right.
+    cuts: bool = False
+    # Names are not there, or not to be looked at: listings and descriptions say less, where they are answered.
+    hides: bool = False
+
+    def excuses(self, request, status, body):
+        if request.container not in self.suffering:
+            return False
+        if self.cuts and status == request.status and request.cut is not None and body == request.cut:
+            return True
+        if self.hides and status == request.status and request.path.startswith((f"/{request.container}/", "/info/")):
+            return request.check is not None
+        return status in self.statuses
+
+
+@dataclass
+class Watch:
+    fault: Fault | None = None
+    # The last ones: fault, beginning, end; the newest last.
+    faults: list = field(default_factory=list)
+    seen: dict = field(default_factory=lambda: collections.defaultdict(collections.Counter))
+    violations: list = field(default_factory=list)
+    answered: int = 0
+    checked_bytes: int = 0
+    slowest: float = 0.0
+    # Entity tags of answers that were right, by path.
+    tags: dict = field(default_factory=dict)
+
+    def begin(self, fault):
+        self.fault = fault
+        self.faults = [*self.faults[-7:], [fault, time.monotonic(), math.inf]]
+
+    def end(self):
+        self.fault = None
+        # For a second longer, what has begun before may meet it.
+        self.faults[-1][2] = time.monotonic() + 1
+
+    def met_since(self, begun):
+        """The faults that a request which began then may have met."""
+        return [fault for fault, _, end in self.faults if end >= begun]
+
+    def phase(self, begun):
+        return next((fault.name for fault, since, end in reversed(self.faults) if since <= begun <= end), "calm")
+
+    def is_touched(self, container, begun):
+        return any(container in fault.suffering for fault in self.met_since(begun))
+
+    def wrong(self, text):
+        self.violations.append(text)
+        if len(self.violations) < 20:
+            print("VIOLATION", text, flush=True)
+
+    def check(self, request, begun, status, body, tag=None, known=None):
+        """Judges an answer to a request that began then, and told that it had what has the tag `known`."""
+        phase = self.phase(begun)
+        self.seen[phase][status] += 1
+        self.answered += 1
+        what = f"{phase}: {request.method} {request.path} {request.headers}: {status}"
+        if known and status == 304 and request.status == 200:
+            # What has that tag was right.
+            return
+        if status == request.status and request.is_right(body):
+            self.checked_bytes += len(body)
+            if tag and status == 200 and request.method == "GET" and not request.headers:
+                self.tags[request.path] = tag
+        elif any(fault.excuses(request, status, body) for fault in self.met_since(begun)):
+            pass
+        elif status == request.status:
+            expected = "what it must be" if request.body is None else f"{len(request.body)}"
+            self.wrong(f"{what}: {len(body)} wrong bytes instead of {expected}: {body[:60]}")
+        else:
+            self.wrong(f"{what} instead of {request.status}: {body[:300]}")
+
+    def broken(self, request, begun, error):
+        phase = self.phase(begun)
+        self.seen[phase]["broken off"] += 1
+        if not self.is_touched(request.container, begun):
+            self.wrong(f"{phase}: {request.path}: broken off: {error!r}")
