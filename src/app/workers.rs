@@ -76,8 +76,8 @@ impl Worker {
     }
 }
 
-/// The threads that make documents and read the viewer's files. As many as serve connections: they share the cores, and nobody waits for one who makes
-/// a large one.
+/// The threads that make documents and read the viewer's files. As many as serve connections: they share the cores, and
+/// nobody waits for one who makes a large one.
 #[derive(Debug)]
 pub(super) struct Documents(Option<Runtime>);
 

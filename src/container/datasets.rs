@@ -157,7 +157,8 @@ impl Container {
     }
 
     /// As [`Self::group`], for whoever looks at what lies around: `None` where the attributes are hidden
-    /// ([`StoreError::hides`](crate::store::StoreError::hides)) or too large, which makes a plain group of a dataset, but no zeros of its blocks.
+    /// ([`StoreError::hides`](crate::store::StoreError::hides)) or too large, which makes a plain group of a dataset, but no
+    /// zeros of its blocks.
     ///
     /// # Errors
     /// [`ReadError`] when they cannot be read.

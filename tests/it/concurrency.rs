@@ -11,6 +11,7 @@ use axum::extract::ConnectInfo;
 use axum::http::Request;
 use http_body_util::BodyExt;
 use n5_server::container::{Recheck, Settings};
+use n5_server::cpu::Length;
 
 use crate::support::loads;
 use crate::support::stores::Probe;
@@ -482,33 +483,38 @@ async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_dataset_that_everybody_wants_does_not_keep_another_waiting() {
+    const HOT: usize = 32;
+    let recorder = loads::recorder();
+    let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
-    n5.dataset("hot", &[256, 8192], &[256, 256], "gzip").fill(|_| true, |_| false);
+    n5.dataset("hot", &[64, 64 * HOT as u64], &[64, 64], "gzip").fill(|_| true, |_| false);
     n5.dataset("other", &[16, 16], &[16, 16], "gzip").fill(|_| true, |_| false);
     settle();
     let client = Client::new(local(n5.root()), Settings { cores: 1, ..settings() }, options());
-    let begun = Arc::new(AtomicUsize::new(0));
-    let hot: Vec<_> = (0..4)
-        .map(|n| {
-            let (client, begun) = (client.clone(), Arc::clone(&begun));
-            tokio::spawn(async move {
-                begun.fetch_add(1, Ordering::SeqCst);
-                client.get(&format!("/slice/hot?start=0,{}&size=256,2048&format=raw", n * 2048)).await
-            })
+    let cpu = client.container.resources().cpu().clone();
+    let (free, is_free) = std::sync::mpsc::channel::<()>();
+    let taken = tokio::spawn(async move { cpu.run(Length::Long, 0, move || is_free.recv()).await });
+    let ended = Arc::new(AtomicUsize::new(0));
+    let ask = |path: String| {
+        let (client, ended) = (client.clone(), Arc::clone(&ended));
+        tokio::spawn(async move {
+            let reply = client.get(&path).await;
+            assert_eq!(reply.status, 200, "{:?}", reply.body);
+            ended.fetch_add(1, Ordering::SeqCst)
         })
-        .collect();
-    while begun.load(Ordering::SeqCst) < hot.len() {
-        tokio::task::yield_now().await;
-    }
-    // All that they decode waits for the only core by now, or soon will.
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    assert_eq!(client.get("/slice/other").await.status, 200);
-    let ended = hot.iter().filter(|request| request.is_finished()).count();
-    assert!(ended < hot.len(), "it came last");
+    };
+    // All wait for the only core, and the other one comes last.
+    let hot: Vec<_> = (0..HOT).map(|n| ask(format!("/slice/hot?start=0,{}&size=64,64&format=raw", 64 * n))).collect();
+    loads::wait(&recorder.handle(), "cpu", HOT).await;
+    let other = ask("/slice/other".to_owned());
+    loads::wait(&recorder.handle(), "cpu", HOT + 1).await;
+    free.send(()).unwrap();
+    let before = other.await.unwrap();
+    assert!(before <= 4, "{before} of {HOT} came before it");
     for request in hot {
-        let reply = request.await.unwrap();
-        assert_eq!(reply.status, 200, "{:?}", reply.body);
+        request.await.unwrap();
     }
+    assert!(taken.await.unwrap().unwrap().is_ok());
 }

@@ -1,4 +1,4 @@
-//! Who waits for what another request loads, in tests whose runtime has one thread.
+//! Who waits, in tests whose runtime has one thread.
 
 use std::time::Duration;
 
@@ -9,9 +9,14 @@ pub fn recorder() -> PrometheusRecorder {
     PrometheusBuilder::new().build_recorder()
 }
 
-/// Until so many wait.
+/// Until so many wait for what another request loads.
 pub async fn come(handle: &PrometheusHandle, count: usize) {
-    let line = format!("n5_queue_waiting{{queue=\"load\"}} {count}");
+    wait(handle, "load", count).await;
+}
+
+/// Until so many wait in a queue, by its name in `n5_queue_waiting`.
+pub async fn wait(handle: &PrometheusHandle, queue: &str, count: usize) {
+    let line = format!("n5_queue_waiting{{queue=\"{queue}\"}} {count}");
     let come = async {
         while !handle.render().lines().any(|told| told == line) {
             tokio::time::sleep(Duration::from_millis(1)).await;
