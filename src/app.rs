@@ -18,6 +18,7 @@ mod signals;
 mod socket;
 mod tls;
 mod verify;
+mod visible;
 mod workers;
 
 use std::future::Future;

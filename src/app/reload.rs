@@ -109,6 +109,13 @@ impl Reloader {
         let mut state = self.0.state.lock().await;
         let changed = keep_fixed(&mut config, &state.config)?;
         let control = renewed_control(&config, &state).await?;
+        // A file of which only the beginning has been written must not open what is closed.
+        if state.control.is_some() && control.is_none() {
+            bail!(
+                "it has neither rules nor tokens nor keys, and would open to everybody what is not: is the file whole? \
+                 Only a restart ends access control"
+            );
+        }
         let resources = resources(super::settings(&config), &state.resources);
         let mounts = state.mounts.renewed(&config, &resources).await?;
         let viewer = viewer(&config, &state).await?;

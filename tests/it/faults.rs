@@ -213,7 +213,7 @@ async fn what_hangs_ends_in_time_and_holds_no_memory_that_others_wait_for() {
     let store = Faulty::new(local(hung.root()));
     // Memory for one read at a time.
     let settings = Settings { transfer_budget: 1 << 20, stored_cache: 0, ..settings() };
-    let client = client_of(&store, settings.clone(), Options { request_timeout: Duration::from_secs(4), ..options() });
+    let client = client_of(&store, settings.clone(), Options { request_timeout: Duration::from_secs(2), ..options() });
     let other = client.also(local(sound.root()));
     store.begin(|_| true, Fault::Hangs);
     let waiters: Vec<_> = (0..8)

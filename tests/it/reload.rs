@@ -68,8 +68,18 @@ fn a_rule_holds_from_the_next_request_on_also_on_connections_that_are_open() {
     }
     program.reload(&served(&n5, "access.rules = [\"/em = nobody\"]"));
     assert_eq!(statuses(&mut open), [401; 6]);
-    program.reload(&served(&n5, ""));
+    program.reload(&served(&n5, "access.rules = [\"/em = public\"]"));
     assert_eq!(statuses(&mut open), [200, 404, 200, 200, 200, 200]);
+}
+
+#[test]
+fn a_file_cut_off_before_its_rules_opens_nothing() {
+    let n5 = volume();
+    let program = Program::start(&format!("{}\n[access]\ndefault = \"private\"\n", served(&n5, "")));
+    let line = program.reload(&served(&n5, ""));
+    assert!(line.contains("ERROR") && line.contains("is the file whole?"), "{line}");
+    assert_eq!(program.get("/em/v/0/0").status, 401);
+    assert_eq!(program.metric("n5_config_last_reload_successful"), Some(0.0));
 }
 
 #[test]
@@ -178,7 +188,7 @@ fn a_rule_is_taken_while_the_directory_of_a_container_is_away() {
     assert!(program.logged("configuration ").contains("read again"));
     assert_eq!((program.get("/em/v/0/0").status, program.get("/sick/v/0/0").status), (401, 503));
     // One that was never served is refused, by its name.
-    let more = format!("{}[[containers]]\nname = \"new\"\nroot = \"/does/not/exist\"\n", config(""));
+    let more = format!("{}[[containers]]\nname = \"new\"\nroot = \"/does/not/exist\"\n", config(rule));
     let line = program.reload(&more);
     assert!(line.contains("stays in force") && line.contains("new") && !line.contains("sick"), "{line}");
     std::fs::rename(n5.root().join("away"), &root).unwrap();
@@ -242,26 +252,14 @@ fn what_must_be_mounted_is_not_missing_at_the_start() {
     assert_eq!(statuses(), [200, 404, 200]);
 }
 
-/// A file that is read for as long as the sender is kept.
-fn endless(directory: &std::path::Path) -> std::path::PathBuf {
-    let path = directory.join("endless");
-    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-    path
-}
-
-/// Returns when somebody reads it.
-fn is_read(path: &std::path::Path) -> std::fs::File {
-    std::fs::OpenOptions::new().write(true).open(path).unwrap()
-}
-
 #[test]
 fn the_end_does_not_wait_for_a_reload_that_hangs() {
     let n5 = volume();
-    let hanging = endless(n5.root());
     let mut program = Program::start(&served(&n5, "server.drain_delay = \"0s\""));
-    program.configure(&served(&n5, &format!("access.tokens = \"{}\"", hanging.display())));
+    let hanging = program.replace_configuration_by_pipe();
     program.signal(rustix::process::Signal::HUP);
-    let _reading = is_read(&hanging);
+    // Returns when somebody reads it; who does is kept for as long as nothing is written.
+    let _reading = std::fs::OpenOptions::new().write(true).open(hanging).unwrap();
     assert_eq!(program.get("/em/v/0/0").status, 200);
     program.signal(rustix::process::Signal::TERM);
     assert!(program.ended().success());
@@ -270,12 +268,22 @@ fn the_end_does_not_wait_for_a_reload_that_hangs() {
 #[test]
 fn a_server_that_is_starting_heeds_signals() {
     let n5 = volume();
-    let hanging = endless(n5.root());
-    let mut program = Program::starting(&served(&n5, &format!("access.tokens = \"{}\"", hanging.display())));
-    let _reading = is_read(&hanging);
-    program.signal(rustix::process::Signal::HUP);
-    program.signal(rustix::process::Signal::TERM);
-    assert!(program.ended().success());
+    let many = |n| format!("[[containers]]\nname = \"c{n}\"\nroot = \"{}\"\n", n5.root().display());
+    let config: String = (0..200).map(many).collect();
+    // Whether it still is starting when the signals come is a matter of luck.
+    for _ in 0..20 {
+        let mut program = Program::starting(&config);
+        while !program.heeds(rustix::process::Signal::HUP) || !program.heeds(rustix::process::Signal::TERM) {
+            assert!(program.child.try_wait().unwrap().is_none(), "it has ended by itself");
+        }
+        program.signal(rustix::process::Signal::HUP);
+        program.signal(rustix::process::Signal::TERM);
+        assert!(program.ended().success());
+        if program.rest_of_log().iter().any(|line| line.contains("told to stop before anything was served")) {
+            return;
+        }
+    }
+    panic!("it heeds signals only when it has started");
 }
 
 #[test]

@@ -827,6 +827,22 @@ async fn inspect_prints_what_info_says() {
     assert!(within.contains(": dataset"), "{within}");
 }
 
+#[test]
+fn what_others_wrote_moves_no_cursor_and_forges_no_line() {
+    let folder = TempDir::new().unwrap();
+    fs::create_dir(folder.path().join("a")).unwrap();
+    let attributes = json!({ "dimensions": [4], "blockSize": [4], "dataType": "uint8", "units": ["\u{9b}31mµm"],
+                             "compression": { "type": "odd\u{1b}]0;title\u{7}\nerror    forged" } });
+    fs::write(folder.path().join("a/attributes.json"), attributes.to_string()).unwrap();
+    let root = folder.path().to_str().unwrap();
+    for arguments in [vec!["inspect", root], vec!["inspect", root, "a"], vec!["verify", root]] {
+        let text = shown(&run(&arguments));
+        assert!(text.contains("odd\\u{1b}]0;title\\u{7}\\nerror    forged"), "{text:?}");
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        assert!(!text.lines().any(|line| line.starts_with("error    forged")), "{text}");
+    }
+}
+
 /// Answers after uneven times, and counts who waits.
 #[derive(Debug)]
 struct Uneven {

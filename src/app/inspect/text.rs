@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use indicatif::{BinaryBytes, HumanCount};
 use serde_json::Value;
 
+use super::super::visible::visible;
+
 /// Programs, as the document and as people name them.
 const READERS: [(&str, &str); 5] = [
     ("neuroglancer", "Neuroglancer"),
@@ -45,12 +47,12 @@ pub(super) fn line(name: &str, depth: usize, info: &Value) -> (String, String) {
         }
         _ => String::new(),
     };
-    (format!("{:indent$}{name}{slash}", "", indent = 2 * depth), what)
+    (format!("{:indent$}{}{slash}", "", visible(name), indent = 2 * depth), visible(&what).into_owned())
 }
 
 /// Everything about a group or dataset.
 pub(super) fn shown(path: &str, info: &Value, levels: &[Level], tree: Option<&Tree>) -> String {
-    let mut out = format!("{path}: {}\n", text(&info["kind"]));
+    let mut out = format!("{}: {}\n", visible(path), text(&info["kind"]));
     let mut rows: Vec<(&str, String)> = Vec::new();
     if info["kind"] == "dataset" {
         rows.push(("elements", elements(info)));
@@ -95,7 +97,7 @@ pub(super) fn shown(path: &str, info: &Value, levels: &[Level], tree: Option<&Tr
     let own = info["attributes"].as_object().map_or(0, serde_json::Map::len);
     rows.push(("attributes", format!("{own} (--json shows them)")));
     for (name, value) in rows {
-        let _ = writeln!(out, "  {name:<12} {value}");
+        let _ = writeln!(out, "  {name:<12} {}", visible(&value));
     }
     if !levels.is_empty() {
         out.push_str("\nlevels\n");
@@ -109,7 +111,7 @@ pub(super) fn shown(path: &str, info: &Value, levels: &[Level], tree: Option<&Tr
                 by(&of["factors"]),
                 by(&of["resolution"])
             );
-            (level.path.clone(), what)
+            (visible(&level.path).into_owned(), visible(&what).into_owned())
         });
         columns(&mut out, &lines.collect::<Vec<_>>());
     }
@@ -123,7 +125,7 @@ pub(super) fn shown(path: &str, info: &Value, levels: &[Level], tree: Option<&Tr
     if let Some(problems) = info["problems"].as_array().filter(|problems| !problems.is_empty()) {
         out.push_str("\nto know\n");
         for problem in problems {
-            let _ = writeln!(out, "  - {}", text(problem));
+            let _ = writeln!(out, "  - {}", visible(text(problem)));
         }
     }
     out

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 
+use super::super::visible::visible;
 use crate::verify::{Checkpoint, Event, Finding, KINDS, Severity, Totals};
 
 /// Findings of one kind that are shown for one dataset or group; the report has all.
@@ -88,6 +89,7 @@ impl Terminal {
         }
         let key = if finding.key.is_empty() { "/" } else { &finding.key };
         let Finding { severity, kind, message, .. } = finding;
+        let (key, message) = (visible(key), visible(message));
         self.say(&format!("{:<7}  {kind:<19}  {key}: {message}", severity.name()));
     }
 

@@ -1,6 +1,7 @@
 //! What the tests share: a writer of N5 that shares no code with the server, stores that misbehave,
 //! and an application to ask.
 
+pub mod described;
 pub mod faulty;
 pub mod loads;
 pub mod program;
@@ -149,6 +150,7 @@ impl Client {
             request = request.header(*name, *value);
         }
         let response = self.ask(request.body(Body::empty()).unwrap()).await;
+        described::check(method, path, response.status());
         let (parts, body) = response.into_parts();
         let length = parts.headers.get("content-length").and_then(|n| n.to_str().ok()?.parse().ok());
         Reply { status: parts.status, headers: parts.headers, body: read(body, length).await }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -87,6 +88,21 @@ impl Program {
         rustix::process::kill_process(id, signal).unwrap();
     }
 
+    /// A named pipe in place of its configuration.
+    pub fn replace_configuration_by_pipe(&self) -> PathBuf {
+        let (new, file) = (self.directory.path().join("new"), self.directory.path().join("n5.toml"));
+        assert!(Command::new("mkfifo").arg(&new).status().unwrap().success());
+        fs::rename(new, &file).unwrap();
+        file
+    }
+
+    /// Whether a signal does not end it the system's way.
+    pub fn heeds(&self, signal: rustix::process::Signal) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << (signal.as_raw() - 1)) != 0
+    }
+
     /// [`Self::configure`], and waits until that has been taken over or refused; the log line that says so.
     pub fn reload(&self, config: &str) -> String {
         self.configure(config);
@@ -104,6 +120,11 @@ impl Program {
                 return line;
             }
         }
+    }
+
+    /// What it logs until it ends.
+    pub fn rest_of_log(&self) -> Vec<String> {
+        self.log.iter().collect()
     }
 
     pub fn connect(&self) -> Connection {

@@ -1,0 +1,86 @@
+//! Whether `openapi.yaml` describes what the server answers: asked about every answer that a test gets.
+
+use std::sync::OnceLock;
+
+use axum::http::StatusCode;
+use serde_json::Value;
+
+/// A path of the document.
+struct Path {
+    /// Its segments, and whether each stands for any number of them but none, for any one, or for itself.
+    segments: Vec<(String, Stands)>,
+    item: Value,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stands {
+    Several,
+    One,
+    Itself,
+}
+
+/// Fails where the document does not say that `target`, asked with `method`, may be answered with `status`.
+///
+/// A method that no path has is refused by the server on all, and a path with a token is another's.
+pub fn check(method: &str, target: &str, status: StatusCode) {
+    let path = target.split('?').next().unwrap_or_default();
+    if !["GET", "HEAD", "OPTIONS"].contains(&method) || path.starts_with("/token/") {
+        return;
+    }
+    let segments: Vec<&str> = path.split('/').skip(1).collect();
+    let best = paths().iter().filter(|described| stands_for(&described.segments, &segments));
+    // The one that says most about it.
+    let Some(best) = best.max_by_key(|described| {
+        let own = described.segments.iter().filter(|(_, stands)| *stands == Stands::Itself);
+        (own.count(), described.segments.len())
+    }) else {
+        assert!(status.is_client_error(), "openapi.yaml has no path for {method} {target}, answered with {status}");
+        return;
+    };
+    let method = method.to_ascii_lowercase();
+    let Some(operation) = best.item.get(&method) else {
+        assert!(method == "options" || method == "head", "openapi.yaml has no {method} for {target}");
+        return;
+    };
+    let known = operation["responses"].get(status.as_str()).is_some();
+    assert!(known, "openapi.yaml does not say that {method} {target} may be {status}");
+}
+
+fn paths() -> &'static [Path] {
+    static PATHS: OnceLock<Vec<Path>> = OnceLock::new();
+    PATHS.get_or_init(|| {
+        let document: Value = serde_saphyr::from_str(include_str!("../../../openapi.yaml")).unwrap();
+        let paths = document["paths"].as_object().unwrap().iter();
+        let read = |(path, item): (&String, &Value)| {
+            let parameters = item["parameters"].as_array().cloned().unwrap_or_default();
+            let parameters: Vec<Value> = parameters
+                .iter()
+                .map(|parameter| match parameter["$ref"].as_str() {
+                    Some(at) => document.pointer(at.trim_start_matches('#')).unwrap().clone(),
+                    None => parameter.clone(),
+                })
+                .collect();
+            let stands = |segment: &str| {
+                let name = segment.strip_prefix('{').and_then(|segment| segment.strip_suffix('}'));
+                let Some(name) = name else { return Stands::Itself };
+                let spans = |parameter: &&Value| parameter["name"] == name && parameter["x-spans-segments"] == true;
+                if parameters.iter().find(spans).is_some() { Stands::Several } else { Stands::One }
+            };
+            let segments = path.split('/').skip(1).map(|segment| (segment.to_owned(), stands(segment))).collect();
+            Path { segments, item: item.clone() }
+        };
+        paths.map(read).collect()
+    })
+}
+
+fn stands_for(described: &[(String, Stands)], path: &[&str]) -> bool {
+    match (described.split_first(), path.split_first()) {
+        (None, None) => true,
+        (Some(((own, stands), others)), Some((first, rest))) => match stands {
+            Stands::Itself => own == first && stands_for(others, rest),
+            Stands::One => !first.is_empty() && stands_for(others, rest),
+            Stands::Several => (1..=path.len()).any(|taken| stands_for(others, &path[taken..])),
+        },
+        _ => false,
+    }
+}
