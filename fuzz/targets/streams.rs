@@ -74,7 +74,10 @@ fn zstd(payload: &[u8]) -> Reference {
             let length = u32::from_le_bytes(input.get(4..8)?.try_into().ok()?);
             return input.get(8 + length as usize..);
         }
-        // The reader takes a frame that has not what it announces.
+        // The reader takes a frame that has not what it announces, and one with a block that it may not have.
+        if has_empty_compressed_block(input) {
+            return None;
+        }
         let announced = ::zstd::zstd_safe::get_frame_content_size(input).ok()?;
         let before = output.len() as u64;
         let mut decoder = ::zstd::stream::read::Decoder::with_buffer(input).ok()?.single_frame();
@@ -91,4 +94,28 @@ fn zstd(payload: &[u8]) -> Reference {
         rest
     });
     if is_too_large && matches!(reference, Reference::Damaged(_)) { Reference::Unknown } else { reference }
+}
+
+/// Whether a frame has a compressed block of no bytes before its first fault. The library takes it for nothing where it reads
+/// a stream, and refuses it where it decodes at once; a compressed block is shorter than what it decodes to.
+///
+/// Source: RFC 8878, 3.1.1.1 and 3.1.1.2.
+fn has_empty_compressed_block(frame: &[u8]) -> bool {
+    let Some(descriptor) = frame.get(4) else { return false };
+    let is_single_segment = descriptor & 0x20 != 0;
+    let content_size = [usize::from(is_single_segment), 2, 4, 8][usize::from(descriptor >> 6)];
+    let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
+    let mut at = 5 + usize::from(!is_single_segment) + dictionary + content_size;
+    while let Some(header) = frame.get(at..at + 3) {
+        let header = u32::from_le_bytes([header[0], header[1], header[2], 0]);
+        let (kind, bytes) = ((header >> 1) & 3, (header >> 3) as usize);
+        if kind == 2 && bytes == 0 {
+            return true;
+        }
+        if header & 1 != 0 || kind == 3 {
+            return false;
+        }
+        at += 3 + if kind == 1 { 1 } else { bytes };
+    }
+    false
 }

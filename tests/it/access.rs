@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use axum::http::StatusCode;
 use n5_server::access::issue;
 use n5_server::config::{Config, ContainerConfig, Exposure, Symlinks};
 use n5_server::http::Options;
@@ -13,6 +14,7 @@ use tempfile::TempDir;
 
 use crate::connections::{Running, start_with};
 use crate::lane::{Answer, Client};
+use crate::support::described;
 use crate::support::faulty::{Fault, Faulty};
 use crate::support::writer::N5;
 use crate::support::{self, local, options, settings};
@@ -72,7 +74,9 @@ impl Site {
     }
 
     async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
-        Client::connect(&self.server).await.ask(method, path, headers).await
+        let answer = Client::connect(&self.server).await.ask(method, path, headers).await;
+        described::check(method, path, StatusCode::from_u16(status(&answer)).unwrap());
+        answer
     }
 
     async fn get(&self, path: &str) -> Answer {
