@@ -241,11 +241,12 @@ impl Server {
             () = letting_go => {}
             () = reloader.find_containers() => {}
         }
+        connections.close();
         listener.close(&connections).await;
         let deadline = reloader.serving().shutdown_timeout;
         // Connections on which part of a request has come would be waited for; nobody has an answer there.
-        let unsent = connections.unsent();
-        let answered = async { while !quiet(&reloader, &unsent).await {} };
+        let (unsent, arriving) = (connections.unsent(), connections.arriving());
+        let answered = async { while arriving.strong_count() > 1 || !quiet(&reloader, &unsent).await {} };
         tokio::select! {
             () = connections.finished() => tracing::info!("all answers finished"),
             () = answered => tracing::info!("all answers finished"),

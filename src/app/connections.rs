@@ -5,8 +5,8 @@ use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -49,6 +49,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// How long a client is listened to that has asked for nothing yet when the server ends.
 const HEARING: Duration = Duration::from_millis(100);
 
+/// How long a handshake may take that has begun when the server ends.
+const SHAKING: Duration = Duration::from_secs(1);
+
 /// What every connection is served with.
 pub(super) struct Connections {
     news: News,
@@ -56,6 +59,8 @@ pub(super) struct Connections {
     slots: Arc<Semaphore>,
     peers: Peers,
     unsent: Arc<AtomicUsize>,
+    /// Shared by those whose first request may still come.
+    arriving: Arc<()>,
     workers: Workers,
     tls: Option<Arc<Tls>>,
     counted: metrics::Connections,
@@ -72,6 +77,7 @@ impl Connections {
             news,
             closing: watch::Sender::new(false),
             unsent: Arc::default(),
+            arriving: Arc::default(),
             peers: Peers::default(),
             slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
         }
@@ -82,9 +88,18 @@ impl Connections {
         Arc::clone(&self.unsent)
     }
 
-    /// Begins no further request, and is ready when those that have begun are answered.
-    pub(super) async fn finished(self) {
+    /// As many as share this, but for one, have not been heard yet although they have been let in.
+    pub(super) fn arriving(&self) -> Weak<()> {
+        Arc::downgrade(&self.arriving)
+    }
+
+    /// Begins no further request, but for the first of those who are let in from now on.
+    pub(super) fn close(&self) {
         self.closing.send_replace(true);
+    }
+
+    /// Ready when all that have begun are answered, after [`Self::close`].
+    pub(super) async fn finished(self) {
         self.closing.closed().await;
     }
 
@@ -96,11 +111,6 @@ impl Connections {
     pub(super) async fn slot(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         Arc::clone(&self.slots).acquire_owned().await.ok()
-    }
-
-    /// A slot that is free now.
-    pub(super) fn free_slot(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.slots).try_acquire_owned().ok()
     }
 
     /// Serves one connection, which `open` makes in the thread that will serve it.
@@ -137,11 +147,12 @@ impl Connections {
         self.workers.spawn(async move {
             let Some(stream) = opened(open()) else { return };
             // In memory of its own, which is given back when the handshake is done.
-            let accept = Box::pin(tls.accept(stream, terms.send_timeout, peer));
+            let mut accept = Box::pin(tls.accept(stream, terms.send_timeout, peer));
             let accepted = tokio::select! {
-                accepted = accept => accepted,
-                () = is_set(&mut closing) => None,
+                accepted = accept.as_mut() => accepted,
+                () = is_set(&mut closing) => tokio::time::timeout(SHAKING, accept.as_mut()).await.ok().flatten(),
             };
+            drop(accept);
             if let Some(stream) = accepted {
                 terms.converse(stream, closing).await;
             }
@@ -174,6 +185,7 @@ impl Connections {
             send_timeout: serving.send_timeout,
             peer,
             counted: self.counted.open(),
+            arriving: Arc::clone(&self.arriving),
             _held: held,
         }
     }
@@ -199,18 +211,20 @@ struct Terms {
     send_timeout: Duration,
     peer: Option<IpAddr>,
     counted: metrics::Connection,
+    arriving: Arc<()>,
     _held: Held,
 }
 
 impl Terms {
     /// Answers what comes, to the connection's end.
     async fn converse<S: Socket + 'static>(self, stream: S, mut closing: watch::Receiver<bool>) {
-        let Self { http, news, unsent, header_timeout, send_timeout, peer, mut counted, _held } = self;
+        let Self { http, news, unsent, header_timeout, send_timeout, peer, mut counted, arriving, _held } = self;
         let signals = Signals::default();
         let expired = signals.clone();
         let mut lane = Lane::new(stream, Follower::new(news.clone()), peer, signals.clone(), unsent, header_timeout);
         // The library comes with the first request that it has to answer: its state is larger than the lane's, and
         // being polled through it takes longer than the lane needs to answer.
+        let mut arriving = Some(arriving);
         let handing = tokio::select! {
             biased;
             handing = poll_fn(|context| lane.poll_between(context)) => handing,
@@ -220,12 +234,14 @@ impl Terms {
                 match tokio::time::timeout(hearing, poll_fn(|context| lane.poll_between(context))).await {
                     Ok(handing) => handing,
                     Err(_elapsed) => {
+                        arriving = None;
                         signals.close();
                         poll_fn(|context| lane.poll_between(context)).await
                     }
                 }
             }
         };
+        drop(arriving);
         let ended = match handing {
             // In memory of its own, which most connections never need.
             Ok(true) => {

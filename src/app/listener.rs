@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 
 use super::bounded::off_thread;
 use super::connections::Connections;
@@ -23,6 +24,9 @@ const WAITING: i32 = 4096;
 
 /// Longest time to look at a socket's file, or to remove it.
 const FILE: Duration = Duration::from_secs(2);
+
+/// Longest time to let in those who wait to be accepted when the server ends, where slots or descriptors are short.
+const REST: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) enum Listener {
@@ -101,26 +105,40 @@ impl Listener {
         match self {
             Self::Tcp(listener) => {
                 let Ok(listener) = listener.into_std() else { return };
-                while let Some(slot) = connections.free_slot()
-                    && let Ok((stream, peer)) = listener.accept()
-                {
-                    if stream.set_nonblocking(true).is_ok() {
-                        serve_tcp(connections, stream, peer, Some(slot));
-                    }
-                }
+                let accept = || {
+                    let (stream, peer) = listener.accept()?;
+                    stream.set_nonblocking(true).map(|()| (stream, peer))
+                };
+                rest(connections, accept, |(stream, peer), slot| serve_tcp(connections, stream, peer, slot)).await;
             }
             Self::Unix(listener, path) => {
                 let removed = off_thread(FILE, move || Ok(std::fs::remove_file(path)?)).await;
                 drop(removed.inspect_err(|error| tracing::debug!(%error, "the socket's file is left")));
                 let Ok(listener) = listener.into_std() else { return };
-                while let Some(slot) = connections.free_slot()
-                    && let Ok((stream, _)) = listener.accept()
-                {
-                    if stream.set_nonblocking(true).is_ok() {
-                        connections.serve(|| UnixStream::from_std(stream), None, Some(slot));
-                    }
-                }
+                let accept = || {
+                    let (stream, _) = listener.accept()?;
+                    stream.set_nonblocking(true).map(|()| stream)
+                };
+                let serve = |stream, slot| connections.serve(|| UnixStream::from_std(stream), None, slot);
+                rest(connections, accept, serve).await;
             }
+        }
+    }
+}
+
+/// Has all served that `accept` gives before it would wait.
+async fn rest<S>(
+    connections: &Connections,
+    accept: impl Fn() -> io::Result<S>,
+    serve: impl Fn(S, Option<OwnedSemaphorePermit>),
+) {
+    let until = Instant::now() + REST;
+    while let Ok(slot) = tokio::time::timeout_at(until, connections.slot()).await {
+        match accept() {
+            Ok(stream) => serve(stream, slot),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if Instant::now() < until => refused(&error).await,
+            Err(_) => return,
         }
     }
 }

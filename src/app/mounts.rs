@@ -123,7 +123,7 @@ impl Mounts {
     /// # Errors
     /// When none can be opened, with what is wrong with each.
     pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Self> {
-        let deadline = config.server.request_timeout;
+        let deadline = deadline(config);
         let limit = if config.containers.len() > 1 { START.min(deadline) } else { deadline };
         let (known, mut opened, mut faults) = (Self::default(), Self::default(), Vec::new());
         let looked = join_all(config.containers.iter().map(|container| async move {
@@ -154,7 +154,7 @@ impl Mounts {
     /// # Errors
     /// A container that is not among these and cannot be opened.
     pub(super) async fn renewed(&self, config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Self> {
-        let deadline = config.server.request_timeout;
+        let deadline = deadline(config);
         let looked = join_all(config.containers.iter().map(|container| self.look_again(container, deadline))).await;
         let mut opened = Self::default();
         for (container, found) in config.containers.iter().zip(looked) {
@@ -168,7 +168,7 @@ impl Mounts {
 
     /// These with those opened that could not be before; `None` where there are none, or none can be now.
     pub(super) async fn reopened(&self, config: &Config, resources: &Arc<Resources>) -> Option<Self> {
-        let deadline = config.server.request_timeout;
+        let deadline = deadline(config);
         let looks = config.containers.iter().zip(&self.0).map(|(container, mounted)| async move {
             match &mounted.place {
                 Place::Unopened(_, looks) => look(container, deadline, looks, LOOK.min(deadline)).await.ok(),
@@ -291,8 +291,14 @@ async fn look(
 /// # Errors
 /// When it cannot be opened.
 pub(super) fn store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    let store = opened(container, config.server.request_timeout);
+    let store = opened(container, deadline(config));
     Ok(Arc::new(store.with_context(|| format!("cannot serve {}", named(container)))?))
+}
+
+/// Longest time that a call to storage is waited for: it ends before the request that it is for, so that it is known, and
+/// counted, what kept that.
+fn deadline(config: &Config) -> Duration {
+    config.server.request_timeout.mul_f64(0.95)
 }
 
 fn opened(container: &ContainerConfig, deadline: Duration) -> anyhow::Result<LocalStore> {

@@ -16,7 +16,7 @@ use super::objects::{LargeObject, Objects, Source};
 use super::shared::share;
 use super::{CacheSettings, Dataset, ReadError, cache_of, forget, nudging};
 use crate::cpu::{Cpu, Length};
-use crate::fair::Joints;
+use crate::fair::{self, Joints};
 use crate::metrics::{self, Lookup, StoreOperation};
 use crate::n5::{Block, BlockError, Coords, GridPosition};
 use crate::store::{Key, Meta, Store};
@@ -271,9 +271,11 @@ impl Blocks {
             .ok_or_else(|| blame(BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes }))?;
         let started = Instant::now();
         let (job, at, limit) = (Arc::clone(dataset), position.clone(), self.block_bytes);
-        // The job holds what it uses: it runs on when whoever waits for it has gone.
-        let budget = self.budget.clone();
+        // The job holds what it uses: it runs on when whoever waits for it has gone, and then what it makes shall be kept, or
+        // who asks again faster than a slow codec decodes would never have it.
+        let (budget, keeper) = (self.budget.clone(), fair::keeper());
         let job = move || {
+            keeper.keep();
             let range = bytes.as_ptr_range();
             let mut room = budget.room(&bytes, &job.attributes, &at);
             let block = Block::decode_with(bytes, &job.attributes, &at, limit, &mut room)?;

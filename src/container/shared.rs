@@ -23,7 +23,7 @@ where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     T: Send + 'static,
 {
-    let joined = joints.join(key);
+    let mut joined = joints.join(key);
     let (since, waiting) = (Instant::now(), (!joined.is_first()).then(|| Waiting::begin(Queue::Load)));
     let done = joined.spawn(Client::current().works(trace::carried(work))).await;
     if waiting.is_some() {

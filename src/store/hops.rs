@@ -7,7 +7,7 @@ mod job;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
@@ -102,8 +102,8 @@ struct State {
     idle: usize,
     /// The fewest that were idle at once, and since when: they are woken in turn, so that none would end by itself.
     fewest_idle: (usize, Instant),
-    /// What runs, and since when; at most [`THREADS`].
-    running: Vec<(u64, Option<What>, Instant)>,
+    /// What runs; at most [`THREADS`].
+    running: Vec<Running>,
     /// Jobs that have begun so far.
     begun: u64,
     /// When a job last ended, or began while none ran.
@@ -113,6 +113,15 @@ struct State {
     /// When what nobody waits for was last taken out of a full queue.
     tidied: Instant,
     is_closed: bool,
+}
+
+/// A call that a thread is in.
+struct Running {
+    id: u64,
+    what: Option<What>,
+    since: Instant,
+    /// Held by whoever waits for it.
+    waiter: Weak<AtomicBool>,
 }
 
 impl Hops {
@@ -187,7 +196,7 @@ impl Hops {
     pub(super) fn load(&self) -> Load {
         let shared = &self.0.shared;
         let state = shared.lock();
-        let ages = state.running.iter().map(|(_, _, since)| since.elapsed());
+        let ages = state.running.iter().map(|call| call.since.elapsed());
         // What hangs for ever on one bad file says nothing of the others.
         let longest = ages.filter(|age| *age <= shared.deadline).max().unwrap_or_default();
         Load {
@@ -234,14 +243,19 @@ impl State {
         may
     }
 
+    fn calls_for(&self, what: &What) -> impl Iterator<Item = &Running> {
+        self.running.iter().filter(move |call| call.what.as_ref() == Some(what))
+    }
+
+    /// Whether enough threads are in calls for the same that nobody waits for any more: who gives up and asks again would take
+    /// one after the other.
+    fn is_left_often(&self, what: &What) -> bool {
+        self.calls_for(what).filter(|call| call.waiter.strong_count() == 0).count() >= SAME
+    }
+
     /// Whether calls for the same have waited in vain.
     fn is_overdue(&self, what: &What, stall: Duration, deadline: Duration) -> bool {
-        let ages = || {
-            self.running
-                .iter()
-                .filter(|(_, other, _)| other.as_ref() == Some(what))
-                .map(|(_, _, since)| since.elapsed())
-        };
+        let ages = || self.calls_for(what).map(|call| call.since.elapsed());
         let is_in_vain = ages().any(|age| age > deadline) || ages().filter(|age| *age > stall).count() >= SAME;
         // Now and then it is tried again, ever more seldom: the call that hangs may have been lost, and not the file.
         let doubled = u32::try_from(ages().count()).unwrap_or(u32::MAX).min(16);
@@ -255,26 +269,31 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a call through unless the store is stalled; then one a second, for whose answer the others wait a little.
+    /// Lets a call through unless the store is stalled; then one a second, for whose answer the others wait a little. One for
+    /// what was often asked for and given up waits for the end of some of those, as long as it takes to be stalled.
     async fn admit(&self, what: Option<&What>) -> Result<(), HopError> {
+        let begun = Instant::now();
         loop {
             let ended = self.ended.notified();
             let mut ended = std::pin::pin!(ended);
             // From here on, no end is missed.
             ended.as_mut().enable();
-            let left = {
+            let (left, given_up) = {
                 let mut state = self.lock();
                 if what.is_some_and(|what| state.is_overdue(what, self.stall, self.deadline)) {
                     return Err(HopError::Overdue);
                 }
-                if !state.is_stalled(self.stall) || state.may_try() {
+                if what.is_some_and(|what| state.is_left_often(what)) {
+                    (self.stall.saturating_sub(begun.elapsed()), HopError::Overdue)
+                } else if !state.is_stalled(self.stall) || state.may_try() {
                     return Ok(());
+                } else {
+                    let tried = state.tried.map_or(PATIENCE, |tried| tried.elapsed());
+                    (PATIENCE.saturating_sub(tried), HopError::Stalled)
                 }
-                let tried = state.tried.map_or(PATIENCE, |tried| tried.elapsed());
-                PATIENCE.saturating_sub(tried)
             };
             if left.is_zero() || tokio::time::timeout(left, ended).await.is_err() {
-                return Err(HopError::Stalled);
+                return Err(given_up);
             }
         }
     }
@@ -321,7 +340,7 @@ impl Shared {
 
     fn end(&self, id: u64) {
         let mut state = self.lock();
-        state.running.retain(|(other, ..)| *other != id);
+        state.running.retain(|call| call.id != id);
         state.stirred = Instant::now();
         drop(state);
         self.ended.notify_waiters();
@@ -346,7 +365,7 @@ impl Shared {
                 }
                 state.begun += 1;
                 let id = state.begun;
-                state.running.push((id, job.what(), now));
+                state.running.push(Running { id, what: job.what(), since: now, waiter: job.waiter() });
                 drop(state);
                 job.run(&|| self.end(id));
                 state = self.lock();
@@ -528,20 +547,49 @@ mod tests {
         };
         assert!(matches!(ask("bad").await, Err(HopError::Timeout)));
         // Its thread began a little later than it was asked for.
-        hops.0.shared.lock().running[0].2 = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
+        hops.0.shared.lock().running[0].since = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
         for _ in 0..2 * THREADS {
             assert!(matches!(ask("bad").await, Err(HopError::Overdue)));
         }
         assert_eq!(hops.load().running, 1);
-        hops.0.shared.lock().running[0].2 = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
+        hops.0.shared.lock().running[0].since = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
         assert!(matches!(ask("bad").await, Err(HopError::Timeout)), "tried again");
-        hops.0.shared.lock().running[1].2 = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
+        hops.0.shared.lock().running[1].since = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
         assert!(matches!(ask("bad").await, Err(HopError::Overdue)), "ever more seldom");
         assert_eq!(hops.run(what("good"), || 7).await.unwrap(), 7, "all others are answered");
         assert_eq!(hops.run(Some(("stat", Key::parse("bad").unwrap())), || 7).await.unwrap(), 7);
         drop(end);
         until(&hops, |load| load == Load::default()).await;
         ask("bad").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_and_asks_again_takes_few_threads() {
+        let hops = Hops::new(Duration::from_secs(60));
+        let (end, is_to_end) = mpsc::channel::<()>();
+        let is_to_end = Arc::new(Mutex::new(is_to_end));
+        let what = || Some(("read", Key::parse("slow").unwrap()));
+        let ask = || {
+            let is_to_end = Arc::clone(&is_to_end);
+            hops.run(what(), move || is_to_end.lock().unwrap().recv().map_or(7, |()| 7))
+        };
+        while hops.load().running < SAME {
+            assert!(tokio::time::timeout(Duration::from_millis(20), ask()).await.is_err());
+        }
+        for _ in 0..SAME {
+            assert!(tokio::time::timeout(Duration::from_millis(20), ask()).await.is_err());
+        }
+        let load = hops.load();
+        assert_eq!((load.running, load.queued), (SAME, 0));
+        assert_eq!(hops.run(Some(("read", Key::parse("good").unwrap())), || 7).await.unwrap(), 7);
+        // Who is patient has it when one of them has ended.
+        let (patient, ()) = tokio::join!(ask(), async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert_eq!(hops.load().running, SAME);
+            drop(end);
+        });
+        assert_eq!(patient.unwrap(), 7);
+        until(&hops, |load| load == Load::default()).await;
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use n5_server::config::{CachePolicy, Config, ContainerConfig, Symlinks};
 use rcgen::{CertifiedKey, KeyPair, date_time_ymd, generate_simple_self_signed};
+use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -127,6 +128,15 @@ async fn connect_to(
     protocol: &[u8],
     versions: &[&'static SupportedProtocolVersion],
 ) -> std::io::Result<TlsStream<TcpStream>> {
+    shake(TcpStream::connect(address).await?, trusted, protocol, versions).await
+}
+
+async fn shake(
+    stream: TcpStream,
+    trusted: &CertificateDer<'static>,
+    protocol: &[u8],
+    versions: &[&'static SupportedProtocolVersion],
+) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.clone()).unwrap();
     let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -137,7 +147,6 @@ async fn connect_to(
     config.enable_sni = !protocol.is_empty();
     config.alpn_protocols = Some(protocol.to_vec()).filter(|name| !name.is_empty()).into_iter().collect();
     let name = ServerName::try_from("localhost").unwrap();
-    let stream = TcpStream::connect(address).await?;
     tokio::time::timeout(PATIENCE, TlsConnector::from(Arc::new(config)).connect(name, stream)).await?
 }
 
@@ -390,6 +399,40 @@ async fn an_open_connection_is_let_go_at_the_end_and_an_answer_is_finished() {
     assert_eq!(tokio::time::timeout(PATIENCE, idle.read(&mut first)).await.unwrap().unwrap(), 0);
     tokio::time::timeout(PATIENCE, secure.server.ended).await.unwrap().unwrap();
     drop(shaking);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_let_in_before_the_end_may_finish_its_handshake_and_is_answered() {
+    let (n5, directory, certified) = (N5::new(), tempfile::tempdir().unwrap(), certified());
+    n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
+    write(directory.path(), &certified);
+    let at = directory.path().display();
+    let config = format!(
+        "server.drain_delay = \"0s\"\ntls.certificate = \"{at}/tls.crt\"\ntls.key = \"{at}/tls.key\"\n\
+         [[containers]]\nroot = \"{}\"\n",
+        n5.root().display()
+    );
+    let mut program = Program::start(&config);
+    let address: SocketAddr = program.address.parse().unwrap();
+    // The system lets them in all the same.
+    program.signal(Signal::STOP);
+    let mut clients = tokio::task::JoinSet::new();
+    for n in 0..100 {
+        let (stream, trusted) = (TcpStream::connect(address).await.unwrap(), certified.der.clone());
+        clients.spawn(async move {
+            let mut stream = shake(stream, &trusted, b"", &[&version::TLS13]).await?;
+            // Half of them are the lane's to answer, half the library's.
+            stream.write_all(get(if n % 2 == 0 { "/v/0" } else { "/slice/v" }, "").as_bytes()).await?;
+            let mut answer = [0; 12];
+            stream.read_exact(&mut answer).await.map(|_| answer)
+        });
+    }
+    program.signal(Signal::TERM);
+    program.signal(Signal::CONT);
+    while let Some(answer) = clients.join_next().await {
+        assert_eq!(&answer.unwrap().unwrap(), b"HTTP/1.1 200");
+    }
+    assert!(program.ended().success());
 }
 
 #[tokio::test]

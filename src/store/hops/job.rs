@@ -1,8 +1,8 @@
 //! A job that may wait for a disk, and whoever waits for what it comes to.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use tokio::sync::oneshot;
 
@@ -12,6 +12,8 @@ use super::What;
 pub(super) trait Job: Send {
     fn is_wanted(&self) -> bool;
     fn what(&self) -> Option<What>;
+    /// Dangling when nobody waits for it any more, once it runs.
+    fn waiter(&self) -> Weak<AtomicBool>;
     /// Runs it, and `ended` before anybody has the answer.
     fn run(self: Box<Self>, ended: &dyn Fn());
 }
@@ -24,7 +26,7 @@ pub(super) struct Task<T, F> {
 }
 
 impl<T, F> Task<T, F> {
-    /// `has_begun` becomes true when it begins.
+    /// `has_begun` becomes true when it begins; whoever waits keeps it for as long.
     pub(super) fn new(what: Option<What>, job: F, has_begun: &Arc<AtomicBool>, answer: oneshot::Sender<T>) -> Self {
         Self { what, job, has_begun: Arc::clone(has_begun), answer }
     }
@@ -39,9 +41,15 @@ impl<T: Send, F: FnOnce() -> T + Send> Job for Task<T, F> {
         self.what.clone()
     }
 
+    fn waiter(&self) -> Weak<AtomicBool> {
+        Arc::downgrade(&self.has_begun)
+    }
+
     fn run(self: Box<Self>, ended: &dyn Fn()) {
         let Self { what: _, job, has_begun, answer } = *self;
         has_begun.store(true, Ordering::Relaxed);
+        // Whoever waits has the other.
+        drop(has_begun);
         let result = catch_unwind(AssertUnwindSafe(job));
         ended();
         // A panic is told by the answer that never comes.
