@@ -140,7 +140,12 @@ impl Server {
         let mounts = Mounts::start(&config, &resources).await?;
         let limit = config.server.request_timeout;
         let directory = config.server.viewer.clone();
-        let viewer = off_thread(limit, move || Ok(Viewer::find(&directory))).await.context("server.viewer")?;
+        let found = off_thread(limit, move || Ok(Viewer::find(&directory)?)).await;
+        let viewer = found.unwrap_or_else(|error| {
+            let (directory, why) = (config.server.viewer.display(), format!("{error:#}"));
+            tracing::warn!(%directory, why, "no viewer is served: its directory cannot be looked at");
+            None
+        });
         let documents = Documents::start(threads(&config)).context("the threads cannot be started")?;
         let wanted = config.clone();
         let (control, tls) = off_thread(limit, move || Ok((control(&wanted)?, tls(&wanted)?)))
@@ -195,15 +200,7 @@ impl Server {
         let viewer = serving.app.viewer().map(|viewer| viewer.directory().display().to_string());
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
         tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, connections_bytes, "listening");
-        let needed = bound.saturating_add(connections_bytes).saturating_add(memory_limit::BESIDE);
-        if let Some(limit) = memory_limit::memory_limit().filter(|limit| *limit < needed) {
-            tracing::warn!(
-                limit_bytes = limit,
-                needed_bytes = needed,
-                "the system ends this process under load: its memory limit is below what caches, budgets and connections may \
-                 take; raise it, or lower [cache], the budgets of [limits] or server.max_connections"
-            );
-        }
+        memory_limit::warn(needed_bytes(&self.config));
         let mut out = std::io::stdout().lock();
         // Nobody may be reading; the log has it, too.
         let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
@@ -253,6 +250,12 @@ impl Server {
             () = tokio::time::sleep(deadline) => tracing::warn!(?deadline, "answers cut off at the deadline"),
         }
     }
+}
+
+/// What the process may take, in bytes.
+fn needed_bytes(config: &Config) -> u64 {
+    let bound = settings(config).memory_bound();
+    bound.saturating_add(config.connections_bytes()).saturating_add(memory_limit::BESIDE)
 }
 
 /// Gives freed memory back to the system, on `cpu`, as long as there are `resources`.

@@ -5,8 +5,20 @@ use std::path::Path;
 /// Beside caches, budgets and connections: code, threads, what the allocator keeps.
 pub(super) const BESIDE: u64 = 64 << 20;
 
+/// Says so where the system lets this process take less than `needed` bytes.
+pub(super) fn warn(needed: u64) {
+    if let Some(limit) = memory_limit().filter(|limit| *limit < needed) {
+        tracing::warn!(
+            limit_bytes = limit,
+            needed_bytes = needed,
+            "the system ends this process under load: its memory limit is below what caches, budgets and connections may \
+             take; raise it, or lower [cache], the budgets of [limits] or server.max_connections"
+        );
+    }
+}
+
 /// The least limit of this process' control groups, in bytes; `None` where there is none or it is not told.
-pub(super) fn memory_limit() -> Option<u64> {
+fn memory_limit() -> Option<u64> {
     let groups = read(Path::new("/proc/self/cgroup"))?;
     least(Path::new("/sys/fs/cgroup"), &groups)
 }

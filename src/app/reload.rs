@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 
 use super::bounded::off_thread;
+use super::memory_limit;
 use super::mounts::{self, Mounts};
 use super::serving::{News, Serving};
 use crate::access::Control;
@@ -108,14 +109,14 @@ impl Reloader {
     async fn take(&self, mut config: Config) -> anyhow::Result<String> {
         let mut state = self.0.state.lock().await;
         let changed = keep_fixed(&mut config, &state.config)?;
-        let control = renewed_control(&config, &state).await?;
         // A file of which only the beginning has been written must not open what is closed.
-        if state.control.is_some() && control.is_none() {
+        if config.is_open() && !state.config.is_open() {
             bail!(
-                "it has neither rules nor tokens nor keys, and would open to everybody what is not: is the file whole? \
-                 Only a restart ends access control"
+                "it has no rule and would open everything to everybody, which is not so now: is the file whole? If it is \
+                 meant, say access.rules = [\"/ = public\"]"
             );
         }
+        let control = renewed_control(&config, &state).await?;
         let resources = resources(super::settings(&config), &state.resources);
         let mounts = state.mounts.renewed(&config, &resources).await?;
         let viewer = viewer(&config, &state).await?;
@@ -135,6 +136,7 @@ impl Reloader {
         let app = self.serving().app.successor(state.mounts.list(), Arc::clone(&state.resources), state.options());
         self.0.news.send_replace(Serving::new(&state.config, app));
         if !Arc::ptr_eq(&last.resources, &state.resources) {
+            memory_limit::warn(super::needed_bytes(&state.config));
             tokio::spawn(super::trim(Arc::downgrade(&state.resources), state.trimming.clone()));
             tokio::spawn(retire(Arc::downgrade(&last.resources), state.resources.settings().clone()));
         }
@@ -182,7 +184,7 @@ async fn viewer(config: &Config, state: &State) -> anyhow::Result<Option<Viewer>
     let (directory, is_known) = (&config.server.viewer, config.server.viewer == state.config.server.viewer);
     let limit = if is_known { mounts::LOOK } else { config.server.request_timeout };
     let wanted = directory.clone();
-    match off_thread(limit, move || Ok(Viewer::find(&wanted))).await.context("server.viewer") {
+    match off_thread(limit, move || Ok(Viewer::find(&wanted)?)).await.context("server.viewer") {
         Err(error) if is_known => {
             let why = format!("{error:#}");
             tracing::warn!(directory = %directory.display(), why, "the viewer cannot be looked at: served as before");

@@ -9,6 +9,7 @@ use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
@@ -90,9 +91,12 @@ impl Documents {
         let runtime = Builder::new_multi_thread()
             .worker_threads(count.max(1))
             .max_blocking_threads(WAITING_THREADS)
+            .thread_keep_alive(Duration::MAX)
             .thread_name("n5-documents")
             .enable_all()
             .build()?;
+        // The first that waits now, and it stays: later there may be none to be had.
+        drop(runtime.spawn_blocking(|| ()));
         Ok(Self(Some(runtime)))
     }
 

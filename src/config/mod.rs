@@ -344,4 +344,9 @@ impl Config {
         let is_all_public = *default == Exposure::Public && rules.is_empty() && metrics == "public";
         !is_all_public || !tokens.as_os_str().is_empty() || !self.jwt.keys.is_empty()
     }
+
+    /// Whether everybody may read everything for want of a rule.
+    pub fn is_open(&self) -> bool {
+        self.access.default == Exposure::Public && self.access.rules.is_empty()
+    }
 }

@@ -53,7 +53,7 @@ use tokio_util::task::AbortOnDropHandle;
 pub use clients::{Limits, network_of};
 pub use options::{Options, Ready};
 
-use crate::container::{ATTRIBUTES, Container, Resources};
+use crate::container::{Container, Resources};
 use crate::metrics;
 use crate::store::Key;
 use crate::trace::{self, Trace};
@@ -226,7 +226,8 @@ pub fn router(app: Arc<App>) -> Router {
 
 /// Answers one request, where that keeps nobody else waiting.
 async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    let elsewhere = app.options.documents.as_ref().filter(|_| takes_time(&app, request.uri().path()));
+    let elsewhere =
+        app.options.documents.as_ref().filter(|_| target::takes_time(request.uri().path(), &app.options.base_path));
     let trace = request.extensions().get::<Arc<Trace>>().cloned();
     let Some(documents) = elsewhere else {
         let answer = answer_here(app, request);
@@ -245,19 +246,6 @@ async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body>
             problem.log(&id, &path);
             problem.into_response(&path, &id)
         })
-}
-
-/// Whether a path is of a document that is made, or a file of the viewer, which wants threads that may wait; rather than of
-/// a block, a chunk or a slice.
-fn takes_time(app: &App, path: &str) -> bool {
-    let Ok(Some(target)) = Target::parse(path, &app.options.base_path) else { return false };
-    match target.view {
-        View::Stored | View::Other(_) => {
-            !target.is_numbered() && target.segments.last().is_none_or(|name| name != ATTRIBUTES)
-        }
-        View::Info | View::Stats | View::Viewer => true,
-        View::Slice | View::Operation(_) => false,
-    }
 }
 
 /// Answers one request: routes it, bounds its time, turns problems and panics into answers.

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use super::problem::{INVALID_PARAMETER, Problem};
+use crate::container::ATTRIBUTES;
 use crate::store::Key;
 use crate::view;
 
@@ -162,6 +163,21 @@ pub fn encode(name: &str) -> impl std::fmt::Display + '_ {
 /// A key as the path of a URI, without a leading slash.
 pub fn encode_key(key: &Key) -> String {
     key.segments().map(|segment| encode(segment).to_string()).collect::<Vec<_>>().join("/")
+}
+
+/// Whether a path is of a document that is made, or a file of the viewer, which wants threads that may wait; rather than of
+/// a block, a chunk or a slice.
+pub(super) fn takes_time(path: &str, base_path: &str) -> bool {
+    let Ok(Some(target)) = Target::parse(path, base_path) else { return false };
+    match target.view {
+        View::Stored | View::Other(_) => {
+            !target.is_numbered() && target.segments.last().is_none_or(|name| name != ATTRIBUTES)
+        }
+        // The page's own files are in memory.
+        View::Viewer => target.segments.first().is_none_or(|first| first != "page"),
+        View::Info | View::Stats => true,
+        View::Slice | View::Operation(_) => false,
+    }
 }
 
 #[cfg(test)]

@@ -30,8 +30,10 @@ pub(super) async fn answer(ask: &Ask<'_>, view: &dyn View) -> Answer {
     let blame = |error: ReadError| Problem::from(error).cached(mount.cache_missing.clone());
     if ask.target.trailing_slash {
         // A listing shows what can be seen.
-        let documents =
-            ReadError::or_hidden(view.documents(&lookup).await.map(Some)).map_err(blame)?.unwrap_or_default();
+        let documents = match ReadError::or_hidden(view.documents(&lookup).await.map(Some)) {
+            Err(ReadError::AttributesTooLarge { .. }) => Vec::new(),
+            found => found.map_err(blame)?.unwrap_or_default(),
+        };
         return listing::of_view(ask, mount, &key, &documents).await;
     }
     match view.resolve(&lookup).await.map_err(blame)? {

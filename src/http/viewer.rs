@@ -1,5 +1,6 @@
 //! `/viewer/`: the files of a built Neuroglancer from a directory, and the assets of the listing page beside them.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use axum::body::Body;
@@ -8,6 +9,8 @@ use axum::http::header::{
     IF_UNMODIFIED_SINCE, RANGE,
 };
 use axum::http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use tokio::sync::mpsc;
 use tower_http::services::ServeDir;
 
 use super::problem::{self, Problem};
@@ -29,18 +32,25 @@ impl Viewer {
     /// Beside a file may lie `.br` and `.gz`, its compressed copies.
     ///
     /// Waits for the disk.
-    pub fn find(directory: &Path) -> Option<Self> {
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    pub fn find(directory: &Path) -> std::io::Result<Option<Self>> {
         if directory.as_os_str().is_empty() {
-            return None;
+            return Ok(None);
         }
         #[expect(clippy::disallowed_methods, reason = "it is no file of a container")]
-        let index = std::fs::metadata(directory.join(INDEX)).ok()?;
+        let index = match std::fs::metadata(directory.join(INDEX)) {
+            Ok(index) => index,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+            Err(error) => return Err(error),
+        };
         let files = ServeDir::new(directory)
             .append_index_html_on_directories(false)
             .ignore_multi_range_requests(true)
             .precompressed_br()
             .precompressed_gzip();
-        index.is_file().then(|| Self { directory: directory.to_owned(), files })
+        Ok(index.is_file().then(|| Self { directory: directory.to_owned(), files }))
     }
 
     /// Where its files are.
@@ -84,7 +94,7 @@ impl Viewer {
             StatusCode::RANGE_NOT_SATISFIABLE => return Err(Problem::range(length_of(response.headers()))),
             _ => return Err(Problem::missing()),
         }
-        let mut response: Response<Body> = response.map(Body::new);
+        let mut response: Response<Body> = response.map(|body| relayed(Body::new(body)));
         let headers = response.headers_mut();
         let name = path.last().copied().unwrap_or_default();
         let policy = if is_hashed(name) { "public, max-age=31536000, immutable" } else { "no-cache" };
@@ -103,7 +113,6 @@ impl Viewer {
     }
 
     fn unreadable(&self, error: &std::io::Error) -> Problem {
-        use std::io::ErrorKind;
         let absent =
             [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::IsADirectory, ErrorKind::InvalidFilename];
         if absent.contains(&error.kind()) {
@@ -112,6 +121,20 @@ impl Viewer {
         let cause = format!("{}: {error}", self.directory.display());
         Problem::own(problem::STORAGE_UNAVAILABLE, "the viewer's files cannot be read", cause)
     }
+}
+
+/// A body read by the runtime that this runs in, whoever sends it: files are waited for, and who serves connections must not.
+fn relayed(mut body: Body) -> Body {
+    let (send, sent) = mpsc::channel(1);
+    tokio::spawn(async move {
+        while let Some(frame) = body.frame().await {
+            if send.send(frame).await.is_err() {
+                return;
+            }
+        }
+    });
+    let next = |mut sent: mpsc::Receiver<_>| async move { sent.recv().await.map(|frame| (frame, sent)) };
+    Body::new(StreamBody::new(futures_util::stream::unfold(sent, next)))
 }
 
 /// The length that an answer to an unsatisfiable range gives.
@@ -141,9 +164,10 @@ mod tests {
     #[test]
     fn a_directory_without_an_index_is_no_viewer() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(Viewer::find(directory.path()).is_none());
+        assert!(Viewer::find(directory.path()).unwrap().is_none());
         std::fs::create_dir(directory.path().join(INDEX)).unwrap();
-        assert!(Viewer::find(directory.path()).is_none());
-        assert!(Viewer::find(Path::new("")).is_none());
+        assert!(Viewer::find(directory.path()).unwrap().is_none());
+        assert!(Viewer::find(Path::new("")).unwrap().is_none());
+        assert!(Viewer::find(Path::new(&"x".repeat(300))).is_err());
     }
 }

@@ -287,6 +287,11 @@ SHAPES = {
 }
 
 
+def test_a_probe_of_http_1_0_that_names_no_host_is_answered(proxy):
+    received = support.exchange(proxy, b"GET /50%25/0/0/0 HTTP/1.0\r\n\r\n", quiet=0.5, first=20)
+    assert received.startswith(b"HTTP/1.1 200"), received[:200]
+
+
 @pytest.mark.parametrize("prefix", [b"", b"/stripped"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nginx_and_the_server_agree_where_requests_end(proxy, prefix, shape):

@@ -464,6 +464,10 @@ async fn attributes_that_are_too_large_hide_no_dataset_as_missing() {
         let reply = client.get(&path).await;
         assert_eq!((reply.status.as_u16(), reply.problem()), (413, "too-large".to_owned()), "{path}");
     }
+    // A listing shows what can be seen.
+    for path in ["/", "/v/", "/zarr2/v/", "/zarr3/v/", "/precomputed/v/", "/as/gzip/v/"] {
+        assert_eq!(client.get(path).await.status, 200, "{path}");
+    }
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ fn built() -> TempDir {
 }
 
 fn client(n5: &N5, directory: &Path) -> Client {
-    let viewer = Viewer::find(directory);
+    let viewer = Viewer::find(directory).unwrap();
     Client::new(local(n5.root()), settings(), Options { viewer, ..options() })
 }
 
