@@ -49,7 +49,7 @@ FLAGS = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshad
 #: Pixels of the cross-section, about.
 SIZE = 300
 #: Seconds until a dataset must have been loaded.
-PATIENCE = 20
+PATIENCE = 120
 
 
 def chromium() -> str | None:

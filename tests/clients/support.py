@@ -172,10 +172,11 @@ class RawConnection(http.client.HTTPConnection):
         return Answer(response.status, response.msg, response.read())
 
 
-def exchange(server: Server, request: bytes, quiet: float = 2, first: float = 20) -> bytes:
+def exchange(server: Server, request: bytes, quiet: float = 2, first: float = 20, silent: bool = False) -> bytes:
     """Sends octets as they are; returns everything until the server closes or says nothing for `quiet` seconds.
 
-    Its first octet may take `first` seconds: how long it thinks says nothing about where its answer ends."""
+    Its first octet may take `first` seconds: how long it thinks says nothing about where its answer ends. That it neither
+    answers nor hangs up till then is a fault, unless it may be `silent`."""
     with socket.create_connection((server.host, server.port), timeout=first) as connection:
         try:
             connection.sendall(request)
@@ -186,6 +187,8 @@ def exchange(server: Server, request: bytes, quiet: float = 2, first: float = 20
             while piece := connection.recv(1 << 16):
                 received += piece
                 connection.settimeout(quiet)
+        except TimeoutError:
+            assert received or silent, "it neither answers nor hangs up"
         except OSError:
             pass
         return received

@@ -476,8 +476,9 @@ async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
     probe.open();
     modest.await.unwrap();
     let before = done.load(Ordering::SeqCst);
-    // Reads that had begun before may end before its own, which may begin late: memory for as many as 32, and a few.
-    assert!(before <= 40, "{before} answers of the other came first");
+    // Reads that had begun before may end before its own, which may begin late: memory for as many as 32, and what a thread
+    // that comes late lets pass. Without turns it would be the last of all.
+    assert!(before <= 100, "{before} answers of the other came first");
     while let Some(ended) = greedy.join_next().await {
         ended.unwrap();
     }

@@ -135,18 +135,27 @@ async fn all_who_wait_for_one_load_learn_of_its_end_and_the_next_succeeds() {
     for path in [SLICE, "/v/0/0", "/zarr2/v/0/0"] {
         let store = Faulty::new(local(n5.root()));
         let client = client_of(&store, settings(), options());
-        let happens = Arc::new(|| std::thread::sleep(Duration::from_millis(30)));
-        store.begin(is_block, Fault::After(happens));
+        store.begin(is_block, Fault::FailsLater(5));
         let waiters: Vec<_> = (0..8)
             .map(|_| {
                 let (client, path) = (client.clone(), path.to_owned());
                 tokio::spawn(async move { client.get(&path).await.status.as_u16() })
             })
             .collect();
-        store.begin(is_block, Fault::Errno(5));
-        for waiter in waiters {
-            assert!([200, 503].contains(&waiter.await.unwrap()), "{path}");
+        while client.app.running() < waiters.len() || store.hanging() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
+        // They come to it one after the other; whoever comes later is answered by what has ended then.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        store.release();
+        let mut failed = 0;
+        for waiter in waiters {
+            let status = waiter.await.unwrap();
+            assert!([200, 503].contains(&status), "{path}: {status}");
+            failed += usize::from(status == 503);
+        }
+        assert!(failed > 1, "{path}: only who asked learns of it");
+        store.begin(is_block, Fault::Errno(5));
         assert_eq!(client.get(path).await.status, 503, "no error is cached as something else");
         store.end();
         assert_eq!(client.get(path).await.status, 200, "nor as an error");

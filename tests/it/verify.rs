@@ -795,7 +795,12 @@ async fn attributes_that_cannot_be_read_have_not_changed_and_stop_is_heard() {
     store.begin(|key| key.as_str() == "a/attributes.json", Fault::Hangs);
     let earlier = Earlier { checkpoint: stand, ..Earlier::default() };
     let mut heard = Heard::default();
-    let stopping = job(&store, LONGEST).run(Some(earlier), &mut heard, std::future::ready(()));
+    let stop = async {
+        while store.hanging() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let stopping = job(&store, LONGEST).run(Some(earlier), &mut heard, stop);
     let ended = tokio::time::timeout(LONGEST, stopping).await.expect("it hears no stop").unwrap();
     assert!(matches!(ended, Ended::Stopped(_)), "{ended:?}");
 }

@@ -20,6 +20,8 @@ pub enum Fault {
     Fails(StoreError),
     /// It is answered when [`Faulty::release`] is called.
     Hangs,
+    /// It fails with this error number when [`Faulty::release`] is called.
+    FailsLater(i32),
     /// An object is found, and what is too large to come with it is read when [`Faulty::release`] is called.
     ReadingHangs,
     /// This happens first; then it is answered.
@@ -110,10 +112,16 @@ impl Faulty {
             Some(_) | None => return Ok(()),
         };
         self.injected.fetch_add(1, Ordering::SeqCst);
+        let failed = |number| {
+            let cause = Arc::new(io::Error::from_raw_os_error(number));
+            Err(StoreError::Io { action: "read", key: key.clone(), cause })
+        };
         match fault {
-            Fault::Errno(number) => {
-                let cause = Arc::new(io::Error::from_raw_os_error(number));
-                return Err(StoreError::Io { action: "read", key: key.clone(), cause });
+            Fault::Errno(number) => return failed(number),
+            Fault::FailsLater(number) => {
+                self.hanging.fetch_add(1, Ordering::SeqCst);
+                self.gate.acquire().await.unwrap().forget();
+                return failed(number);
             }
             Fault::Fails(error) => return Err(error),
             Fault::Hangs => {
