@@ -24,9 +24,13 @@ from system import FaultFs, Memory, Server, compile_faults, config
 from watch import Watch
 
 WORKERS = 16
+# The most bytes of an answer that clients with HTTP/2 ask for.
+SMALL = 100_000
 LIMIT = 400 << 20
 # For so many seconds longer a fault is injected that has not shown yet.
 PATIENCE = 20
+# So often may throughput not be seen full again after a fault.
+TIMES = 3
 COLUMNS = ("fault", "met", "what clients saw", "metric", "lines", "throughput", "back")
 
 
@@ -101,7 +105,16 @@ class Soak:
         print(f"| {name} | {shown} | {seen} | {metrics} | {lines} | {speed} | {back} |", flush=True)
 
     async def one(self, fault, seconds):
-        before, stop = await self.speed.before(), asyncio.Event()
+        """Injects it, and again where throughput was not seen full again: what a fault leaves behind does not go by chance."""
+        before = await self.speed.before()
+        for _ in range(TIMES):
+            if await self.once(fault, seconds, before) or self.server.process.poll() is not None:
+                return
+        self.watch.wrong(f"after {fault.name}, {TIMES} times: not the throughput before")
+
+    async def once(self, fault, seconds, before):
+        """Whether throughput was what it had been `before`, soon."""
+        stop = asyncio.Event()
         await self.signs.begin(fault)
         self.watch.begin(fault)
         begun, injected = time.monotonic(), asyncio.create_task(fault.inject(stop))
@@ -118,19 +131,22 @@ class Soak:
         # What was counted at the end of it.
         await self.signs.look()
         metrics, lines = self.signs.verdict(self.watch)
-        rate, back = await self.speed.after(fault.name, before, self.options.without_speed)
+        is_full, rate, back = await self.speed.after(fault.name, before, self.options.without_speed)
         ready = await asyncio.to_thread(self.server.get, "/readyz")
         if ready[0] != 200:
             self.watch.wrong(f"after {fault.name}: not ready: {ready}")
         self.row(fault.name, met, self.watch.seen[fault.name], metrics, lines, rate, back)
+        return is_full
 
     def clients(self, stop):
         port, watch = self.server.port, self.watch
         tasks = [traffic.honest(port, self.requests, watch, stop, n) for n in range(WORKERS)]
-        tasks += [traffic.multiplexing(port, self.requests, watch, stop, n) for n in (98, 99)]
-        # At a pace of their own: else what is answered in a second would be a matter of chance.
-        tasks.append(traffic.honest(port, self.streams, watch, stop, 97, pause=1))
-        tasks.append(traffic.multiplexing(port, self.streams, watch, stop, 96, at_once=1, pause=1))
+        # A large answer takes them as long as a thousand small ones: those are for the others, and for streams.
+        small = [request for request in self.requests if len(request.body or b"") <= SMALL]
+        tasks += [traffic.multiplexing(port, small, watch, stop, n) for n in (98, 99)]
+        # Begun in faults only: else what is answered in a second would be a matter of chance.
+        tasks.append(traffic.honest(port, self.streams, watch, stop, 97, pause=1, in_faults=True))
+        tasks.append(traffic.multiplexing(port, self.streams, watch, stop, 96, at_once=1, pause=1, in_faults=True))
         tasks += [traffic.hostile(port, stop, kind, self.large) for kind in traffic.HOSTILE]
         return [asyncio.create_task(task) for task in [*tasks, self.churn(stop)]]
 

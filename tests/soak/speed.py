@@ -115,9 +115,10 @@ class Speed:
         return Window(rate, statistics.median(window.effort for window in self.windows), used, 0.0, [], {})
 
     async def after(self, name, before, is_any):
-        """Looks at the windows from a second after a fault on, until one is full; two cells of the table. Those in which the
-        machine was too busy do not count. One alone may be low by chance: of the first ones, `judge` takes the median."""
-        first, shown, parts = await self.window(1.0), [], []
+        """Looks at the windows from a second after a fault on, until one is full; whether one was, and two cells of the table.
+        Those in which the machine was too busy do not count. One alone may be low by chance: of the first ones, `judge` takes
+        the median."""
+        first, shown, parts, is_full = await self.window(1.0), [], [], False
         for _ in range(WINDOWS):
             window = await self.window()
             part, is_fair = window.part(before), window.is_fair(before)
@@ -125,15 +126,14 @@ class Speed:
             if is_fair:
                 self.windows.append(window)
                 parts.append(part)
-            if is_any or (is_fair and part >= FULL):
+            is_full = is_any or (is_fair and part >= FULL)
+            if is_full:
                 break
         if not parts:
             self.untold += 1
         else:
             self.firsts.append((name, parts[0]))
-            if max(parts) < FULL and not is_any:
-                self.watch.wrong(f"after {name}: {', '.join(shown)} of the throughput before")
-        return ", ".join(shown), self.back(before, first)
+        return is_full or not parts, ", ".join(shown), self.back(before, first)
 
     def judge(self, first, last):
         """What all faults together say, and whether the server takes more for an answer at the end, against its clients."""

@@ -34,7 +34,13 @@ def condition(watch, request, chance):
     return watch.tags.get(request.path) if is_plain and chance < CONDITIONAL else None
 
 
-async def honest(port, requests, watch, stop, seed, pause=0.0, secure=None, more=None):
+async def paused(watch, stop, seconds, in_faults):
+    await asyncio.sleep(seconds)
+    while in_faults and watch.fault is None and not stop.is_set():
+        await asyncio.sleep(0.1)
+
+
+async def honest(port, requests, watch, stop, seed, pause=0.0, in_faults=False, secure=None, more=None):
     """One keep-alive connection after the other, HTTP/1.1; `secure` with TLS, `more` headers with every request."""
     choose, writer = random.Random(seed), None
     while not stop.is_set():
@@ -59,12 +65,16 @@ async def honest(port, requests, watch, stop, seed, pause=0.0, secure=None, more
             writer = None
             await asyncio.sleep(0.05)
         if pause:
-            await asyncio.sleep(pause)
+            await paused(watch, stop, pause, in_faults)
+        if in_faults and writer:
+            # It may have been idle for too long.
+            writer.close()
+            writer = None
     if writer:
         writer.close()
 
 
-async def multiplexing(port, requests, watch, stop, seed, at_once=8, pause=0.0):
+async def multiplexing(port, requests, watch, stop, seed, at_once=8, pause=0.0, in_faults=False):
     """HTTP/2, several requests at a time."""
     import h2.exceptions
     import httpx
@@ -90,7 +100,9 @@ async def multiplexing(port, requests, watch, stop, seed, at_once=8, pause=0.0):
     while not stop.is_set():
         async with httpx.AsyncClient(http1=False, http2=True, limits=limits, timeout=20) as client:
             while not stop.is_set() and all(await asyncio.gather(*(one(client) for _ in range(at_once)))):
-                await asyncio.sleep(pause)
+                await paused(watch, stop, pause, in_faults)
+                if in_faults:
+                    break
 
 
 async def hostile(port, stop, kind, path):
