@@ -238,16 +238,22 @@ impl Server {
             () = letting_go => {}
             () = reloader.find_containers() => {}
         }
+        let deadline = reloader.serving().shutdown_timeout;
+        let until = tokio::time::Instant::now() + deadline;
         connections.close();
         listener.close(&connections).await;
-        let deadline = reloader.serving().shutdown_timeout;
         // Connections on which part of a request has come would be waited for; nobody has an answer there.
         let (unsent, arriving) = (connections.unsent(), connections.arriving());
-        let answered = async { while arriving.strong_count() > 1 || !quiet(&reloader, &unsent).await {} };
+        let answered = async {
+            // What arrives in the moment of quiet would be missed.
+            while arriving.strong_count() > 1 || !quiet(&reloader, &unsent).await {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
         tokio::select! {
             () = connections.finished() => tracing::info!("all answers finished"),
             () = answered => tracing::info!("all answers finished"),
-            () = tokio::time::sleep(deadline) => tracing::warn!(?deadline, "answers cut off at the deadline"),
+            () = tokio::time::sleep_until(until) => tracing::warn!(?deadline, "answers cut off at the deadline"),
         }
     }
 }

@@ -126,19 +126,21 @@ impl Listener {
     }
 }
 
-/// Has all served that `accept` gives before it would wait.
+/// Has all served that `accept` gives before it would wait, for [`REST`] at most.
 async fn rest<S>(
     connections: &Connections,
     accept: impl Fn() -> io::Result<S>,
     serve: impl Fn(S, Option<OwnedSemaphorePermit>),
 ) {
     let until = Instant::now() + REST;
-    while let Ok(slot) = tokio::time::timeout_at(until, connections.slot()).await {
+    while Instant::now() < until {
         match accept() {
-            Ok(stream) => serve(stream, slot),
+            Ok(stream) => {
+                let Ok(slot) = tokio::time::timeout_at(until, connections.slot()).await else { return };
+                serve(stream, slot);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(error) if Instant::now() < until => refused(&error).await,
-            Err(_) => return,
+            Err(error) => refused(&error).await,
         }
     }
 }

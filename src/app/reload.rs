@@ -110,7 +110,8 @@ impl Reloader {
         let mut state = self.0.state.lock().await;
         let changed = keep_fixed(&mut config, &state.config)?;
         // A file of which only the beginning has been written must not open what is closed.
-        if config.is_open() && !state.config.is_open() {
+        let is_opened = config.is_open() && !state.config.is_open();
+        if is_opened || state.config.is_guarded() && !config.is_guarded() {
             bail!(
                 "it has no rule and would open everything to everybody, which is not so now: is the file whole? If it is \
                  meant, say access.rules = [\"/ = public\"]"

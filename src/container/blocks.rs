@@ -211,7 +211,7 @@ impl Blocks {
         let load = share(&self.loading, place.entry_key(), async move {
             let mut times = LoadTimes::default();
             let loaded = loop {
-                let load = this.decode(&place, since, &mut times).map_err(Failure::Read);
+                let load = fair::leading(this.decode(&place, since, &mut times).map_err(Failure::Read));
                 match this.cache.try_get_with(place.entry_key(), load).await {
                     Ok(loaded) => break Ok(loaded),
                     Err(failure) => {

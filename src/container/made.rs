@@ -10,6 +10,7 @@ use super::objects::{ATTEMPTS, CACHE, Entry, EntryKey, WHOLE_BYTES};
 use super::shared::share;
 use super::{Access, Container, Fingerprint, Found, ReadError, Slice, forget};
 use crate::cpu::Length;
+use crate::fair;
 use crate::metrics::{self, Lookup};
 use crate::store::Meta;
 
@@ -115,7 +116,7 @@ impl Container {
         let (this, slice, recipe) = (self.clone(), slice.clone(), recipe.clone());
         let made = share(&self.resources.objects.loading, key.clone(), async move {
             let cache = &this.resources.objects.cache;
-            let made = cache.try_get_with(key, this.make(access, &slice, &recipe)).await;
+            let made = cache.try_get_with(key, fair::leading(this.make(access, &slice, &recipe))).await;
             cache.run_pending_tasks().await;
             made
         });
@@ -136,8 +137,10 @@ impl Container {
             return Ok(Arc::new(Entry { object: None, is_nothing: false, checked }));
         }
         let (make, length) = (Arc::clone(&recipe.make), Length::of(data.len()));
-        // The job holds what it uses: it runs on when whoever waits for it has gone.
+        // The job holds what it uses: it runs on when whoever waits for it has gone, and then what it makes shall be kept.
+        let keeper = fair::keeper();
         let job = move || {
+            keeper.keep();
             let elements = data.as_ptr_range();
             let bytes = make(data)?;
             memory.shrink(bytes.len() as u64);

@@ -16,7 +16,7 @@ use super::hold::{self, HOLDING};
 use super::measured::measured;
 use super::shared::share;
 use super::{CacheSettings, ReadError, cache_of, forget, nudging};
-use crate::fair::Joints;
+use crate::fair::{self, Joints};
 use crate::metrics::{self, Lookup, StoreOperation};
 use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
 
@@ -318,7 +318,7 @@ impl Objects {
                 }
             };
             let loaded = loop {
-                match this.cache.try_get_with(entry_key.clone(), fetch()).await {
+                match this.cache.try_get_with(entry_key.clone(), fair::leading(fetch())).await {
                     // Of one who must not wait, who was first.
                     Err(uncached) if matches!(*uncached, Uncached::NotAtOnce) => {}
                     loaded => break loaded,

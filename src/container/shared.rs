@@ -9,8 +9,9 @@ use crate::fair::{Client, Joints};
 use crate::metrics::{Queue, Waiting};
 use crate::trace;
 
-/// Does `work` in a task of its own, in the turn of whoever of those who want `key` is first: a client that hangs up does not
-/// restart what others wait for, and ends what nobody else does. Whoever finds it begun waits for others.
+/// Does `work` in a task of its own, in the turn of whoever of those who want `key` is first. Of its work, that which is
+/// [`leading`](crate::fair::leading) is what others wait for: a client that hangs up does not restart it, and ends what nobody
+/// else wants. Whoever finds it begun waits for others.
 ///
 /// # Errors
 /// [`ReadError::Died`] when the task does.

@@ -6,6 +6,7 @@ use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures_util::{FutureExt, future};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 
@@ -13,27 +14,71 @@ use super::Client;
 
 tokio::task_local! {
     static JOINT: Joint;
+    static STATE: Arc<TaskState>;
 }
 
 /// Those for whom the running task works, where they may become more.
 pub(super) fn clients() -> Option<watch::Receiver<Vec<Client>>> {
-    JOINT.try_with(|joint| joint.0.clients.subscribe()).ok()
+    JOINT.try_with(|joint| joint.0.subscribe()).ok()
+}
+
+/// Does `work` for all who want what the running task is for: it goes on as long as one of them does.
+///
+/// # Errors
+/// Those of `work`; then what it left to do is another's again.
+pub fn leading<T, E>(work: impl Future<Output = Result<T, E>>) -> impl Future<Output = Result<T, E>> {
+    fn set(set: impl FnOnce(&TaskState)) {
+        // Elsewhere than in such a task, nobody else waits.
+        let _ = STATE.try_with(|state| set(state));
+    }
+    let begun = future::lazy(|_| set(|state| state.does_lead.store(true, Ordering::Relaxed)));
+    begun.then(|()| work).inspect(|done| {
+        if done.is_err() {
+            set(|state| {
+                state.does_lead.store(false, Ordering::Relaxed);
+                state.is_kept.store(false, Ordering::Relaxed);
+            });
+        }
+    })
 }
 
 /// What keeps the running task going although nobody wants its work any more.
 pub fn keeper() -> Keeper {
-    Keeper(JOINT.try_with(Joint::clone).ok())
+    Keeper(STATE.try_with(Arc::clone).ok())
 }
 
 /// Keeps a task of [`Joined::spawn`] going, once it does what cannot be stopped half-way.
 #[derive(Debug)]
-pub struct Keeper(Option<Joint>);
+pub struct Keeper(Option<Arc<TaskState>>);
 
 impl Keeper {
     /// From now on it goes on to its end.
     pub fn keep(&self) {
-        if let Some(joint) = &self.0 {
-            joint.0.is_kept.store(true, Ordering::Relaxed);
+        if let Some(state) = &self.0 {
+            state.is_kept.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What is known of a task of [`Joined::spawn`].
+#[derive(Debug, Default)]
+struct TaskState {
+    /// It does the work; the others wait for it.
+    does_lead: AtomicBool,
+    is_kept: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Task {
+    handle: AbortHandle,
+    state: Arc<TaskState>,
+}
+
+impl Task {
+    /// Ends it, unless it cannot be stopped.
+    fn end(&self) {
+        if !self.state.is_kept.load(Ordering::Relaxed) {
+            self.handle.abort();
         }
     }
 }
@@ -41,13 +86,7 @@ impl Keeper {
 /// Those for whom one piece of work is done. They may become more until it is: whoever comes later shall not wait until it is
 /// the turn of who came first. Cheap to clone; clones share them.
 #[derive(Debug, Clone)]
-struct Joint(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    clients: watch::Sender<Vec<Client>>,
-    is_kept: AtomicBool,
-}
+struct Joint(Arc<watch::Sender<Vec<Client>>>);
 
 /// Work that several may want, by what comes of it. Cheap to clone; clones share it.
 #[derive(Debug)]
@@ -58,8 +97,8 @@ struct Wanted {
     joint: Joint,
     /// How many want it.
     count: usize,
-    /// What does it for the others, of the one who came first and has gone.
-    left: Option<AbortHandle>,
+    /// What does it for them, of one who has gone.
+    left: Option<Task>,
 }
 
 /// The current client among those who want a piece of work, until dropped; with the last of them ends what was begun.
@@ -69,7 +108,7 @@ pub struct Joined<K: Eq + Hash> {
     key: K,
     joint: Joint,
     is_first: bool,
-    task: Option<AbortHandle>,
+    task: Option<Task>,
 }
 
 impl<K> Clone for Joints<K> {
@@ -94,17 +133,13 @@ impl<K> Joints<K> {
 impl<K: Clone + Eq + Hash> Joints<K> {
     /// The current client wants that, too, and those who want what it is needed for.
     pub fn join(&self, key: K) -> Joined<K> {
-        let wanting =
-            JOINT.try_with(|joint| joint.0.clients.borrow().clone()).unwrap_or_else(|_| vec![Client::current()]);
+        let wanting = JOINT.try_with(|joint| joint.0.borrow().clone()).unwrap_or_else(|_| vec![Client::current()]);
         let mut joints = self.lock();
-        let new = || {
-            let shared = Shared { clients: watch::Sender::new(Vec::new()), is_kept: AtomicBool::new(false) };
-            Wanted { joint: Joint(Arc::new(shared)), count: 0, left: None }
-        };
+        let new = || Wanted { joint: Joint(Arc::new(watch::Sender::new(Vec::new()))), count: 0, left: None };
         let wanted = joints.entry(key.clone()).or_insert_with(new);
         let is_first = wanted.count == 0;
         wanted.count += 1;
-        wanted.joint.0.clients.send_if_modified(|clients| {
+        wanted.joint.0.send_if_modified(|clients| {
             let before = clients.len();
             let new: Vec<Client> = wanting.into_iter().filter(|client| !clients.contains(client)).collect();
             clients.extend(new);
@@ -120,15 +155,15 @@ impl<K: Eq + Hash> Joined<K> {
         self.is_first
     }
 
-    /// Does `work` in a task of its own, which waits for the turn of whichever of them is first. That of who came first goes on
-    /// when this one has gone, and ends when nobody is left who wants it; that of another ends with this one: it waits for the
-    /// first, or others begin anew what it does.
+    /// Does `work` in a task of its own, which waits for the turn of whichever of them is first. When this one has gone, it ends,
+    /// unless it is [`leading`] for others: then it ends when nobody is left who wants it.
     pub fn spawn<F>(&mut self, work: F) -> JoinHandle<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let task = tokio::spawn(JOINT.scope(self.joint.clone(), work));
-        self.task = Some(task.abort_handle());
+        let state = Arc::<TaskState>::default();
+        let task = tokio::spawn(STATE.scope(Arc::clone(&state), JOINT.scope(self.joint.clone(), work)));
+        self.task = Some(Task { handle: task.abort_handle(), state });
         task
     }
 }
@@ -138,25 +173,23 @@ impl<K: Eq + Hash> Drop for Joined<K> {
         let mut joints = self.joints.lock();
         let Some(wanted) = joints.get_mut(&self.key) else { return };
         wanted.count -= 1;
-        if wanted.count > 0 && self.is_first {
-            wanted.left = self.task.take();
-            return;
-        }
-        let ended = if wanted.count == 0 { joints.remove(&self.key) } else { None };
+        let task = self.task.take();
+        let ended = if wanted.count == 0 {
+            [task, joints.remove(&self.key).and_then(|wanted| wanted.left)]
+        } else if task.as_ref().is_some_and(|task| task.state.does_lead.load(Ordering::Relaxed)) {
+            // One that was left before leads no more.
+            [std::mem::replace(&mut wanted.left, task), None]
+        } else {
+            [task, None]
+        };
         drop(joints);
-        if ended.is_some() && self.joint.0.is_kept.load(Ordering::Relaxed) {
-            return;
-        }
         // Not under the lock: what they hold may have joined others.
-        let left = ended.and_then(|wanted| wanted.left);
-        self.task.iter().chain(&left).for_each(AbortHandle::abort);
+        ended.iter().flatten().for_each(Task::end);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt;
-
     use super::super::{Cost, Shares};
     use super::*;
 
@@ -188,10 +221,11 @@ mod tests {
         let (joints, begun) = (Joints::default(), Arc::new(()));
         let work = || {
             let begun = Arc::clone(&begun);
-            async move {
+            leading(async move {
                 std::future::pending::<()>().await;
                 drop(begun);
-            }
+                Ok::<_, ()>(())
+            })
         };
         let (mut first, mut second, mut other) = (joints.join("block"), joints.join("block"), joints.join("another"));
         let (task, of_second) = (first.spawn(work()), second.spawn(async {}));
@@ -217,11 +251,13 @@ mod tests {
             async move {
                 std::future::pending::<()>().await;
                 drop(begun);
+                Ok::<_, ()>(())
             }
         };
         let mut first = joints.join("block");
-        let task = first.spawn(waits());
+        let task = first.spawn(leading(waits()));
         let patient = joints.join("block");
+        tokio::task::yield_now().await;
         for _ in 0..100 {
             drop(joints.join("block").spawn(waits()));
         }
@@ -233,6 +269,47 @@ mod tests {
         assert!(!task.is_finished());
         drop(patient);
         assert!(task.await.unwrap_err().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn whoever_leads_does_so_for_the_others_also_where_it_came_later() {
+        let (joints, (tell, told)) = (Joints::default(), tokio::sync::oneshot::channel::<()>());
+        let (first, mut second) = (joints.join("block"), joints.join("block"));
+        let task = second.spawn(leading(told));
+        tokio::task::yield_now().await;
+        drop(second);
+        tokio::task::yield_now().await;
+        assert!(!task.is_finished());
+        // Who leads after it goes, too.
+        drop(tell);
+        assert!(task.await.unwrap().is_err());
+        let mut third = joints.join("block");
+        let task = third.spawn(leading(std::future::pending::<Result<(), ()>>()));
+        tokio::task::yield_now().await;
+        drop(third);
+        tokio::task::yield_now().await;
+        assert!(!task.is_finished());
+        drop(first);
+        assert!(task.await.unwrap_err().is_cancelled());
+        assert!(joints.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_fails_leads_and_is_kept_no_more() {
+        let joints = Joints::default();
+        let (first, mut second) = (joints.join("block"), joints.join("block"));
+        let task = second.spawn(async {
+            let failed = leading(async {
+                keeper().keep();
+                Err::<(), ()>(())
+            });
+            assert!(failed.await.is_err());
+            std::future::pending::<()>().await;
+        });
+        tokio::task::yield_now().await;
+        drop(second);
+        assert!(task.await.unwrap_err().is_cancelled());
+        drop(first);
     }
 
     #[tokio::test]

@@ -18,6 +18,8 @@ use super::{Answer, Ask, page, stored, target, vary};
 
 /// What the viewer starts from.
 const INDEX: &str = "index.html";
+/// Bytes of a file that are read at a time.
+const CHUNK: usize = 16 << 10;
 
 /// A built viewer.
 #[derive(Debug, Clone)]
@@ -47,6 +49,8 @@ impl Viewer {
         };
         let files = ServeDir::new(directory)
             .append_index_html_on_directories(false)
+            // A few of them are held for each answer: in the file's buffer, between the threads and on the way to the client.
+            .with_buf_chunk_size(CHUNK)
             .ignore_multi_range_requests(true)
             .precompressed_br()
             .precompressed_gzip();
@@ -125,6 +129,9 @@ impl Viewer {
 
 /// A body read by the runtime that this runs in, whoever sends it: files are waited for, and who serves connections must not.
 fn relayed(mut body: Body) -> Body {
+    if http_body::Body::is_end_stream(&body) {
+        return body;
+    }
     let (send, sent) = mpsc::channel(1);
     tokio::spawn(async move {
         while let Some(frame) = body.frame().await {

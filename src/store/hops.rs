@@ -84,6 +84,8 @@ struct Shared {
     work: Condvar,
     /// A job has ended.
     ended: Notify,
+    /// One has that nobody waited for any more.
+    left: Notify,
     stall: Duration,
     deadline: Duration,
     /// [`QUEUE`], but for tests.
@@ -149,6 +151,7 @@ impl Hops {
                 state: Mutex::new(state),
                 work: Condvar::new(),
                 ended: Notify::new(),
+                left: Notify::new(),
                 stall,
                 deadline,
                 most_queued,
@@ -248,9 +251,10 @@ impl State {
     }
 
     /// Whether enough threads are in calls for the same that nobody waits for any more: who gives up and asks again would take
-    /// one after the other.
-    fn is_left_often(&self, what: &What) -> bool {
-        self.calls_for(what).filter(|call| call.waiter.strong_count() == 0).count() >= SAME
+    /// one after the other. Of those that are older than the deadline, [`Self::is_overdue`] says when it is tried again.
+    fn is_left_often(&self, what: &What, deadline: Duration) -> bool {
+        let is_left = |call: &&Running| call.waiter.strong_count() == 0 && call.since.elapsed() <= deadline;
+        self.calls_for(what).filter(is_left).count() >= SAME
     }
 
     /// Whether calls for the same have waited in vain.
@@ -274,25 +278,28 @@ impl Shared {
     async fn admit(&self, what: Option<&What>) -> Result<(), HopError> {
         let begun = Instant::now();
         loop {
-            let ended = self.ended.notified();
-            let mut ended = std::pin::pin!(ended);
+            let (mut ended, mut left) = (std::pin::pin!(self.ended.notified()), std::pin::pin!(self.left.notified()));
             // From here on, no end is missed.
             ended.as_mut().enable();
-            let (left, given_up) = {
+            left.as_mut().enable();
+            let (patience, given_up, end) = {
                 let mut state = self.lock();
                 if what.is_some_and(|what| state.is_overdue(what, self.stall, self.deadline)) {
                     return Err(HopError::Overdue);
                 }
-                if what.is_some_and(|what| state.is_left_often(what)) {
-                    (self.stall.saturating_sub(begun.elapsed()), HopError::Overdue)
-                } else if !state.is_stalled(self.stall) || state.may_try() {
+                let is_left_often = what.is_some_and(|what| state.is_left_often(what, self.deadline));
+                let is_stalled = state.is_stalled(self.stall);
+                if !is_left_often && (!is_stalled || state.may_try()) {
                     return Ok(());
-                } else {
+                }
+                if is_stalled {
                     let tried = state.tried.map_or(PATIENCE, |tried| tried.elapsed());
-                    (PATIENCE.saturating_sub(tried), HopError::Stalled)
+                    (PATIENCE.saturating_sub(tried), HopError::Stalled, ended)
+                } else {
+                    (self.stall.saturating_sub(begun.elapsed()), HopError::Overdue, left)
                 }
             };
-            if left.is_zero() || tokio::time::timeout(left, ended).await.is_err() {
+            if patience.is_zero() || tokio::time::timeout(patience, end).await.is_err() {
                 return Err(given_up);
             }
         }
@@ -340,10 +347,14 @@ impl Shared {
 
     fn end(&self, id: u64) {
         let mut state = self.lock();
-        state.running.retain(|call| call.id != id);
+        let place = state.running.iter().position(|call| call.id == id);
+        let was_left = place.is_some_and(|place| state.running.remove(place).waiter.strong_count() == 0);
         state.stirred = Instant::now();
         drop(state);
         self.ended.notify_waiters();
+        if was_left {
+            self.left.notify_waiters();
+        }
     }
 
     /// What each thread does.
@@ -558,6 +569,15 @@ mod tests {
         assert!(matches!(ask("bad").await, Err(HopError::Overdue)), "ever more seldom");
         assert_eq!(hops.run(what("good"), || 7).await.unwrap(), 7, "all others are answered");
         assert_eq!(hops.run(Some(("stat", Key::parse("bad").unwrap())), || 7).await.unwrap(), 7);
+        // However many were lost: one at a time is let through.
+        for lost in 2..=SAME {
+            let later = Duration::from_secs(2 << lost);
+            for call in &mut hops.0.shared.lock().running {
+                call.since = Instant::now().checked_sub(later).unwrap();
+            }
+            assert!(matches!(ask("bad").await, Err(HopError::Timeout)), "tried again after {lost}");
+            assert!(matches!(ask("bad").await, Err(HopError::Overdue)));
+        }
         drop(end);
         until(&hops, |load| load == Load::default()).await;
         ask("bad").await.unwrap();

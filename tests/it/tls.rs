@@ -435,6 +435,25 @@ async fn who_was_let_in_before_the_end_may_finish_its_handshake_and_is_answered(
     assert!(program.ended().success());
 }
 
+#[test]
+fn the_end_waits_for_a_handshake_that_does_not_come_without_taking_the_processor() {
+    let (directory, certified) = (tempfile::tempdir().unwrap(), certified());
+    write(directory.path(), &certified);
+    let at = directory.path().display();
+    let config =
+        format!("server.drain_delay = \"0s\"\ntls.certificate = \"{at}/tls.crt\"\ntls.key = \"{at}/tls.key\"\n");
+    let mut program = Program::start(&config);
+    let silent = std::net::TcpStream::connect(&program.address).unwrap();
+    let before = program.processor_time();
+    program.signal(Signal::TERM);
+    program.logged("shutting down");
+    std::thread::sleep(Duration::from_millis(800));
+    let taken = program.processor_time().saturating_sub(before);
+    assert!(taken < Duration::from_millis(200), "{taken:?}");
+    assert!(program.ended().success());
+    drop(silent);
+}
+
 #[tokio::test]
 async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
     let secure = Secure::start(|_| {}).await;

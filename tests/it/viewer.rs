@@ -6,6 +6,7 @@ use std::path::Path;
 use n5_server::http::{Options, Viewer};
 use tempfile::TempDir;
 
+use crate::support::program::Program;
 use crate::support::writer::N5;
 use crate::support::{Client, local, options, settings};
 
@@ -105,4 +106,19 @@ async fn without_a_directory_there_is_no_viewer() {
         assert_eq!(reply.status.as_u16(), 404, "{path}");
         assert!(reply.json()["detail"].as_str().unwrap().contains("viewer"));
     }
+}
+
+#[test]
+fn a_file_that_a_browser_has_already_is_sent_to_its_end_without_a_body() {
+    let directory = built();
+    let program = Program::start(&format!("server.viewer = \"{}\"\n", directory.path().join("dist").display()));
+    let mut connection = program.connect();
+    let first = connection.get("/viewer/", "").unwrap();
+    assert_eq!((first.status, first.body.as_str()), (200, "<!doctype html>"));
+    let known = format!("If-None-Match: {}\r\n", first.header("etag").unwrap());
+    for _ in 0..3 {
+        assert_eq!(connection.get("/viewer/", &known).unwrap().status, 304);
+    }
+    let cancelled = program.metric("n5_requests_cancelled_total{stage=\"sending\"}");
+    assert!(cancelled.is_none_or(|count| count == 0.0), "{cancelled:?}");
 }

@@ -103,6 +103,14 @@ impl Program {
         u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << (signal.as_raw() - 1)) != 0
     }
 
+    /// Of all its threads so far.
+    pub fn processor_time(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // After its name, which may have blanks and parentheses; in ticks, of which Linux tells programs 100 a second.
+        let fields = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace();
+        Duration::from_millis(fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap() * 10).sum())
+    }
+
     /// [`Self::configure`], and waits until that has been taken over or refused; the log line that says so.
     pub fn reload(&self, config: &str) -> String {
         self.configure(config);
