@@ -84,7 +84,7 @@ fn a_file_cut_off_before_its_rules_opens_nothing() {
     }
     program.reload(&served(&n5, "access.rules = [\"/ = public\"]"));
     assert_eq!(program.get("/em/v/0/0").status, 200);
-    program.reload(&served(&n5, "access.metrics = \"ann\""));
+    let program = Program::start(&served(&n5, "access.metrics = \"ann\""));
     let line = program.reload(&served(&n5, ""));
     assert!(line.contains("ERROR") && line.contains("is the file whole?"), "{line}");
     assert_eq!((program.get("/em/v/0/0").status, program.get("/metrics").status), (200, 401));
