@@ -241,7 +241,7 @@ impl Server {
         let deadline = reloader.serving().shutdown_timeout;
         let until = tokio::time::Instant::now() + deadline;
         connections.close();
-        listener.close(&connections).await;
+        let _closed = tokio::time::timeout_at(until, listener.close(&connections)).await;
         // Connections on which part of a request has come would be waited for; nobody has an answer there.
         let (unsent, arriving) = (connections.unsent(), connections.arriving());
         let answered = async {

@@ -111,10 +111,11 @@ impl Reloader {
         let changed = keep_fixed(&mut config, &state.config)?;
         // A file of which only the beginning has been written must not open what is closed.
         let is_opened = config.is_open() && !state.config.is_open();
-        if is_opened || state.config.is_guarded() && !config.is_guarded() {
+        let are_metrics_opened = !config.is_guarded() && state.config.access.metrics != "public";
+        if is_opened || are_metrics_opened {
             bail!(
-                "it has no rule and would open everything to everybody, which is not so now: is the file whole? If it is \
-                 meant, say access.rules = [\"/ = public\"]"
+                "it has no rule and would open to everybody what is closed now: is the file whole? If it is meant, say \
+                 access.rules = [\"/ = public\"]"
             );
         }
         let control = renewed_control(&config, &state).await?;

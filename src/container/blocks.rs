@@ -16,7 +16,7 @@ use super::objects::{LargeObject, Objects, Source};
 use super::shared::share;
 use super::{CacheSettings, Dataset, ReadError, cache_of, forget, nudging};
 use crate::cpu::{Cpu, Length};
-use crate::fair::{self, Joints};
+use crate::fair::{self, Joints, Keeper};
 use crate::metrics::{self, Lookup, StoreOperation};
 use crate::n5::{Block, BlockError, Coords, GridPosition};
 use crate::store::{Key, Meta, Store};
@@ -201,7 +201,8 @@ impl Blocks {
                 return Ok((loaded, times));
             }
         }
-        let loaded = self.decode(&place, since, &mut times).await?;
+        // The running task may have more to do than that, and is not kept for it.
+        let loaded = self.decode(&place, since, &mut times, &Keeper::default()).await?;
         Ok((loaded, times))
     }
 
@@ -209,9 +210,9 @@ impl Blocks {
     async fn load_shared(&self, place: Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
         let this = self.clone();
         let load = share(&self.loading, place.entry_key(), async move {
-            let mut times = LoadTimes::default();
+            let (mut times, keeper) = (LoadTimes::default(), fair::keeper());
             let loaded = loop {
-                let load = fair::leading(this.decode(&place, since, &mut times).map_err(Failure::Read));
+                let load = fair::leading(this.decode(&place, since, &mut times, &keeper).map_err(Failure::Read));
                 match this.cache.try_get_with(place.entry_key(), load).await {
                     Ok(loaded) => break Ok(loaded),
                     Err(failure) => {
@@ -231,12 +232,18 @@ impl Blocks {
         loaded
     }
 
-    async fn decode(&self, place: &Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
-        match self.decode_once(place, since, times).await {
+    async fn decode(
+        &self,
+        place: &Place,
+        since: u64,
+        times: &mut LoadTimes,
+        keeper: &Keeper,
+    ) -> Result<Arc<Loaded>, ReadError> {
+        match self.decode_once(place, since, times, keeper).await {
             Err(ref error) if error.may_be_torn() => {
                 tokio::time::sleep(SECOND_LOOK).await;
                 // Nothing read before now counts for the second look.
-                let again = self.decode_once(place, fresh::now(), times).await;
+                let again = self.decode_once(place, fresh::now(), times, keeper).await;
                 if again.is_err() {
                     metrics::decode_error(place.dataset.attributes.compression().label());
                 }
@@ -246,7 +253,13 @@ impl Blocks {
         }
     }
 
-    async fn decode_once(&self, place: &Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
+    async fn decode_once(
+        &self,
+        place: &Place,
+        since: u64,
+        times: &mut LoadTimes,
+        keeper: &Keeper,
+    ) -> Result<Arc<Loaded>, ReadError> {
         let Place { container, store, dataset, position } = place;
         let now = fresh::now();
         let key = dataset.block_key(position);
@@ -273,7 +286,7 @@ impl Blocks {
         let (job, at, limit) = (Arc::clone(dataset), position.clone(), self.block_bytes);
         // The job holds what it uses: it runs on when whoever waits for it has gone, and then what it makes shall be kept, or
         // who asks again faster than a slow codec decodes would never have it.
-        let (budget, keeper) = (self.budget.clone(), fair::keeper());
+        let (budget, keeper) = (self.budget.clone(), keeper.clone());
         let job = move || {
             keeper.keep();
             let range = bytes.as_ptr_range();

@@ -47,8 +47,8 @@ pub fn keeper() -> Keeper {
     Keeper(STATE.try_with(Arc::clone).ok())
 }
 
-/// Keeps a task of [`Joined::spawn`] going, once it does what cannot be stopped half-way.
-#[derive(Debug)]
+/// Keeps a task of [`Joined::spawn`] going, once it does what cannot be stopped half-way. By default there is none.
+#[derive(Debug, Clone, Default)]
 pub struct Keeper(Option<Arc<TaskState>>);
 
 impl Keeper {
@@ -97,8 +97,8 @@ struct Wanted {
     joint: Joint,
     /// How many want it.
     count: usize,
-    /// What does it for them, of one who has gone.
-    left: Option<Task>,
+    /// What does it for them, of those who have gone: one, and what has just done it.
+    left: Vec<Task>,
 }
 
 /// The current client among those who want a piece of work, until dropped; with the last of them ends what was begun.
@@ -135,7 +135,7 @@ impl<K: Clone + Eq + Hash> Joints<K> {
     pub fn join(&self, key: K) -> Joined<K> {
         let wanting = JOINT.try_with(|joint| joint.0.borrow().clone()).unwrap_or_else(|_| vec![Client::current()]);
         let mut joints = self.lock();
-        let new = || Wanted { joint: Joint(Arc::new(watch::Sender::new(Vec::new()))), count: 0, left: None };
+        let new = || Wanted { joint: Joint(Arc::new(watch::Sender::new(Vec::new()))), count: 0, left: Vec::new() };
         let wanted = joints.entry(key.clone()).or_insert_with(new);
         let is_first = wanted.count == 0;
         wanted.count += 1;
@@ -173,18 +173,17 @@ impl<K: Eq + Hash> Drop for Joined<K> {
         let mut joints = self.joints.lock();
         let Some(wanted) = joints.get_mut(&self.key) else { return };
         wanted.count -= 1;
-        let task = self.task.take();
-        let ended = if wanted.count == 0 {
-            [task, joints.remove(&self.key).and_then(|wanted| wanted.left)]
-        } else if task.as_ref().is_some_and(|task| task.state.does_lead.load(Ordering::Relaxed)) {
-            // One that was left before leads no more.
-            [std::mem::replace(&mut wanted.left, task), None]
-        } else {
-            [task, None]
-        };
+        let mut ended: Vec<Task> = self.task.take().into_iter().collect();
+        if wanted.count == 0 {
+            ended.append(&mut wanted.left);
+            joints.remove(&self.key);
+        } else if ended.iter().any(|task| task.state.does_lead.load(Ordering::Relaxed)) {
+            wanted.left.retain(|task| !task.handle.is_finished());
+            wanted.left.append(&mut ended);
+        }
         drop(joints);
         // Not under the lock: what they hold may have joined others.
-        ended.iter().flatten().for_each(Task::end);
+        ended.iter().for_each(Task::end);
     }
 }
 
@@ -292,6 +291,21 @@ mod tests {
         drop(first);
         assert!(task.await.unwrap_err().is_cancelled());
         assert!(joints.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_has_done_it_takes_nothing_from_who_does_it_anew() {
+        let joints = Joints::default();
+        let (mut first, mut second, third) = (joints.join("block"), joints.join("block"), joints.join("block"));
+        assert!(first.spawn(leading(async { Ok::<_, ()>(()) })).await.unwrap().is_ok());
+        let task = second.spawn(leading(std::future::pending::<Result<(), ()>>()));
+        tokio::task::yield_now().await;
+        drop(second);
+        drop(first);
+        tokio::task::yield_now().await;
+        assert!(!task.is_finished());
+        drop(third);
+        assert!(task.await.unwrap_err().is_cancelled());
     }
 
     #[tokio::test]

@@ -294,7 +294,8 @@ impl Shared {
                 }
                 if is_stalled {
                     let tried = state.tried.map_or(PATIENCE, |tried| tried.elapsed());
-                    (PATIENCE.saturating_sub(tried), HopError::Stalled, ended)
+                    let waited = if is_left_often { begun.elapsed() } else { tried };
+                    (PATIENCE.saturating_sub(waited), HopError::Stalled, ended)
                 } else {
                     (self.stall.saturating_sub(begun.elapsed()), HopError::Overdue, left)
                 }

@@ -1,9 +1,11 @@
 """The soak in its shortest form: that it passes, and that it would notice."""
 
+import asyncio
 import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -31,3 +33,70 @@ def test_one_wrong_byte_is_noticed():
     done = soak("--only", "files rewritten", "--break-truth")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "wrong bytes instead of" in done.stdout
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    monkeypatch.syspath_prepend(str(SOAK.parent))
+    import soak
+    import speed
+
+    return soak, speed
+
+
+# What is seen after each injection, and whether that is a violation, how many were low and how often nothing could be told.
+RULE = [
+    ([True], False, 0, 0),
+    ([False, True], False, 1, 0),
+    ([False, False, False], True, 3, 0),
+    ([None], False, 0, 1),
+    ([False, None, None], True, 1, 0),
+    ([False, None, True], False, 1, 0),
+]
+
+
+@pytest.mark.parametrize("seen, is_wrong, low, untold", RULE)
+def test_a_server_that_stays_slow_is_not_taken_for_chance(modules, seen, is_wrong, low, untold):
+    soak, _ = modules
+
+    class Scripted(soak.Soak):
+        async def once(self, fault, seconds, before):
+            assert before == "before"
+            return seen.pop(0)
+
+    async def before():
+        return "before"
+
+    seen = list(seen)
+    found = Scripted(types.SimpleNamespace(seed=1), pathlib.Path())
+    found.speed = types.SimpleNamespace(before=before)
+    found.server = types.SimpleNamespace(process=types.SimpleNamespace(poll=lambda: None))
+    asyncio.run(found.one(types.SimpleNamespace(name="a fault"), 1))
+    assert (bool(found.watch.violations), found.low, found.untold, seen) == (is_wrong, low, untold, [])
+
+
+# Answers a second in each window and processors that nobody had in it; what is said of them.
+WINDOWS = [
+    ([95], 0.4, True),
+    ([70, 70, 95], 0.4, True),
+    ([70] * 6, 0.4, False),
+    ([95] * 6, -1.0, None),
+]
+
+
+@pytest.mark.parametrize("rates, idle, said", WINDOWS)
+def test_throughput_is_judged_by_windows_in_which_the_machine_was_ours(modules, rates, idle, said):
+    _, speed = modules
+
+    def window(rate, idle):
+        return speed.Window(rate, 0.003, 0.8 * os.cpu_count(), idle, [(0.25, 20), (0.5, 45)], {})
+
+    class Scripted(speed.Speed):
+        async def window(self, seconds=speed.WINDOW):
+            return window(100, 0.4) if seconds != speed.WINDOW else window(rates.pop(0), idle)
+
+    rates = list(rates)
+    found = Scripted(types.SimpleNamespace(answered=0), {})
+    found.usual = 0.003
+    is_full, _, _ = asyncio.run(found.after("a fault", window(100, 0.4), False))
+    assert (is_full, rates) == (said, [])

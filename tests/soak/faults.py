@@ -43,10 +43,15 @@ class Faults:
         return fault
 
     def of_controls(self, which, value, lasting=False):
+        held = 0
+
         async def fault(stop):
-            before = self.server.control(which, value)
+            nonlocal held
+            before = self.server.control(which, held + value)
             await stop.wait()
-            return self.server.control(which, value if lasting else 0) - before
+            # What lasts adds up: next time it changes again.
+            held += value if lasting else 0
+            return self.server.control(which, held) - before
 
         return fault
 

@@ -24,13 +24,16 @@ from system import FaultFs, Memory, Server, compile_faults, config
 from watch import Watch
 
 WORKERS = 16
-# The most bytes of an answer that clients with HTTP/2 ask for.
-SMALL = 100_000
+# What has blocks of 2 MiB.
+LARGE = "u8large"
 LIMIT = 400 << 20
 # For so many seconds longer a fault is injected that has not shown yet.
 PATIENCE = 20
-# So often may throughput not be seen full again after a fault.
+# So often a fault is injected at most until throughput is seen full again.
 TIMES = 3
+# The most injections after which it was not, as a part of the faults; and the least of throughput at the end, as a part of
+# that at the beginning: each fault alone may leave too little behind to be told from chance.
+LOW, LEAST = 1 / 3, 0.6
 COLUMNS = ("fault", "met", "what clients saw", "metric", "lines", "throughput", "back")
 
 
@@ -39,6 +42,8 @@ class Soak:
         self.options, self.directory = options, directory
         self.random = random.Random(options.seed)
         self.watch = Watch()
+        # Faults; of those, after which the machine was too busy; and after how many injections throughput was low.
+        self.told, self.untold, self.low = 0, 0, 0
 
     def prepare(self):
         self.roots = {name: self.directory / name for name in ("disk", "net", "mnt")}
@@ -65,7 +70,7 @@ class Soak:
         self.requests = [r for name, root in self.roots.items() for r in asked.requests(name, root, self.random)]
         self.streams = [r for name in self.roots for r in asked.streams(name)]
         # What slow readers ask for.
-        self.large = "/slice/disk/u8large?start=0,0,0&stop=512,512,16&format=raw"
+        self.large = f"/slice/disk/{LARGE}?start=0,0,0&stop=512,512,16&format=raw"
         if self.options.break_truth:
             victim = next(r for r in self.requests if r.body and len(r.body) > 100)
             victim.body = bytes([victim.body[0] ^ 1]) + victim.body[1:]
@@ -106,14 +111,21 @@ class Soak:
 
     async def one(self, fault, seconds):
         """Injects it, and again where throughput was not seen full again: what a fault leaves behind does not go by chance."""
-        before = await self.speed.before()
+        before, low = await self.speed.before(), 0
         for _ in range(TIMES):
-            if await self.once(fault, seconds, before) or self.server.process.poll() is not None:
-                return
-        self.watch.wrong(f"after {fault.name}, {TIMES} times: not the throughput before")
+            is_full = await self.once(fault, seconds, before)
+            if is_full or self.server.process.poll() is not None:
+                break
+            if is_full is None and not low:
+                self.untold += 1
+                break
+            low += is_full is not None
+        else:
+            self.watch.wrong(f"after {fault.name}, {TIMES} times: not the throughput before")
+        self.low += low
 
     async def once(self, fault, seconds, before):
-        """Whether throughput was what it had been `before`, soon."""
+        """Whether throughput was what it had been `before`, soon; `None` where that cannot be told."""
         stop = asyncio.Event()
         await self.signs.begin(fault)
         self.watch.begin(fault)
@@ -136,13 +148,19 @@ class Soak:
         if ready[0] != 200:
             self.watch.wrong(f"after {fault.name}: not ready: {ready}")
         self.row(fault.name, met, self.watch.seen[fault.name], metrics, lines, rate, back)
+        await self.stream()
         return is_full
+
+    async def stream(self):
+        """One of them in the calm, where it has to be right."""
+        port, chosen = self.server.port, [self.random.choice(self.streams)]
+        await traffic.honest(port, chosen, self.watch, asyncio.Event(), 0, times=1)
 
     def clients(self, stop):
         port, watch = self.server.port, self.watch
         tasks = [traffic.honest(port, self.requests, watch, stop, n) for n in range(WORKERS)]
         # A large answer takes them as long as a thousand small ones: those are for the others, and for streams.
-        small = [request for request in self.requests if len(request.body or b"") <= SMALL]
+        small = [request for request in self.requests if LARGE not in request.path]
         tasks += [traffic.multiplexing(port, small, watch, stop, n) for n in (98, 99)]
         # Begun in faults only: else what is answered in a second would be a matter of chance.
         tasks.append(traffic.honest(port, self.streams, watch, stop, 97, pause=1, in_faults=True))
@@ -167,6 +185,7 @@ class Soak:
         while True:
             for fault in self.faults:
                 await self.one(fault, seconds)
+                self.told += 1
                 if server.process.poll() is not None:
                     self.watch.wrong(f"the server ended: {server.process.returncode}")
                     break
@@ -185,12 +204,16 @@ class Soak:
 
     def judge(self, first, last):
         """Whether it became slower by and by, and whether that could be told."""
-        untold = f"the machine was too busy to tell: after {self.speed.untold} of {len(self.faults)} faults"
+        untold = f"the machine was too busy to tell: after {self.untold} of {self.told} faults"
         print(f"at the end: {last}; {last.part(first):.0%} of the beginning; {untold}")
         if self.options.without_speed:
             return
         self.speed.judge(first, last)
-        if self.speed.untold > len(self.faults) / 4:
+        if last.is_fair(first) and last.part(first) < LEAST:
+            self.watch.wrong(f"at the end throughput is {last.part(first):.0%} of that at the beginning")
+        if self.low > max(TIMES - 1, LOW * self.told):
+            self.watch.wrong(f"after {self.low} of {self.told} faults throughput was not seen full again at once")
+        if self.untold > self.told / 4:
             self.watch.wrong("the machine is too busy to tell throughput (--without-speed does not)")
         if not any(seen[304] for seen in self.watch.seen.values()):
             self.watch.wrong("nobody was told that nothing has changed")

@@ -88,7 +88,6 @@ class Speed:
         self.watch, self.processes = watch, processes
         self.usual = None
         self.windows, self.firsts = [], []
-        self.untold = 0
 
     def ours(self):
         return {name: processor_seconds(process) for name, process in self.processes.items()}
@@ -115,9 +114,9 @@ class Speed:
         return Window(rate, statistics.median(window.effort for window in self.windows), used, 0.0, [], {})
 
     async def after(self, name, before, is_any):
-        """Looks at the windows from a second after a fault on, until one is full; whether one was, and two cells of the table.
-        Those in which the machine was too busy do not count. One alone may be low by chance: of the first ones, `judge` takes
-        the median."""
+        """Looks at the windows from a second after a fault on, until one is full; whether one was (`None` where the machine was
+        too busy in each), and two cells of the table. One alone may be low by chance: of the first ones, `judge` takes the
+        median."""
         first, shown, parts, is_full = await self.window(1.0), [], [], False
         for _ in range(WINDOWS):
             window = await self.window()
@@ -129,11 +128,9 @@ class Speed:
             is_full = is_any or (is_fair and part >= FULL)
             if is_full:
                 break
-        if not parts:
-            self.untold += 1
-        else:
+        if parts:
             self.firsts.append((name, parts[0]))
-        return is_full or not parts, ", ".join(shown), self.back(before, first)
+        return is_full if parts or is_any else None, ", ".join(shown), self.back(before, first)
 
     def judge(self, first, last):
         """What all faults together say, and whether the server takes more for an answer at the end, against its clients."""

@@ -1,6 +1,7 @@
 """Clients, honest and hostile. The honest have every byte checked."""
 
 import asyncio
+import itertools
 import random
 import socket
 import struct
@@ -40,10 +41,13 @@ async def paused(watch, stop, seconds, in_faults):
         await asyncio.sleep(0.1)
 
 
-async def honest(port, requests, watch, stop, seed, pause=0.0, in_faults=False, secure=None, more=None):
-    """One keep-alive connection after the other, HTTP/1.1; `secure` with TLS, `more` headers with every request."""
+async def honest(port, requests, watch, stop, seed, pause=0.0, in_faults=False, times=None, secure=None, more=None):
+    """One keep-alive connection after the other, HTTP/1.1; `secure` with TLS, `more` headers with every request. Without `stop`,
+    so many `times`."""
     choose, writer = random.Random(seed), None
-    while not stop.is_set():
+    for _ in itertools.count() if times is None else range(times):
+        if stop.is_set():
+            break
         request, begun = choose.choice(requests), time.monotonic()
         known = condition(watch, request, choose.random())
         try:
@@ -99,10 +103,10 @@ async def multiplexing(port, requests, watch, stop, seed, at_once=8, pause=0.0, 
 
     while not stop.is_set():
         async with httpx.AsyncClient(http1=False, http2=True, limits=limits, timeout=20) as client:
-            while not stop.is_set() and all(await asyncio.gather(*(one(client) for _ in range(at_once)))):
+            is_good = True
+            while is_good and not stop.is_set():
+                is_good = all(await asyncio.gather(*(one(client) for _ in range(at_once)))) and not in_faults
                 await paused(watch, stop, pause, in_faults)
-                if in_faults:
-                    break
 
 
 async def hostile(port, stop, kind, path):
