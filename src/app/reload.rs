@@ -111,11 +111,16 @@ impl Reloader {
         let changed = keep_fixed(&mut config, &state.config)?;
         // A file of which only the beginning has been written must not open what is closed.
         let is_opened = config.is_open() && !state.config.is_open();
-        let are_metrics_opened = !config.is_guarded() && state.config.access.metrics != "public";
-        if is_opened || are_metrics_opened {
+        if is_opened {
             bail!(
                 "it has no rule and would open to everybody what is closed now: is the file whole? If it is meant, say \
                  access.rules = [\"/ = public\"]"
+            );
+        }
+        let metrics = [&state.config, &config].map(|config| config.access.metrics == "public");
+        if config.access.rules.is_empty() && metrics == [false, true] {
+            bail!(
+                "it has no rule and would open the metrics to everybody: is the file whole? If it is meant, start the server anew"
             );
         }
         let control = renewed_control(&config, &state).await?;

@@ -26,7 +26,8 @@ where
 {
     let mut joined = joints.join(key);
     let (since, waiting) = (Instant::now(), (!joined.is_first()).then(|| Waiting::begin(Queue::Load)));
-    let done = joined.spawn(Client::current().works(trace::carried(work))).await;
+    let task = joined.spawn(Client::current().works(trace::carried(work)));
+    let done = joined.outcome(task).await;
     if waiting.is_some() {
         trace::record("wait", Queue::Load.name(), since.elapsed());
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::{FutureExt, future};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::{AbortHandle, JoinError, JoinHandle};
 
 use super::Client;
 
@@ -88,6 +88,17 @@ impl Task {
 #[derive(Debug, Clone)]
 struct Joint(Arc<watch::Sender<Vec<Client>>>);
 
+impl Joint {
+    fn add(&self, wanting: Vec<Client>) {
+        self.0.send_if_modified(|clients| {
+            let before = clients.len();
+            let new: Vec<Client> = wanting.into_iter().filter(|client| !clients.contains(client)).collect();
+            clients.extend(new);
+            clients.len() > before
+        });
+    }
+}
+
 /// Work that several may want, by what comes of it. Cheap to clone; clones share it.
 #[derive(Debug)]
 pub struct Joints<K>(Arc<Mutex<HashMap<K, Wanted>>>);
@@ -109,6 +120,8 @@ pub struct Joined<K: Eq + Hash> {
     joint: Joint,
     is_first: bool,
     task: Option<Task>,
+    /// Those for whom the task works that wants it, where they may become more.
+    outer: Option<watch::Receiver<Vec<Client>>>,
 }
 
 impl<K> Clone for Joints<K> {
@@ -133,19 +146,15 @@ impl<K> Joints<K> {
 impl<K: Clone + Eq + Hash> Joints<K> {
     /// The current client wants that, too, and those who want what it is needed for.
     pub fn join(&self, key: K) -> Joined<K> {
-        let wanting = JOINT.try_with(|joint| joint.0.borrow().clone()).unwrap_or_else(|_| vec![Client::current()]);
+        let mut outer = clients();
+        let wanting = outer.as_mut().map_or_else(|| vec![Client::current()], |outer| outer.borrow_and_update().clone());
         let mut joints = self.lock();
         let new = || Wanted { joint: Joint(Arc::new(watch::Sender::new(Vec::new()))), count: 0, left: Vec::new() };
         let wanted = joints.entry(key.clone()).or_insert_with(new);
         let is_first = wanted.count == 0;
         wanted.count += 1;
-        wanted.joint.0.send_if_modified(|clients| {
-            let before = clients.len();
-            let new: Vec<Client> = wanting.into_iter().filter(|client| !clients.contains(client)).collect();
-            clients.extend(new);
-            clients.len() > before
-        });
-        Joined { joints: self.clone(), key, joint: wanted.joint.clone(), is_first, task: None }
+        wanted.joint.add(wanting);
+        Joined { joints: self.clone(), key, joint: wanted.joint.clone(), is_first, task: None, outer }
     }
 }
 
@@ -165,6 +174,24 @@ impl<K: Eq + Hash> Joined<K> {
         let task = tokio::spawn(STATE.scope(Arc::clone(&state), JOINT.scope(self.joint.clone(), work)));
         self.task = Some(Task { handle: task.abort_handle(), state });
         task
+    }
+
+    /// What comes of `task`, which [`spawn`](Self::spawn) gave. Who comes to want what it is needed for wants it, too.
+    ///
+    /// # Errors
+    /// When the task dies.
+    pub async fn outcome<T>(&mut self, mut task: JoinHandle<T>) -> Result<T, JoinError> {
+        let Some(outer) = &mut self.outer else { return task.await };
+        loop {
+            tokio::select! {
+                done = &mut task => return done,
+                // It does not end before this task does.
+                Ok(()) = outer.changed() => {
+                    let wanting = outer.borrow_and_update().clone();
+                    self.joint.add(wanting);
+                }
+            }
+        }
     }
 }
 
@@ -189,6 +216,8 @@ impl<K: Eq + Hash> Drop for Joined<K> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::{Cost, Shares};
     use super::*;
 
@@ -213,6 +242,37 @@ mod tests {
         drop((first, wanted, joined));
         assert_eq!(shares.free(), 1);
         assert!(!shares.is_wanted() && joints.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_comes_later_wants_what_was_begun_for_it_already_too() {
+        let (shares, joints) = (Shares::new(1, 1, Cost::Units), Joints::default());
+        let take = |client: u64| shares.take((Client::new(client), 0), 1).boxed();
+        let held = take(9).await;
+        let mut first: Vec<_> = (0..5).map(|_| take(1)).collect();
+        assert!(first.iter_mut().all(|take| take.now_or_never().is_none()));
+        // A chunk in another codec, for which a block is needed.
+        let mut joined = Client::new(1).works(async { joints.join("chunk") }).await;
+        let (ours, blocks) = (shares.clone(), joints.clone());
+        let chunk = joined.spawn(async move {
+            let mut joined = blocks.join("block");
+            let block = joined.spawn(async move { ours.take((Client::new(1), 0), 1).await });
+            joined.outcome(block).await
+        });
+        for _ in 0..5 {
+            tokio::task::yield_now().await;
+        }
+        let wanted = Client::new(2).works(async { joints.join("chunk") }).await;
+        for _ in 0..5 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!chunk.is_finished());
+        drop(held);
+        drop(first.remove(0).now_or_never().expect("it came first"));
+        let chunk = tokio::time::timeout(Duration::from_secs(20), chunk).await.expect("it is the other one's turn");
+        drop(chunk.unwrap().unwrap());
+        drop((first, wanted, joined));
+        assert!(joints.lock().is_empty());
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::header::{
@@ -10,8 +11,9 @@ use axum::http::header::{
 };
 use axum::http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tower_http::services::ServeDir;
+use tower_http::services::fs::ServeFileSystemResponseBody;
 
 use super::problem::{self, Problem};
 use super::{Answer, Ask, page, stored, target, vary};
@@ -20,12 +22,16 @@ use super::{Answer, Ask, page, stored, target, vary};
 const INDEX: &str = "index.html";
 /// Bytes of a file that are read at a time.
 const CHUNK: usize = 16 << 10;
+/// Files that are looked for at a time, and the longest path of one in bytes. Who hangs up leaves the disk's call behind.
+const LOOKED_FOR: usize = 256;
+const LONGEST: usize = 4096;
 
 /// A built viewer.
 #[derive(Debug, Clone)]
 pub struct Viewer {
     directory: PathBuf,
     files: ServeDir,
+    places: Arc<Semaphore>,
 }
 
 impl Viewer {
@@ -54,7 +60,11 @@ impl Viewer {
             .ignore_multi_range_requests(true)
             .precompressed_br()
             .precompressed_gzip();
-        Ok(index.is_file().then(|| Self { directory: directory.to_owned(), files }))
+        Ok(index.is_file().then(|| Self {
+            directory: directory.to_owned(),
+            files,
+            places: Arc::new(Semaphore::new(LOOKED_FOR)),
+        }))
     }
 
     /// Where its files are.
@@ -81,6 +91,9 @@ impl Viewer {
     async fn file(&self, ask: &Ask<'_>, path: &[&str]) -> Answer {
         let encoded: Vec<String> = path.iter().map(|segment| target::encode(segment).to_string()).collect();
         let uri = format!("/{}", encoded.join("/"));
+        if uri.len() > LONGEST {
+            return Err(Problem::missing());
+        }
         let mut request = Request::new(Body::empty());
         *request.method_mut() = ask.method().clone();
         *request.uri_mut() = uri.parse().map_err(|_invalid| Problem::missing())?;
@@ -89,7 +102,7 @@ impl Viewer {
                 request.headers_mut().insert(name, value.clone());
             }
         }
-        let response = self.files.clone().try_call(request).await.map_err(|error| self.unreadable(&error))?;
+        let response = self.look(request).await.map_err(|error| self.unreadable(&error))?;
         match response.status() {
             StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED => {}
             StatusCode::PRECONDITION_FAILED => {
@@ -114,6 +127,17 @@ impl Viewer {
             vary(response.headers_mut(), "accept-encoding");
         }
         Ok(response)
+    }
+
+    /// Looks for it in a task that nobody ends: its place is free when the disk has answered.
+    async fn look(&self, request: Request<Body>) -> std::io::Result<Response<ServeFileSystemResponseBody>> {
+        let place = Arc::clone(&self.places).acquire_owned().await.map_err(std::io::Error::other)?;
+        let mut files = self.files.clone();
+        let looked = tokio::spawn(async move {
+            let _place = place;
+            files.try_call(request).await
+        });
+        looked.await.unwrap_or_else(|died| Err(std::io::Error::other(died)))
     }
 
     fn unreadable(&self, error: &std::io::Error) -> Problem {

@@ -4,10 +4,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use n5_server::app::Server;
-use n5_server::config::Config;
+use n5_server::config::{Config, ContainerConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
+
+use crate::support::writer::N5;
 
 pub struct Running {
     pub address: SocketAddr,
@@ -100,4 +102,38 @@ async fn the_server_ends_although_half_a_request_is_there() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     server.stop.send(()).unwrap();
     tokio::time::timeout(Duration::from_secs(20), server.ended).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_deadline_of_the_end_holds_although_a_client_waits_to_be_accepted() {
+    let n5 = N5::new();
+    // Nothing is stored: zeros, and more of them than go on their way unread.
+    n5.dataset("v", &[1024, 1024, 64], &[64, 64, 64], "raw");
+    let defaults = Config::default().container_defaults;
+    let container = ContainerConfig {
+        name: "em".to_owned(),
+        root: n5.root().to_owned(),
+        cache_control: defaults.cache_control,
+        symlinks: defaults.symlinks,
+        must_be_mount: false,
+    };
+    let mut config = Config { containers: vec![container], ..Config::default() };
+    config.server.max_connections = 1;
+    config.server.drain_delay = Duration::ZERO;
+    config.server.shutdown_timeout = Duration::from_millis(300);
+    let server = start_with(Duration::from_secs(60), config).await;
+    let mut slow = TcpStream::connect(server.address).await.unwrap();
+    let asked = "GET /slice/em/v?start=0,0,0&stop=1024,1024,64&format=raw HTTP/1.1\r\nHost: x\r\n\r\n";
+    slow.write_all(asked.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 15];
+    slow.read_exact(&mut answer).await.unwrap();
+    assert_eq!(answer, b"HTTP/1.1 200 OK");
+    let mut waits = TcpStream::connect(server.address).await.unwrap();
+    waits.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let stopped = std::time::Instant::now();
+    server.stop.send(()).unwrap();
+    tokio::time::timeout(Duration::from_secs(20), server.ended).await.unwrap().unwrap();
+    let spent = stopped.elapsed();
+    // Who waits in the queue is waited for as well, for 2 s; the deadline comes before that.
+    assert!(Duration::from_millis(300) <= spent && spent < Duration::from_millis(1900), "{spent:?}");
 }

@@ -88,6 +88,14 @@ fn a_file_cut_off_before_its_rules_opens_nothing() {
     let line = program.reload(&served(&n5, ""));
     assert!(line.contains("ERROR") && line.contains("is the file whole?"), "{line}");
     assert_eq!((program.get("/em/v/0/0").status, program.get("/metrics").status), (200, 401));
+    // Cut off where only tokens have been named; and where all is private, and only the metrics are left to be told.
+    let tokens = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(tokens.path(), "# None yet.\n").unwrap();
+    let begun = format!("[access]\ndefault = \"private\"\ntokens = \"{}\"", tokens.path().display());
+    let program = Program::start(&format!("{}\n{begun}\nmetrics = \"ann\"\n", served(&n5, "")));
+    let line = program.reload(&format!("{}\n{begun}\n", served(&n5, "")));
+    assert!(line.contains("ERROR") && line.contains("open the metrics"), "{line}");
+    assert_eq!((program.get("/em/v/0/0").status, program.get("/metrics").status), (401, 401));
 }
 
 #[test]

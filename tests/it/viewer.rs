@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use n5_server::http::{Options, Viewer};
 use tempfile::TempDir;
@@ -121,4 +122,27 @@ fn a_file_that_a_browser_has_already_is_sent_to_its_end_without_a_body() {
     }
     let cancelled = program.metric("n5_requests_cancelled_total{stage=\"sending\"}");
     assert!(cancelled.is_none_or(|count| count == 0.0), "{cancelled:?}");
+}
+
+#[tokio::test]
+async fn who_hangs_up_while_the_disk_hangs_leaves_no_more_calls_behind_than_there_are_places() {
+    let (n5, directory) = (N5::new(), built());
+    let dist = directory.path().join("dist");
+    let client = client(&n5, &dist);
+    // To open it waits for a writer, as a disk that hangs.
+    let pipe = dist.join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    // Of as many calls as there may be, fewer than the runtime has threads for.
+    for _ in 0..480 {
+        let hangs_up = tokio::time::timeout(Duration::from_millis(5), client.get("/viewer/pipe")).await;
+        assert!(hangs_up.is_err());
+    }
+    let waiting = tokio::time::timeout(Duration::from_millis(300), client.get("/viewer/")).await;
+    let writer = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    assert!(waiting.is_err(), "all of them are in the runtime's queue");
+    assert_eq!(client.get("/viewer/").await.status, 200);
+    let long = client.get(&format!("/viewer/{}", "a".repeat(5000))).await;
+    assert_eq!(long.status, 404);
+    // Calls that have not ended yet need it beyond the end of the test.
+    std::mem::forget(writer);
 }

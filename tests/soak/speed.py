@@ -79,15 +79,18 @@ class Window:
     def is_ours(self):
         return self.used + self.idle >= (1 - OTHERS) * os.cpu_count()
 
+    def is_like(self, before):
+        return self.is_ours() and self.left(before) >= LEFT
+
     def is_fair(self, before):
-        return self.is_ours() and self.left(before) >= LEFT and self.effort <= before.effort * SLOWER
+        return self.is_like(before) and self.effort <= before.effort * SLOWER
 
 
 class Speed:
     def __init__(self, watch, processes):
         self.watch, self.processes = watch, processes
         self.usual = None
-        self.windows, self.firsts = [], []
+        self.windows, self.firsts, self.untold = [], [], []
 
     def ours(self):
         return {name: processor_seconds(process) for name, process in self.processes.items()}
@@ -105,6 +108,15 @@ class Speed:
         self.usual = self.usual or now
         rate, idle = (self.watch.answered - answered) / spent, (idle_seconds() - idle_before) / spent
         return Window(rate * now / self.usual, now, sum(shares.values()), idle, looks, shares)
+
+    async def telling(self, moment, is_told):
+        """The first long window by which something can be told of that moment, of a few; else the last one."""
+        for _ in range(WINDOWS):
+            window = await self.window(2 * WINDOW)
+            if is_told(window):
+                return window
+        self.untold.append(moment)
+        return window
 
     async def before(self):
         """What it is before a fault: by a new window and the last ones."""
@@ -134,6 +146,8 @@ class Speed:
 
     def judge(self, first, last):
         """What all faults together say, and whether the server takes more for an answer at the end, against its clients."""
+        for moment in self.untold:
+            self.watch.wrong(f"{moment}: the machine is too busy to tell throughput (--without-speed does not)")
         parts = [part for _, part in self.firsts]
         middle, times = statistics.median(parts or [1.0]), [w.shares["server"] / w.shares["clients"] for w in (first, last)]
         print(f"from one second after each fault on: {middle:.0%} of the throughput before, in the median; processor time of the "
