@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import subprocess
+import time
 
 import asked
 import data
@@ -21,6 +22,14 @@ FAILED = "request failed"
 async def take(reader):
     while await reader.read(1 << 16):
         pass
+
+
+def halves(path, content):
+    """Writes it anew, in two pieces."""
+    with open(path, "r+b") as file:
+        file.write(content[: len(content) // 2])
+        file.flush()
+        file.write(content[len(content) // 2 :])
 
 
 class Faults:
@@ -113,22 +122,29 @@ class Faults:
         return [path for path in found if path.is_file() and path.name != "attributes.json"]
 
     async def rewritten(self, stop):
-        """The same bytes, in new files and in old ones; every other time in one that never comes to rest."""
+        """The same bytes, in new files and in old ones; and one that never comes to rest."""
         files, count = self.files(), 0
-        restless = self.roots["disk"] / "u16gzip/0/0/0"
+        restless = asyncio.create_task(asyncio.to_thread(self.restless, stop))
         while not stop.is_set():
-            path = self.random.choice(files) if count % 2 else restless
+            path = self.random.choice(files)
             content = path.read_bytes()
-            if count % 4 < 2:
+            if count % 2:
                 path.with_name("new").write_bytes(content)
                 os.replace(path.with_name("new"), path)
             else:
-                with open(path, "r+b") as file:
-                    file.write(content[: len(content) // 2])
-                    file.flush()
-                    file.write(content[len(content) // 2 :])
+                halves(path, content)
             count += 1
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.01)
+        return count + await restless
+
+    def restless(self, stop):
+        """Who reads it finds it written again, a second time too."""
+        path, count = self.roots["disk"] / "u16gzip/0/0/0", 0
+        content = path.read_bytes()
+        while not stop.is_set():
+            halves(path, content)
+            count += 1
+            time.sleep(0.001)
         return count
 
     async def cut_off(self, stop):
