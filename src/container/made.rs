@@ -1,7 +1,7 @@
 //! What is made of a region's elements, such as a block in another encoding: kept in the cache of stored objects.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 
@@ -56,6 +56,23 @@ enum Uncached {
     Large(Made, u64),
 }
 
+/// The same for those who wait for a run of another. The cache lets go of it some time later, perhaps when it is next used:
+/// memory that others wait for must not hang on it.
+#[derive(Debug)]
+enum Shared {
+    Failed(ReadError),
+    Large { bytes: Weak<Bytes>, tags: u128, versions: u64, checked: u64 },
+}
+
+/// Bytes that those who wait for them find as long as one of them is there.
+struct Sent(Arc<Bytes>);
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 impl Container {
     /// What `recipe` makes of `slice`, from the cache where the blocks have not changed; `None` where none of them
     /// exists. One run, however many wait; what fails is not remembered.
@@ -72,10 +89,10 @@ impl Container {
                 access.may_wait().await;
                 metrics::cache_requests(CACHE, Lookup::Miss, 1);
                 match self.make_shared(access, key.clone(), slice, recipe).await? {
-                    Ok(entry) if entry.checked.is_fresh(since) => return Ok(Made::cached(id, &entry, access)),
-                    Err((large, checked)) if checked >= since => return Ok(Some(large)),
-                    // Of a run that began before this request, and read what may have changed since.
-                    Ok(_) | Err(_) => continue,
+                    Some(Ok(entry)) if entry.checked.is_fresh(since) => return Ok(Made::cached(id, &entry, access)),
+                    Some(Err((large, checked))) if checked >= since => return Ok(Some(large)),
+                    // Of a run that began before this request, and read what may have changed since; or all who had it have gone.
+                    Some(_) | None => continue,
                 }
             };
             if entry.checked.is_fresh(since) || self.is_unchanged(access, &entry, slice).await? {
@@ -105,28 +122,39 @@ impl Container {
         Ok(unchanged)
     }
 
-    /// Makes it once, however many want it.
+    /// Makes it once, however many want it; `None` where it was not kept for this one.
     async fn make_shared(
         &self,
         access: Access,
         key: EntryKey,
         slice: &Slice,
         recipe: &Recipe,
-    ) -> Result<Result<Arc<Entry>, (Made, u64)>, ReadError> {
+    ) -> Result<Option<Result<Arc<Entry>, (Made, u64)>>, ReadError> {
         let (this, slice, recipe) = (self.clone(), slice.clone(), recipe.clone());
         let made = share(&self.resources.objects.loading, key.clone(), async move {
-            let cache = &this.resources.objects.cache;
-            let made = cache.try_get_with(key, fair::leading(this.make(access, &slice, &recipe))).await;
+            let (cache, mut mine) = (&this.resources.objects.cache, None);
+            let run = async {
+                let uncached = match this.make(access, &slice, &recipe).await {
+                    Ok(entry) => return Ok(entry),
+                    Err(uncached) => uncached,
+                };
+                let (large, checked) = match uncached {
+                    Uncached::Failed(error) => return Err(Shared::Failed(error)),
+                    Uncached::Large(large, checked) => (large, checked),
+                };
+                let bytes = Arc::new(large.bytes);
+                let left = Arc::downgrade(&bytes);
+                mine = Some(bytes);
+                Err(Shared::Large { bytes: left, tags: large.tags, versions: large.versions, checked })
+            };
+            let made = cache.try_get_with(key, fair::leading(run)).await;
+            let made =
+                made.map_or_else(|shared| shared.found().map(|large| large.map(Err)), |entry| Ok(Some(Ok(entry))));
             cache.run_pending_tasks().await;
+            drop(mine);
             made
         });
-        match made.await? {
-            Ok(entry) => Ok(Ok(entry)),
-            Err(uncached) => match &*uncached {
-                Uncached::Large(made, checked) => Ok(Err((made.clone(), *checked))),
-                Uncached::Failed(error) => Err(error.clone()),
-            },
-        }
+        made.await?
     }
 
     async fn make(&self, access: Access, slice: &Slice, recipe: &Recipe) -> Result<Arc<Entry>, Uncached> {
@@ -169,6 +197,19 @@ impl Container {
         let bytes = permit.own(bytes);
         let meta = Meta { len, modified: None, etag: format!("{tags:032x}").into(), version: versions };
         Ok(Arc::new(Entry { object: Some((meta, bytes)), is_nothing: false, checked }))
+    }
+}
+
+impl Shared {
+    fn found(&self) -> Result<Option<(Made, u64)>, ReadError> {
+        match self {
+            Self::Failed(error) => Err(error.clone()),
+            Self::Large { bytes, tags, versions, checked } => Ok(bytes.upgrade().map(|bytes| {
+                let made =
+                    Made { bytes: Bytes::from_owner(Sent(bytes)), tags: *tags, versions: *versions, found: None };
+                (made, *checked)
+            })),
+        }
     }
 }
 

@@ -485,6 +485,31 @@ async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
 }
 
 #[tokio::test]
+async fn what_was_made_and_is_not_kept_leaves_no_memory_behind() {
+    let n5 = N5::new();
+    // Single bytes need no other order, and a block at the edge is filled up: elements are sent as they are, in memory of slices.
+    let attributes = r#"{"dimensions":[7,5],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
+    n5.file("v/attributes.json", attributes.as_bytes());
+    n5.file("v/1/0", [&[0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4][..], &[7; 12]].concat());
+    settle();
+    // Who is anywhere in a cache, and stands still there: what caches let go of lives on until then.
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let standing = std::thread::spawn(move || {
+        let _inside = crossbeam_epoch::pin();
+        let _ = gone.recv();
+    });
+    // A listing takes all of it.
+    let tight = Settings { slice_budget: 1 << 20, budget_wait: Duration::ZERO, ..settings() };
+    let client = Client::new(local(n5.root()), tight, options());
+    for path in ["/zarr2/v/0/1", "/zarr3/v/c/0/1", "/as/gzip/v/1/0"].repeat(9) {
+        assert_eq!(client.get(path).await.status, 200, "{path}");
+        assert_eq!(client.get("/v/").await.status, 200, "after {path}");
+    }
+    drop(go);
+    standing.join().unwrap();
+}
+
+#[tokio::test]
 async fn a_dataset_that_everybody_wants_does_not_keep_another_waiting() {
     const HOT: usize = 32;
     let recorder = loads::recorder();
