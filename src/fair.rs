@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
 
-pub use joint::{Joined, Joints, Keeper, keeper, leading};
+pub use joint::{Joined, Joints, Keeper, hold, keeper, leading};
 
 tokio::task_local! {
     static CLIENT: Client;

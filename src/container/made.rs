@@ -56,15 +56,24 @@ enum Uncached {
     Large(Made, u64),
 }
 
-/// The same for those who wait for a run of another. The cache lets go of it some time later, perhaps when it is next used:
-/// memory that others wait for must not hang on it.
+/// The same as the cache hands it to those who wait for a run of another. It lets go of it some time later, perhaps when it is
+/// next used: memory that others wait for must not hang on it, and is [held](fair::hold) for those who want it.
 #[derive(Debug)]
 enum Shared {
     Failed(ReadError),
     Large { bytes: Weak<Bytes>, tags: u128, versions: u64, checked: u64 },
 }
 
-/// Bytes that those who wait for them find as long as one of them is there.
+/// What comes of a run for those who wait for it.
+enum Run {
+    Kept(Arc<Entry>),
+    /// And the moment of the earliest comparison with the store.
+    Large(Made, u64),
+    /// Another run has begun before this one was looked at.
+    Gone,
+}
+
+/// Bytes that several send.
 struct Sent(Arc<Bytes>);
 
 impl AsRef<[u8]> for Sent {
@@ -89,10 +98,10 @@ impl Container {
                 access.may_wait().await;
                 metrics::cache_requests(CACHE, Lookup::Miss, 1);
                 match self.make_shared(access, key.clone(), slice, recipe).await? {
-                    Some(Ok(entry)) if entry.checked.is_fresh(since) => return Ok(Made::cached(id, &entry, access)),
-                    Some(Err((large, checked))) if checked >= since => return Ok(Some(large)),
-                    // Of a run that began before this request, and read what may have changed since; or all who had it have gone.
-                    Some(_) | None => continue,
+                    Run::Kept(entry) if entry.checked.is_fresh(since) => return Ok(Made::cached(id, &entry, access)),
+                    Run::Large(large, checked) if checked >= since => return Ok(Some(large)),
+                    // Of a run that began before this request, and read what may have changed since.
+                    Run::Kept(_) | Run::Large(..) | Run::Gone => continue,
                 }
             };
             if entry.checked.is_fresh(since) || self.is_unchanged(access, &entry, slice).await? {
@@ -122,37 +131,35 @@ impl Container {
         Ok(unchanged)
     }
 
-    /// Makes it once, however many want it; `None` where it was not kept for this one.
+    /// Makes it once, however many want it.
     async fn make_shared(
         &self,
         access: Access,
         key: EntryKey,
         slice: &Slice,
         recipe: &Recipe,
-    ) -> Result<Option<Result<Arc<Entry>, (Made, u64)>>, ReadError> {
+    ) -> Result<Run, ReadError> {
         let (this, slice, recipe) = (self.clone(), slice.clone(), recipe.clone());
         let made = share(&self.resources.objects.loading, key.clone(), async move {
-            let (cache, mut mine) = (&this.resources.objects.cache, None);
             let run = async {
-                let uncached = match this.make(access, &slice, &recipe).await {
-                    Ok(entry) => return Ok(entry),
-                    Err(uncached) => uncached,
-                };
-                let (large, checked) = match uncached {
-                    Uncached::Failed(error) => return Err(Shared::Failed(error)),
-                    Uncached::Large(large, checked) => (large, checked),
-                };
-                let bytes = Arc::new(large.bytes);
-                let left = Arc::downgrade(&bytes);
-                mine = Some(bytes);
-                Err(Shared::Large { bytes: left, tags: large.tags, versions: large.versions, checked })
+                match this.make(access, &slice, &recipe).await {
+                    Ok(entry) => Ok(entry),
+                    Err(Uncached::Failed(error)) => Err(Shared::Failed(error)),
+                    Err(Uncached::Large(Made { bytes, tags, versions, .. }, checked)) => {
+                        let bytes = Arc::new(bytes);
+                        fair::hold(&bytes);
+                        Err(Shared::Large { bytes: Arc::downgrade(&bytes), tags, versions, checked })
+                    }
+                }
             };
+            let cache = &this.resources.objects.cache;
             let made = cache.try_get_with(key, fair::leading(run)).await;
-            let made =
-                made.map_or_else(|shared| shared.found().map(|large| large.map(Err)), |entry| Ok(Some(Ok(entry))));
             cache.run_pending_tasks().await;
-            drop(mine);
-            made
+            // Here, where what is held is there.
+            match made {
+                Ok(entry) => Ok(Run::Kept(entry)),
+                Err(shared) => shared.run(),
+            }
         });
         made.await?
     }
@@ -201,13 +208,12 @@ impl Container {
 }
 
 impl Shared {
-    fn found(&self) -> Result<Option<(Made, u64)>, ReadError> {
+    fn run(&self) -> Result<Run, ReadError> {
         match self {
             Self::Failed(error) => Err(error.clone()),
-            Self::Large { bytes, tags, versions, checked } => Ok(bytes.upgrade().map(|bytes| {
-                let made =
-                    Made { bytes: Bytes::from_owner(Sent(bytes)), tags: *tags, versions: *versions, found: None };
-                (made, *checked)
+            Self::Large { bytes, tags, versions, checked } => Ok(bytes.upgrade().map_or(Run::Gone, |bytes| {
+                let bytes = Bytes::from_owner(Sent(bytes));
+                Run::Large(Made { bytes, tags: *tags, versions: *versions, found: None }, *checked)
             })),
         }
     }

@@ -1,8 +1,6 @@
 //! The cache of files as stored, and of what `made` makes of them: weighed in bytes, one read however many wait,
 //! holes remembered.
 
-use std::ops::Range;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,12 +11,13 @@ use super::asked::Asked;
 use super::budget::{self, Budget, Permit};
 use super::fresh::{self, Access, Checked};
 use super::hold::{self, HOLDING};
+use super::large::{LargeObject, WeakLargeObject};
 use super::measured::measured;
 use super::shared::share;
 use super::{CacheSettings, ReadError, cache_of, forget, nudging};
 use crate::fair::{self, Joints};
 use crate::metrics::{self, Lookup, StoreOperation};
-use crate::store::{Data, Key, Meta, Object, ReadAt, Store, StoreError};
+use crate::store::{Data, Key, Meta, Object, Store, StoreError};
 
 pub(super) const CACHE: metrics::Cache = metrics::Cache::Stored;
 
@@ -34,9 +33,6 @@ const ENTRY_BYTES: usize = 768;
 /// How often a request looks again when what it finds keeps changing.
 pub(super) const ATTEMPTS: usize = 3;
 
-/// Bytes read from an object that is too large to be held whole.
-const PIECE_BYTES: u64 = 256 << 10;
-
 /// An object as stored.
 #[derive(Debug, Clone)]
 pub enum Stored {
@@ -51,55 +47,8 @@ impl Stored {
     pub fn meta(&self) -> &Meta {
         match self {
             Self::Whole(meta, _) => meta,
-            Self::Large(large) => &large.meta,
+            Self::Large(large) => large.meta(),
         }
-    }
-}
-
-/// An open object that is read piece by piece; pieces share the transfer budget.
-#[derive(Debug, Clone)]
-pub struct LargeObject {
-    meta: Meta,
-    reader: Arc<dyn ReadAt>,
-    backend: &'static str,
-    objects: Arc<Objects>,
-}
-
-impl LargeObject {
-    /// Number of bytes that [`Self::piece`] returns at most.
-    pub const PIECE_BYTES: u64 = PIECE_BYTES;
-
-    /// The bytes from `from` on, at most [`Self::PIECE_BYTES`] of them and none at or beyond `to`.
-    ///
-    /// # Errors
-    /// When the object can no longer be read, or has become shorter.
-    pub async fn piece(&self, from: u64, to: u64) -> Result<Bytes, ReadError> {
-        let to = to.min(from.saturating_add(PIECE_BYTES));
-        let permit = self.objects.take(to.saturating_sub(from)).await?;
-        let mut reading = pin!(self.read(from..to));
-        if let Ok(bytes) = tokio::time::timeout(HOLDING, &mut reading).await {
-            return Ok(permit.own(bytes?));
-        }
-        // A store that hangs holds no memory that others wait for.
-        drop(permit);
-        let bytes = reading.await?;
-        Ok(self.objects.take(bytes.len() as u64).await?.own(bytes))
-    }
-
-    /// Facts about it.
-    pub(super) fn meta(&self) -> &Meta {
-        &self.meta
-    }
-
-    /// All of it; the caller holds the memory.
-    pub(super) async fn all(&self) -> Result<Bytes, ReadError> {
-        Ok(self.read(0..self.meta.len).await?)
-    }
-
-    async fn read(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let bytes = measured(StoreOperation::GetRange, self.backend, self.reader.read_at(range)).await?;
-        metrics::store_read_bytes(self.backend, bytes.len() as u64);
-        Ok(bytes)
     }
 }
 
@@ -120,12 +69,13 @@ pub(super) enum EntryKey {
     Made(u128),
 }
 
-/// What a load ends with when it leaves nothing to cache.
+/// What a load ends with when it leaves nothing to cache. The cache lets go of it some time later, perhaps when it is next used:
+/// no file must stay open because of it.
 #[derive(Debug)]
 pub(super) enum Uncached {
     Failed(ReadError),
-    /// And the moment before it was opened.
-    Large(LargeObject, u64),
+    /// [Held](fair::hold) for those who want it; and the moment before it was opened.
+    Large(WeakLargeObject, u64),
     /// It would have to wait, and must not.
     NotAtOnce,
 }
@@ -154,6 +104,8 @@ enum Loaded {
     Entry(Arc<Entry>),
     /// And the moment before it was opened.
     Large(LargeObject, u64),
+    /// Another load has begun before this one was looked at.
+    Gone,
 }
 
 /// The cache, shared by all containers.
@@ -216,7 +168,7 @@ impl Objects {
                 match self.load(entry_key.clone(), key, store).await? {
                     Loaded::Large(large, opened) if opened >= since => return Ok(Some(Stored::Large(large))),
                     Loaded::Entry(entry) if entry.checked.is_fresh(since) => return Ok(entry.stored()),
-                    Loaded::Large(..) | Loaded::Entry(_) => continue,
+                    Loaded::Large(..) | Loaded::Entry(_) | Loaded::Gone => continue,
                 }
             };
             if entry.checked.is_fresh(since) || self.recheck(&entry, &**store, key, access).await? {
@@ -307,7 +259,7 @@ impl Objects {
             let checked = fresh::now();
             let fetch = || async {
                 match this.fetch(&*store, &key).await {
-                    Ok(Some(Stored::Large(large))) => Err(Uncached::Large(large, checked)),
+                    Ok(Some(Stored::Large(large))) => Err(Uncached::Large(large.held(), checked)),
                     Ok(Some(Stored::Whole(meta, bytes))) => Ok(Arc::new(Entry {
                         object: Some((meta, bytes)),
                         is_nothing: false,
@@ -326,16 +278,19 @@ impl Objects {
             };
             // Evicts at once what no longer fits, instead of when the cache's own queue is full.
             this.cache.run_pending_tasks().await;
-            loaded
+            // Here, where what is held is there.
+            match loaded {
+                Ok(entry) => Ok(Loaded::Entry(entry)),
+                Err(uncached) => match &*uncached {
+                    Uncached::Large(large, opened) => {
+                        Ok(large.get().map_or(Loaded::Gone, |large| Loaded::Large(large, *opened)))
+                    }
+                    Uncached::Failed(error) => Err(error.clone()),
+                    Uncached::NotAtOnce => Err(ReadError::Died("a load ended without an end".to_owned())),
+                },
+            }
         });
-        match load.await? {
-            Ok(entry) => Ok(Loaded::Entry(entry)),
-            Err(uncached) => match &*uncached {
-                Uncached::Large(large, opened) => Ok(Loaded::Large(large.clone(), *opened)),
-                Uncached::Failed(error) => Err(error.clone()),
-                Uncached::NotAtOnce => Err(ReadError::Died("a load ended without an end".to_owned())),
-            },
-        }
+        load.await?
     }
 
     /// Reads an object, or opens it where it is too large to be held. One that becomes shorter meanwhile is
@@ -346,12 +301,12 @@ impl Objects {
             let large = match self.fetch_once(store, key).await? {
                 None => return Ok(None),
                 Some(Fetched::Whole(meta, bytes, permit)) => return Ok(Some(Stored::Whole(meta, permit.own(bytes)))),
-                Some(Fetched::Large(large)) if large.meta.len > WHOLE_BYTES => return Ok(Some(Stored::Large(large))),
+                Some(Fetched::Large(large)) if large.meta().len > WHOLE_BYTES => return Ok(Some(Stored::Large(large))),
                 Some(Fetched::Large(large)) => large,
             };
-            let permit = self.take(large.meta.len).await?;
+            let permit = self.take(large.meta().len).await?;
             match hold::unless_needed(store, &self.budget, key, Box::pin(large.all())).await? {
-                Ok(bytes) => return Ok(Some(Stored::Whole(large.meta, permit.own(bytes)))),
+                Ok(bytes) => return Ok(Some(Stored::Whole(large.meta().clone(), permit.own(bytes)))),
                 Err(ReadError::Store(StoreError::Short(_) | StoreError::Torn(_))) if !second_look => second_look = true,
                 Err(error) => return Err(error),
             }
@@ -378,10 +333,7 @@ impl Objects {
                 permit.shrink(len);
                 Fetched::Whole(meta, bytes, permit)
             }
-            Data::Open(reader) => {
-                let (backend, objects) = (store.backend(), Arc::new(self.clone()));
-                Fetched::Large(LargeObject { meta, reader, backend, objects })
-            }
+            Data::Open(reader) => Fetched::Large(LargeObject::new(meta, reader, store.backend(), self.clone())),
         }))
     }
 }

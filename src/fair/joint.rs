@@ -1,5 +1,6 @@
 //! Work that several clients want is done in the turn of whichever of them is first.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::Hash;
@@ -19,7 +20,7 @@ tokio::task_local! {
 
 /// Those for whom the running task works, where they may become more.
 pub(super) fn clients() -> Option<watch::Receiver<Vec<Client>>> {
-    JOINT.try_with(|joint| joint.0.subscribe()).ok()
+    JOINT.try_with(|joint| joint.clients.subscribe()).ok()
 }
 
 /// Does `work` for all who want what the running task is for: it goes on as long as one of them does.
@@ -31,7 +32,11 @@ pub fn leading<T, E>(work: impl Future<Output = Result<T, E>>) -> impl Future<Ou
         // Elsewhere than in such a task, nobody else waits.
         let _ = STATE.try_with(|state| set(state));
     }
-    let begun = future::lazy(|_| set(|state| state.does_lead.store(true, Ordering::Relaxed)));
+    let begun = future::lazy(|_| {
+        set(|state| state.does_lead.store(true, Ordering::Relaxed));
+        // What an earlier run left may be what this one waits for the memory of.
+        leave(None);
+    });
     begun.then(|()| work).inspect(|done| {
         if done.is_err() {
             set(|state| {
@@ -40,6 +45,20 @@ pub fn leading<T, E>(work: impl Future<Output = Result<T, E>>) -> impl Future<Ou
             });
         }
     })
+}
+
+/// Keeps `value` for those who want what the running task is for: until the last of them has gone, or the work is begun anew.
+pub fn hold<T: Send + Sync + 'static>(value: &Arc<T>) {
+    leave(Some(Arc::<T>::clone(value)));
+}
+
+fn leave(value: Option<Held>) {
+    let before = JOINT.try_with(|joint| {
+        let mut held = joint.held.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *held, value)
+    });
+    // Not under the lock.
+    drop(before);
 }
 
 /// What keeps the running task going although nobody wants its work any more.
@@ -85,12 +104,29 @@ impl Task {
 
 /// Those for whom one piece of work is done. They may become more until it is: whoever comes later shall not wait until it is
 /// the turn of who came first. Cheap to clone; clones share them.
-#[derive(Debug, Clone)]
-struct Joint(Arc<watch::Sender<Vec<Client>>>);
+#[derive(Debug, Clone, Default)]
+struct Joint(Arc<Party>);
+
+type Held = Arc<dyn Any + Send + Sync>;
+
+#[derive(Debug, Default)]
+struct Party {
+    clients: watch::Sender<Vec<Client>>,
+    /// What is kept for them.
+    held: Mutex<Option<Held>>,
+}
+
+impl std::ops::Deref for Joint {
+    type Target = Party;
+
+    fn deref(&self) -> &Party {
+        &self.0
+    }
+}
 
 impl Joint {
     fn add(&self, wanting: Vec<Client>) {
-        self.0.send_if_modified(|clients| {
+        self.clients.send_if_modified(|clients| {
             let before = clients.len();
             let new: Vec<Client> = wanting.into_iter().filter(|client| !clients.contains(client)).collect();
             clients.extend(new);
@@ -103,7 +139,7 @@ impl Joint {
 #[derive(Debug)]
 pub struct Joints<K>(Arc<Mutex<HashMap<K, Wanted>>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Wanted {
     joint: Joint,
     /// How many want it.
@@ -149,8 +185,7 @@ impl<K: Clone + Eq + Hash> Joints<K> {
         let mut outer = clients();
         let wanting = outer.as_mut().map_or_else(|| vec![Client::current()], |outer| outer.borrow_and_update().clone());
         let mut joints = self.lock();
-        let new = || Wanted { joint: Joint(Arc::new(watch::Sender::new(Vec::new()))), count: 0, left: Vec::new() };
-        let wanted = joints.entry(key.clone()).or_insert_with(new);
+        let wanted = joints.entry(key.clone()).or_default();
         let is_first = wanted.count == 0;
         wanted.count += 1;
         wanted.joint.add(wanting);
@@ -328,6 +363,34 @@ mod tests {
         assert!(!task.is_finished());
         drop(patient);
         assert!(task.await.unwrap_err().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn what_is_left_is_there_for_all_who_want_it_and_no_longer() {
+        let joints = Joints::default();
+        let run = |value: Arc<u8>| {
+            leading(async move {
+                hold(&value);
+                Err::<(), _>(Arc::downgrade(&value))
+            })
+        };
+        let (mut first, mut second) = (joints.join("chunk"), joints.join("chunk"));
+        let weak = first.spawn(run(Arc::new(1))).await.unwrap().unwrap_err();
+        drop(first);
+        assert_eq!(weak.upgrade().as_deref(), Some(&1));
+        // Whoever begins anew waits for no memory of that.
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let task = second.spawn(leading(async move {
+            told.await.unwrap();
+            run(Arc::new(2)).await
+        }));
+        tokio::task::yield_now().await;
+        assert!(weak.upgrade().is_none());
+        tell.send(()).unwrap();
+        let weak = task.await.unwrap().unwrap_err();
+        assert_eq!(weak.upgrade().as_deref(), Some(&2));
+        drop(second);
+        assert!(weak.upgrade().is_none() && joints.lock().is_empty());
     }
 
     #[tokio::test]

@@ -484,29 +484,86 @@ async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
     }
 }
 
-#[tokio::test]
-async fn what_was_made_and_is_not_kept_leaves_no_memory_behind() {
-    let n5 = N5::new();
-    // Single bytes need no other order, and a block at the edge is filled up: elements are sent as they are, in memory of slices.
+/// A chunk whose elements are sent as they are, in memory of slices, and not kept: single bytes need no other order, and a block
+/// at the edge is filled up.
+fn unkept(n5: &N5) {
     let attributes = r#"{"dimensions":[7,5],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
     n5.file("v/attributes.json", attributes.as_bytes());
     n5.file("v/1/0", [&[0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4][..], &[7; 12]].concat());
     settle();
-    // Who is anywhere in a cache, and stands still there: what caches let go of lives on until then.
-    let (go, gone) = std::sync::mpsc::channel::<()>();
+}
+
+#[tokio::test]
+async fn what_was_made_and_is_not_kept_leaves_no_memory_behind() {
+    // Whatever any cache of the process lets go of lives on meanwhile: in a process of its own.
+    const NAME: &str = "concurrency::what_was_made_and_is_not_kept_leaves_no_memory_behind";
+    if std::env::var_os("N5_TEST_ALONE").is_none() {
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        let done = alone.args([NAME, "--exact", "--nocapture"]).env("N5_TEST_ALONE", "1").output().unwrap();
+        let told = [done.stdout, done.stderr].map(|told| String::from_utf8_lossy(&told).into_owned());
+        assert!(done.status.success() && told[0].contains("1 passed"), "{}", told.concat());
+        return;
+    }
+    let n5 = N5::new();
+    unkept(&n5);
+    // Who is anywhere in a cache, and stands still there.
+    let ((go, gone), (tell, told)) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel());
     let standing = std::thread::spawn(move || {
         let _inside = crossbeam_epoch::pin();
+        tell.send(()).unwrap();
         let _ = gone.recv();
     });
+    told.recv().unwrap();
     // A listing takes all of it.
     let tight = Settings { slice_budget: 1 << 20, budget_wait: Duration::ZERO, ..settings() };
     let client = Client::new(local(n5.root()), tight, options());
-    for path in ["/zarr2/v/0/1", "/zarr3/v/c/0/1", "/as/gzip/v/1/0"].repeat(9) {
+    for path in ["/zarr2/v/0/1", "/zarr3/v/c/0/1"].repeat(9) {
         assert_eq!(client.get(path).await.status, 200, "{path}");
         assert_eq!(client.get("/v/").await.status, 200, "after {path}");
     }
     drop(go);
     standing.join().unwrap();
+}
+
+#[tokio::test]
+async fn what_is_not_kept_is_loaded_once_for_all_also_when_the_first_hangs_up() {
+    let recorder = loads::recorder();
+    let _counted = metrics::set_default_local_recorder(&recorder);
+    let n5 = N5::new();
+    unkept(&n5);
+    n5.file("w/0/0", vec![5; 17 << 20]);
+    settle();
+    let patient = Duration::from_secs(3600);
+    let recheck =
+        Settings { recheck_data: Recheck::After(patient), recheck_metadata: Recheck::After(patient), ..settings() };
+    for path in ["/zarr2/v/0/1", "/w/0/0"] {
+        for hangs_up in [false, true] {
+            // Decoded blocks are not kept either.
+            let (probe, client) = probed(&n5, Settings { decoded_cache: 0, ..recheck.clone() });
+            probe.close();
+            let ask = || {
+                let client = client.clone();
+                tokio::spawn(async move { client.get(path).await })
+            };
+            let first = ask();
+            while probe.gets() == 0 {
+                tokio::task::yield_now().await;
+            }
+            let others: Vec<_> = (0..20).map(|_| ask()).collect();
+            loads::come(&recorder.handle(), others.len()).await;
+            if hangs_up {
+                first.abort();
+            }
+            probe.open();
+            assert_eq!(first.await.is_err(), hangs_up);
+            let len = if path == "/w/0/0" { 17 << 20 } else { 16 };
+            for other in others {
+                let reply = other.await.unwrap();
+                assert_eq!((reply.status.as_u16(), reply.body.len()), (200, len), "{path}");
+            }
+            assert_eq!(probe.gets(), 1, "{path}, {hangs_up}");
+        }
+    }
 }
 
 #[tokio::test]

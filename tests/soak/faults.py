@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import subprocess
+import threading
 import time
 
 import asked
@@ -124,28 +125,31 @@ class Faults:
     async def rewritten(self, stop):
         """The same bytes, in new files and in old ones; and one that never comes to rest."""
         files, count = self.files(), 0
-        restless = asyncio.create_task(asyncio.to_thread(self.restless, stop))
-        while not stop.is_set():
-            path = self.random.choice(files)
-            content = path.read_bytes()
-            if count % 2:
-                path.with_name("new").write_bytes(content)
-                os.replace(path.with_name("new"), path)
-            else:
-                halves(path, content)
-            count += 1
-            await asyncio.sleep(0.01)
-        return count + await restless
-
-    def restless(self, stop):
-        """Who reads it finds it written again, a second time too."""
-        path, count = self.roots["disk"] / "u16gzip/0/0/0", 0
-        content = path.read_bytes()
-        while not stop.is_set():
-            halves(path, content)
-            count += 1
-            time.sleep(0.001)
+        end = threading.Event()
+        restless = asyncio.create_task(asyncio.to_thread(self.restless, end))
+        try:
+            while not stop.is_set() and not restless.done():
+                path = self.random.choice(files)
+                content = path.read_bytes()
+                if count % 2:
+                    path.with_name("new").write_bytes(content)
+                    os.replace(path.with_name("new"), path)
+                else:
+                    halves(path, content)
+                count += 1
+                await asyncio.sleep(0.01)
+        finally:
+            end.set()
+            await restless
         return count
+
+    def restless(self, end):
+        """Who reads it finds it written again, a second time too."""
+        path = self.roots["disk"] / "u16gzip/0/0/0"
+        content = path.read_bytes()
+        while not end.is_set():
+            halves(path, content)
+            time.sleep(0.001)
 
     async def cut_off(self, stop):
         """Files end in their middle for a moment."""

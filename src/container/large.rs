@@ -1,0 +1,87 @@
+//! Objects that are too large to be held whole.
+
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+
+use super::ReadError;
+use super::hold::HOLDING;
+use super::measured::measured;
+use super::objects::Objects;
+use crate::fair;
+use crate::metrics::{self, StoreOperation};
+use crate::store::{Meta, ReadAt, StoreError};
+
+/// An open object that is read piece by piece; pieces share the transfer budget. Cheap to clone; the last clone closes it.
+#[derive(Debug, Clone)]
+pub struct LargeObject(Arc<Open>);
+
+/// A [`LargeObject`] as long as others have it.
+#[derive(Debug)]
+pub(super) struct WeakLargeObject(Weak<Open>);
+
+#[derive(Debug)]
+struct Open {
+    meta: Meta,
+    reader: Arc<dyn ReadAt>,
+    backend: &'static str,
+    objects: Objects,
+}
+
+impl LargeObject {
+    /// Number of bytes that [`Self::piece`] returns at most.
+    pub const PIECE_BYTES: u64 = 256 << 10;
+
+    pub(super) fn new(meta: Meta, reader: Arc<dyn ReadAt>, backend: &'static str, objects: Objects) -> Self {
+        Self(Arc::new(Open { meta, reader, backend, objects }))
+    }
+
+    /// The bytes from `from` on, at most [`Self::PIECE_BYTES`] of them and none at or beyond `to`.
+    ///
+    /// # Errors
+    /// When the object can no longer be read, or has become shorter.
+    pub async fn piece(&self, from: u64, to: u64) -> Result<Bytes, ReadError> {
+        let to = to.min(from.saturating_add(Self::PIECE_BYTES));
+        let objects = &self.0.objects;
+        let permit = objects.take(to.saturating_sub(from)).await?;
+        let mut reading = pin!(self.read(from..to));
+        if let Ok(bytes) = tokio::time::timeout(HOLDING, &mut reading).await {
+            return Ok(permit.own(bytes?));
+        }
+        // A store that hangs holds no memory that others wait for.
+        drop(permit);
+        let bytes = reading.await?;
+        Ok(objects.take(bytes.len() as u64).await?.own(bytes))
+    }
+
+    /// Facts about it.
+    pub(super) fn meta(&self) -> &Meta {
+        &self.0.meta
+    }
+
+    /// All of it; the caller holds the memory.
+    pub(super) async fn all(&self) -> Result<Bytes, ReadError> {
+        Ok(self.read(0..self.0.meta.len).await?)
+    }
+
+    /// [Holds](fair::hold) it for those who want it.
+    pub(super) fn held(&self) -> WeakLargeObject {
+        fair::hold(&self.0);
+        WeakLargeObject(Arc::downgrade(&self.0))
+    }
+
+    async fn read(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let Open { reader, backend, .. } = &*self.0;
+        let bytes = measured(StoreOperation::GetRange, backend, reader.read_at(range)).await?;
+        metrics::store_read_bytes(backend, bytes.len() as u64);
+        Ok(bytes)
+    }
+}
+
+impl WeakLargeObject {
+    pub(super) fn get(&self) -> Option<LargeObject> {
+        self.0.upgrade().map(LargeObject)
+    }
+}
