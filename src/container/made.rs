@@ -154,12 +154,10 @@ impl Container {
             };
             let cache = &this.resources.objects.cache;
             let made = cache.try_get_with(key, fair::leading(run)).await;
+            // At once, while what is held is there.
+            let made = made.map_or_else(|shared| shared.run(), |entry| Ok(Run::Kept(entry)));
             cache.run_pending_tasks().await;
-            // Here, where what is held is there.
-            match made {
-                Ok(entry) => Ok(Run::Kept(entry)),
-                Err(shared) => shared.run(),
-            }
+            made
         });
         made.await?
     }

@@ -276,10 +276,8 @@ impl Objects {
                     loaded => break loaded,
                 }
             };
-            // Evicts at once what no longer fits, instead of when the cache's own queue is full.
-            this.cache.run_pending_tasks().await;
-            // Here, where what is held is there.
-            match loaded {
+            // At once, while what is held is there.
+            let loaded = match loaded {
                 Ok(entry) => Ok(Loaded::Entry(entry)),
                 Err(uncached) => match &*uncached {
                     Uncached::Large(large, opened) => {
@@ -288,7 +286,10 @@ impl Objects {
                     Uncached::Failed(error) => Err(error.clone()),
                     Uncached::NotAtOnce => Err(ReadError::Died("a load ended without an end".to_owned())),
                 },
-            }
+            };
+            // Evicts at once what no longer fits, instead of when the cache's own queue is full.
+            this.cache.run_pending_tasks().await;
+            loaded
         });
         load.await?
     }

@@ -494,9 +494,9 @@ fn unkept(n5: &N5) {
 }
 
 #[tokio::test]
-async fn what_was_made_and_is_not_kept_leaves_no_memory_behind() {
+async fn what_is_not_kept_leaves_no_memory_and_no_open_file_behind() {
     // Whatever any cache of the process lets go of lives on meanwhile: in a process of its own.
-    const NAME: &str = "concurrency::what_was_made_and_is_not_kept_leaves_no_memory_behind";
+    const NAME: &str = "concurrency::what_is_not_kept_leaves_no_memory_and_no_open_file_behind";
     if std::env::var_os("N5_TEST_ALONE").is_none() {
         let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
         let done = alone.args([NAME, "--exact", "--nocapture"]).env("N5_TEST_ALONE", "1").output().unwrap();
@@ -521,6 +521,14 @@ async fn what_was_made_and_is_not_kept_leaves_no_memory_behind() {
         assert_eq!(client.get(path).await.status, 200, "{path}");
         assert_eq!(client.get("/v/").await.status, 200, "after {path}");
     }
+    n5.file("w/0/0", vec![5; 17 << 20]);
+    let open = || {
+        let files = fs::read_dir("/proc/self/fd").unwrap().map(|file| fs::read_link(file.unwrap().path()));
+        files.flatten().filter(|file| file.starts_with(n5.root())).count()
+    };
+    let before = open();
+    assert_eq!(client.get("/w/0/0").await.status, 200);
+    assert_eq!(open(), before);
     drop(go);
     standing.join().unwrap();
 }
@@ -549,7 +557,7 @@ async fn what_is_not_kept_is_loaded_once_for_all_also_when_the_first_hangs_up() 
             while probe.gets() == 0 {
                 tokio::task::yield_now().await;
             }
-            let others: Vec<_> = (0..20).map(|_| ask()).collect();
+            let others: Vec<_> = (0..5).map(|_| ask()).collect();
             loads::come(&recorder.handle(), others.len()).await;
             if hangs_up {
                 first.abort();
