@@ -4,30 +4,62 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::problem::Problem;
 
-/// How much later. A connection has four refusals a second, or as many streams as it may have; short beside the second
+/// How much later at least. A connection has four refusals a second, or as many streams as it may have; short beside the second
 /// of `Retry-After`.
 const HELD: Duration = Duration::from_millis(250);
 
+/// All together have five hundred refusals a second: four times as many, of 640 connections, took a tenth of a core or more.
+const APART: Duration = Duration::from_millis(2);
+
+/// Those that are due within this time are answered together: each alone would interrupt the work on a core.
+const TOGETHER: Duration = Duration::from_millis(50);
+
+/// How much later at the most.
+const MOST_HELD: Duration = Duration::from_secs(4);
+
 /// How many are held back.
-#[derive(Debug, Default)]
-pub(super) struct Refused(AtomicUsize);
+#[derive(Debug)]
+pub(super) struct Refused {
+    count: AtomicUsize,
+    /// Answers come a whole number of [`TOGETHER`] after this.
+    since: Instant,
+}
+
+impl Default for Refused {
+    fn default() -> Self {
+        Self { count: AtomicUsize::new(0), since: Instant::now() }
+    }
+}
 
 impl Refused {
     /// Requests that only wait to be refused, and take nobody's place.
     pub(super) fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.count.load(Ordering::Relaxed)
     }
 
     /// Waits where the problem is that there are too many requests.
     pub(super) async fn hold(&self, problem: Option<&Problem>) {
         if problem.is_some_and(Problem::is_of_load) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            let _held = Held(&self.0);
-            tokio::time::sleep(HELD).await;
+            let before = self.count.fetch_add(1, Ordering::Relaxed);
+            let _held = Held(&self.count);
+            tokio::time::sleep_until(due(self.since, Instant::now(), held(before))).await;
         }
     }
+}
+
+/// When to answer what is held at `now` for so long at least; a whole number of [`TOGETHER`] after `since`.
+fn due(since: Instant, now: Instant, held: Duration) -> Instant {
+    let times = (now.duration_since(since) + held).as_millis() / TOGETHER.as_millis() + 1;
+    since + TOGETHER.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX))
+}
+
+/// For how long, beside so many others.
+fn held(others: usize) -> Duration {
+    APART.saturating_mul(u32::try_from(others).unwrap_or(u32::MAX)).clamp(HELD, MOST_HELD)
 }
 
 /// One of them; its client may go before it is answered.
@@ -36,5 +68,31 @@ struct Held<'a>(&'a AtomicUsize);
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_have_no_more_refusals_than_some() {
+        assert_eq!([0, 1, 125].map(held), [HELD; 3]);
+        assert_eq!(held(1000), Duration::from_secs(2));
+        assert_eq!([2000, 1 << 20, usize::MAX].map(held), [MOST_HELD; 3]);
+    }
+
+    #[test]
+    fn those_who_come_one_after_the_other_are_answered_together() {
+        let since = Instant::now();
+        let mut all: Vec<Instant> = Vec::new();
+        for n in 0..100 {
+            let now = since + Duration::from_millis(n);
+            let due = due(since, now, HELD);
+            assert!(due - now > HELD && due - now <= HELD + TOGETHER, "{:?}", due - now);
+            all.push(due);
+        }
+        all.dedup();
+        assert_eq!(all.len(), 2);
     }
 }
