@@ -18,6 +18,7 @@ use ipnet::IpNet;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::admitted::One;
 use super::guard::Viewpoint;
 use super::paced::Paced;
 use super::problem::{self, Problem};
@@ -161,13 +162,18 @@ impl Clients {
         self.concurrent_requests.saturating_add(self.concurrent_requests / SPARE)
     }
 
-    /// A place among the client's requests, kept until the answer is sent. `running`: requests of all clients, without those
-    /// that wait here.
+    /// A place among the client's requests, kept until the answer is sent, as `admitted` is. `running`: requests of all clients,
+    /// without those that wait here.
     ///
     /// # Errors
     /// 429 when the client's other requests do not end in time, or many of its own wait already; 503 when there are too many
     /// requests, and the client has more than a few of them.
-    pub(super) async fn enter(&self, client: Client, running: impl Fn() -> usize) -> Result<Place, Problem> {
+    pub(super) async fn enter(
+        &self,
+        client: Client,
+        admitted: One,
+        running: impl Fn() -> usize,
+    ) -> Result<Place, Problem> {
         let limits = self.limits;
         // First: who waits here takes no place from others.
         let (account, request) = if limits.are_none() { (None, None) } else { self.request(client).await?.unzip() };
@@ -177,7 +183,7 @@ impl Clients {
         if is_full && counted.is_beyond((self.concurrent_requests / FEW).max(1)) || running > self.most_requests() {
             return Err(shed());
         }
-        Ok(Place { account, limits, _request: request, _counted: counted })
+        Ok(Place { account, limits, _request: request, _counted: counted, _admitted: admitted })
     }
 
     /// A place among the requests that the client may have, where that is limited.
@@ -322,6 +328,7 @@ pub(super) struct Place {
     limits: Limits,
     // Dropped before the permit: whoever gets that is counted, and must not be one of two.
     _counted: Counted,
+    _admitted: One,
     _request: Option<OwnedSemaphorePermit>,
 }
 
@@ -356,6 +363,7 @@ mod tests {
     use bytes::Bytes;
     use http_body_util::BodyExt;
 
+    use super::super::admitted::Admitted;
     use super::*;
 
     fn clients(requests: usize, bytes_per_second: u64, burst_bytes: u64) -> Clients {
@@ -387,7 +395,7 @@ mod tests {
         let sent = Bytes::from((0..(4_usize << 20) + 5).map(|at| u8::try_from(at % 251).unwrap()).collect::<Vec<_>>());
         let mut received = Vec::new();
         for part in [sent.slice(..2 << 20), sent.slice(2 << 20..)] {
-            let place = clients.enter(Client::new(1), || 0).await.unwrap();
+            let place = clients.enter(Client::new(1), Admitted::default().begin(), || 0).await.unwrap();
             let answer = place.answer(Response::new(Body::from(part.clone())));
             assert_eq!(http_body::Body::size_hint(answer.body()).exact(), Some(part.len() as u64));
             received.extend(answer.into_body().collect().await.unwrap().to_bytes());
@@ -395,7 +403,7 @@ mod tests {
         assert!(received == sent);
         // One MiB at once, the others an eighth of a second each, at least.
         assert!(begun.elapsed() >= Duration::from_millis(370), "{:?}", begun.elapsed());
-        let other = clients.enter(Client::new(2), || 0).await.unwrap();
+        let other = clients.enter(Client::new(2), Admitted::default().begin(), || 0).await.unwrap();
         assert!(other.pay(1 << 20, Instant::now()).is_none(), "another client owes nothing");
     }
 
@@ -403,13 +411,20 @@ mod tests {
     async fn whoever_is_served_or_owes_is_not_forgotten_and_others_are() {
         let mut clients = clients(1, 1000, 1000);
         clients.limits.wait = Duration::from_millis(20);
-        let _served = clients.enter(Client::new(1), || 0).await.unwrap();
-        let _due = clients.enter(Client::new(2), || 0).await.unwrap().pay(1_000_000, Instant::now());
+        let _served = clients.enter(Client::new(1), Admitted::default().begin(), || 0).await.unwrap();
+        let _due = clients
+            .enter(Client::new(2), Admitted::default().begin(), || 0)
+            .await
+            .unwrap()
+            .pay(1_000_000, Instant::now());
         for number in 0..4 * TIDIED as u64 {
-            assert!(clients.enter(Client::new(100 + number), || 0).await.is_ok());
+            assert!(clients.enter(Client::new(100 + number), Admitted::default().begin(), || 0).await.is_ok());
         }
-        assert!(clients.enter(Client::new(1), || 0).await.is_err(), "it has its one request");
-        let debtor = clients.enter(Client::new(2), || 0).await.unwrap();
+        assert!(
+            clients.enter(Client::new(1), Admitted::default().begin(), || 0).await.is_err(),
+            "it has its one request"
+        );
+        let debtor = clients.enter(Client::new(2), Admitted::default().begin(), || 0).await.unwrap();
         assert!(debtor.pay(1, Instant::now()).is_some_and(|due| due > Instant::now() + Duration::from_secs(900)));
         assert!(clients.accounts.known.lock().unwrap().of.len() <= TIDIED + 2);
     }
@@ -417,16 +432,20 @@ mod tests {
     #[tokio::test]
     async fn a_place_is_kept_until_the_body_is_gone_and_waited_for() {
         let mut clients = clients(1, 0, 0);
-        let answer = clients.enter(Client::new(1), || 0).await.unwrap().answer(Response::new(Body::from("x")));
-        assert!(clients.enter(Client::new(2), || 0).await.is_ok());
-        let (second, ()) = tokio::join!(clients.enter(Client::new(1), || 0), async {
+        let answer = clients
+            .enter(Client::new(1), Admitted::default().begin(), || 0)
+            .await
+            .unwrap()
+            .answer(Response::new(Body::from("x")));
+        assert!(clients.enter(Client::new(2), Admitted::default().begin(), || 0).await.is_ok());
+        let (second, ()) = tokio::join!(clients.enter(Client::new(1), Admitted::default().begin(), || 0), async {
             tokio::task::yield_now().await;
             drop(answer);
         });
         clients.limits.wait = Duration::from_millis(20);
-        assert!(clients.enter(Client::new(1), || 0).await.is_err());
+        assert!(clients.enter(Client::new(1), Admitted::default().begin(), || 0).await.is_err());
         drop(second.unwrap());
-        assert!(clients.enter(Client::new(1), || 0).await.is_ok());
+        assert!(clients.enter(Client::new(1), Admitted::default().begin(), || 0).await.is_ok());
     }
 
     #[tokio::test]
@@ -440,20 +459,23 @@ mod tests {
         let client = Client::new(1);
         let mut held = Vec::new();
         for _ in 0..3 {
-            held.push(before.enter(client, || 0).await.unwrap());
+            held.push(before.enter(client, Admitted::default().begin(), || 0).await.unwrap());
         }
         let fewer = limited(1, 1 << 20);
-        assert!(fewer.enter(client, || 0).await.is_err());
+        assert!(fewer.enter(client, Admitted::default().begin(), || 0).await.is_err());
         held.truncate(1);
-        assert!(fewer.enter(client, || 0).await.is_err(), "one is all there may be");
+        assert!(fewer.enter(client, Admitted::default().begin(), || 0).await.is_err(), "one is all there may be");
         held[0].pay(64 << 20, Instant::now());
         held.clear();
-        let place = fewer.enter(client, || 0).await.unwrap();
+        let place = fewer.enter(client, Admitted::default().begin(), || 0).await.unwrap();
         assert!(place.pay(1, Instant::now()).is_some(), "what was sent before is owed");
         let more = limited(2, 1 << 20);
-        let both = (more.enter(client, || 0).await, more.enter(client, || 0).await);
+        let both = (
+            more.enter(client, Admitted::default().begin(), || 0).await,
+            more.enter(client, Admitted::default().begin(), || 0).await,
+        );
         assert!(both.0.is_ok() && both.1.is_err());
-        assert!(limited(0, 1 << 20).enter(client, || 0).await.is_ok(), "no limit");
+        assert!(limited(0, 1 << 20).enter(client, Admitted::default().begin(), || 0).await.is_ok(), "no limit");
     }
 
     #[tokio::test]
@@ -462,11 +484,11 @@ mod tests {
         let (greedy, modest) = (Client::new(1), Client::new(2));
         let mut places = Vec::new();
         for running in 1..=16 {
-            places.push(clients.enter(greedy, || running).await.unwrap());
+            places.push(clients.enter(greedy, Admitted::default().begin(), || running).await.unwrap());
         }
-        assert!(clients.enter(greedy, || 17).await.is_err());
-        let place = clients.enter(modest, || 17).await.unwrap();
-        assert!(clients.enter(modest, || 18).await.is_err(), "one is few of sixteen");
+        assert!(clients.enter(greedy, Admitted::default().begin(), || 17).await.is_err());
+        let place = clients.enter(modest, Admitted::default().begin(), || 17).await.unwrap();
+        assert!(clients.enter(modest, Admitted::default().begin(), || 18).await.is_err(), "one is few of sixteen");
         assert_eq!(clients.most_requests(), 20);
         drop((place, places));
         assert!(clients.accounts.running.lock().unwrap().is_empty());

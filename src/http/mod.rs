@@ -1,6 +1,7 @@
 //! HTTP: syntax, statuses and headers. One function answers every request; the table of routes is
 //! [`target::views`].
 
+mod admitted;
 mod ask;
 mod clients;
 mod compress;
@@ -168,9 +169,9 @@ impl App {
         self.shared.running.load(Ordering::Relaxed)
     }
 
-    /// Those of [`Self::running`] that neither wait for another one of their client's nor to be refused.
+    /// Those of them that have a place, or are about to: without those that wait for another one of their client's.
     fn admitted(&self) -> usize {
-        self.running().saturating_sub(self.shared.accounts.waiting()).saturating_sub(self.shared.refused.count())
+        self.shared.admitted.count().saturating_sub(self.shared.accounts.waiting())
     }
 
     /// The container that `segments` lead into and the key within; `Ok(None)` where several containers
@@ -236,7 +237,7 @@ async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body>
             traced => Box::pin(trace::within(traced, answer)).await,
         };
     };
-    let path = request.uri().path().to_owned();
+    let path = observe::shown(request.uri().path());
     let id = request.extensions().get::<RequestId>().map_or_else(String::new, |id| id.0.clone());
     // Ended when the client has gone.
     AbortOnDropHandle::new(documents.spawn(trace::within(trace, answer_here(Arc::clone(&app), request))))
@@ -250,18 +251,21 @@ async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body>
 
 /// Answers one request: routes it, bounds its time, turns problems and panics into answers.
 async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
-    let (parts, _body) = request.into_parts();
+    // What there is of a body is for nobody, and not to be kept.
+    let (parts, _) = request.into_parts();
     let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
     let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let path = parts.uri.path();
-    let (mut route, mut viewpoint) = ("unmatched", None);
+    let (mut route, mut viewpoint, mut may_be_held) = ("unmatched", None, false);
     let presented = parts.extensions.get::<Presented>().cloned().unwrap_or_default();
     let work = async {
         ask::check(&parts)?;
         let Some(target) = Target::parse(path, &app.options.base_path)? else { return Err(Problem::missing()) };
         route = route_name(target.view);
-        // Operations answer also when everything else is too much.
-        if !matches!(target.view, View::Operation(_)) && app.admitted() > app.clients.most_requests() {
+        // Operations answer also when everything else is too much, and at once.
+        may_be_held = !matches!(target.view, View::Operation(_));
+        let admitted = may_be_held.then(|| app.shared.admitted.begin());
+        if admitted.is_some() && app.admitted() > app.clients.most_requests() {
             return Err(clients::shed());
         }
         if let Some(control) = &app.options.control {
@@ -273,11 +277,9 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
             }
         }
         let client = app.clients.of(&parts.headers, peer, viewpoint.as_deref());
-        let place = match target.view {
-            View::Operation(_) => None,
-            View::Stored | View::Slice | View::Info | View::Viewer | View::Stats | View::Other(_) => {
-                Some(app.clients.enter(client, || app.admitted()).await?)
-            }
+        let place = match admitted {
+            None => None,
+            Some(admitted) => Some(app.clients.enter(client, admitted, || app.admitted()).await?),
         };
         let access = app.resources.begin();
         let viewpoint = viewpoint.as_ref();
@@ -314,7 +316,7 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
             format!("no answer within {timeout:?}"),
         )),
     };
-    app.shared.refused.hold(outcome.as_ref().err()).await;
+    let is_held = may_be_held && outcome.as_ref().is_err_and(Problem::is_of_load);
     let mut response = outcome.unwrap_or_else(|problem| {
         problem.log(id, path);
         problem.into_response(path, id)
@@ -326,6 +328,11 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
         guard::keep_private(response.headers_mut());
     }
     response.extensions_mut().insert(Route(route));
+    if is_held {
+        // A head may be large, and those who wait here many.
+        drop(parts);
+        app.shared.refused.hold().await;
+    }
     response
 }
 

@@ -88,10 +88,6 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
         (true, false) => Body::from_stream(stream::empty::<Result<Bytes, std::io::Error>>()),
     };
     let is_empty = http_body::Body::is_end_stream(&body) || line.method == Method::HEAD;
-    if is_empty {
-        // The body that HEAD has no use for gives its place back here.
-        line.leave();
-    }
     line.stage = if is_empty { Stage::Done } else { Stage::Sent(length) };
     Response::from_parts(parts, Body::new(Watched { body, line }))
 }
@@ -143,8 +139,6 @@ pub(super) struct Line {
     pub(super) sent: u64,
     /// How far it has come.
     pub(super) stage: Stage,
-    /// Whether it is among those that run.
-    is_counted: bool,
     /// Where it is kept.
     pub(super) trace: Option<Arc<Trace>>,
 }
@@ -193,15 +187,7 @@ impl Line {
             status: StatusCode::OK,
             sent: 0,
             stage: Stage::Made,
-            is_counted: true,
             trace: None,
-        }
-    }
-
-    /// No longer counts it among the requests that run.
-    fn leave(&mut self) {
-        if std::mem::take(&mut self.is_counted) {
-            self.app.shared.running.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -218,7 +204,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        self.leave();
+        self.app.shared.running.fetch_sub(1, Ordering::Relaxed);
         let elapsed = self.started.elapsed();
         let cancelled = match self.stage {
             Stage::Made => Some(Cancelled::Waiting),
@@ -266,13 +252,6 @@ fn method_name(method: &Method) -> &'static str {
 struct Watched {
     body: Body,
     line: Line,
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        // Before the body: whoever gets the place that it gives back must not be told that this request still runs.
-        self.line.leave();
-    }
 }
 
 impl http_body::Body for Watched {

@@ -19,7 +19,7 @@ use super::observe::{self, Line, Stage};
 use super::recent::{self, Seen};
 use super::target::Target;
 use super::templates::Template;
-use super::{App, credentials, forwarded, is_request_id, quick_chunk, stored};
+use super::{App, admitted, credentials, forwarded, is_request_id, quick_chunk, stored};
 use crate::container::{ATTRIBUTES, AtOnce, Trail};
 use crate::store::{Key, Meta, Sendable};
 use crate::trace;
@@ -66,6 +66,8 @@ pub struct Reply {
     /// Empty for HEAD.
     pub body: Content,
     line: Line,
+    /// Sent from here, it is one of those that keep others from being answered.
+    _admitted: admitted::One,
 }
 
 /// The body of an answer.
@@ -183,7 +185,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
     let (templates, started) = (&app.quick, Instant::now());
     if (templates.by_origin && asked.has_origin)
         || app.clients.are_slowed()
-        || app.running() >= app.options.concurrent_requests
+        || app.admitted() >= app.options.concurrent_requests
     {
         return None;
     }
@@ -340,7 +342,7 @@ impl Begun<'_> {
         let is_trusted = || forwarded::is_trusted(self.peer, &self.app.options.trusted_proxies);
         line.trace = trace::begin(asked.traceparent, is_trusted, || observe::shown(asked.path));
         let body = if asked.is_head { Content::none() } else { body };
-        Reply { head, body, line }
+        Reply { head, body, line, _admitted: self.app.shared.admitted.begin() }
     }
 }
 

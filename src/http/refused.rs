@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::problem::Problem;
+use crate::metrics::{Queue, Waiting};
 
 /// How much later at least. A connection has four refusals a second, or as many streams as it may have; short beside the second
 /// of `Retry-After`.
 const HELD: Duration = Duration::from_millis(250);
 
-/// All together have five hundred refusals a second: four times as many, of 640 connections, took a tenth of a core or more.
+/// All together have five hundred refusals a second, as long as that keeps none for longer than [`MOST_HELD`]: four times as
+/// many, of 640 connections, took a tenth of a core or more.
 const APART: Duration = Duration::from_millis(2);
 
 /// Those that are due within this time are answered together: each alone would interrupt the work on a core.
@@ -36,18 +37,11 @@ impl Default for Refused {
 }
 
 impl Refused {
-    /// Requests that only wait to be refused, and take nobody's place.
-    pub(super) fn count(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
-    }
-
-    /// Waits where the problem is that there are too many requests.
-    pub(super) async fn hold(&self, problem: Option<&Problem>) {
-        if problem.is_some_and(Problem::is_of_load) {
-            let before = self.count.fetch_add(1, Ordering::Relaxed);
-            let _held = Held(&self.count);
-            tokio::time::sleep_until(due(self.since, Instant::now(), held(before))).await;
-        }
+    /// Waits until one that is refused may be told.
+    pub(super) async fn hold(&self) {
+        let before = self.count.fetch_add(1, Ordering::Relaxed);
+        let _held = (Held(&self.count), Waiting::begin(Queue::Refused));
+        tokio::time::sleep_until(due(self.since, Instant::now(), held(before))).await;
     }
 }
 
@@ -80,6 +74,17 @@ mod tests {
         assert_eq!([0, 1, 125].map(held), [HELD; 3]);
         assert_eq!(held(1000), Duration::from_secs(2));
         assert_eq!([2000, 1 << 20, usize::MAX].map(held), [MOST_HELD; 3]);
+    }
+
+    #[tokio::test]
+    async fn whoever_goes_is_not_counted_any_more() {
+        let refused = Refused::default();
+        {
+            let mut waits = std::pin::pin!(refused.hold());
+            assert!(futures_util::poll!(waits.as_mut()).is_pending());
+            assert_eq!(refused.count.load(Ordering::Relaxed), 1);
+        }
+        assert_eq!(refused.count.load(Ordering::Relaxed), 0);
     }
 
     #[test]

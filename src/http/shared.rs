@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use super::admitted::Admitted;
 use super::clients::Accounts;
 use super::refused::Refused;
 
@@ -13,6 +14,8 @@ pub(super) struct Shared {
     pub(super) draining: AtomicBool,
     /// Requests whose answers have not been sent to the end.
     pub(super) running: AtomicUsize,
+    /// Those of them that keep others from being answered.
+    pub(super) admitted: Admitted,
     /// Those of them that are refused and not answered yet.
     pub(super) refused: Refused,
     /// Who has asked lately, and what each has taken: another configuration begins no new account.
@@ -28,6 +31,7 @@ impl Shared {
         Arc::new(Self {
             draining: AtomicBool::new(false),
             running: AtomicUsize::new(0),
+            admitted: Admitted::default(),
             refused: Refused::default(),
             accounts: Arc::default(),
             render_metrics: Box::new(render_metrics),

@@ -128,6 +128,8 @@ label!(
         Keys = "keys",
         /// For a TLS handshake (there are at most 256 at once).
         Handshake = "handshake",
+        /// To be told that there are too many requests.
+        Refused = "refused",
     }
 );
 

@@ -90,7 +90,7 @@ pub const NAMES: &[Description] = {
     &[
         row(HTTP_DURATION, Histogram, SECONDS, &["method", "route", "status"], "Time from a request's headers to the end of its answer; its count is the number of requests."),
         row(HTTP_RESPONSE_BYTES, Counter, BYTES, &["route"], "Bytes of answers' bodies that were sent."),
-        row(HTTP_IN_FLIGHT, Gauge, None, &[], "Requests being answered."),
+        row(HTTP_IN_FLIGHT, Gauge, None, &[], "Requests whose answers have not been sent to the end, those that wait included."),
         row(REQUESTS_SHED, Counter, None, &["reason"], "Requests refused with 503, or 429 for one client's own bound, because a bound was reached."),
         row(CANCELLED, Counter, None, &["stage"], "Requests whose client went away: while the answer was made (waiting) or sent (sending)."),
         row(BROKEN_ANSWERS, Counter, None, &[], "Streamed answers broken off by a fault after the first byte."),
@@ -113,7 +113,7 @@ pub const NAMES: &[Description] = {
         row(DECODE_DURATION, Histogram, SECONDS, &["codec"], "Time to decode one block, without waiting for a thread."),
         row(DECODE_ERRORS, Counter, None, &["codec"], "Blocks that could not be decoded."),
         row(ENCODE_DURATION, Histogram, SECONDS, &["format"], "Time to encode one slice or a piece of one, without waiting for a thread."),
-        row(QUEUE_WAITING, Gauge, None, &["queue"], "How many wait: for a share of a budget (slice, decode, transfer), a core (cpu), what another request loads (load), another request of the same client (client), bytes that a client may have (rate), an issuer's keys (keys), or a TLS handshake (handshake)."),
+        row(QUEUE_WAITING, Gauge, None, &["queue"], "How many wait: for a share of a budget (slice, decode, transfer), a core (cpu), what another request loads (load), another request of the same client (client), bytes that a client may have (rate), an issuer's keys (keys), a TLS handshake (handshake), or to be told that there are too many requests (refused)."),
         row(QUEUE_DURATION, Histogram, SECONDS, &["queue"], "How long those waited that had to wait at all."),
         row(CPU_RUNNING, Gauge, None, &[], "Jobs that run on the CPU lane; at most twice server.threads, half of them short ones."),
         row(CONNECTIONS_OPEN, Gauge, None, &[], "Open connections."),

@@ -31,6 +31,8 @@ const LATE: Duration = Duration::from_millis(900);
 struct Seen {
     /// Streams that were answered 200.
     found: Vec<u32>,
+    /// Streams that were answered anything.
+    answered: usize,
     /// Bytes of each stream's body.
     bytes: HashMap<u32, usize>,
     /// Streams that have ended, and those that were reset.
@@ -52,6 +54,7 @@ impl Seen {
     }
 
     fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        self.answered += usize::from(kind == h2::HEADERS);
         match kind {
             h2::DATA => *self.bytes.entry(stream).or_default() += payload.len(),
             // The table of HPACK has `:status: 200` at 8.
@@ -236,6 +239,35 @@ async fn small_requests_do_not_keep_streams_that_are_not_read() {
         [h2::request(stream, "/v/0/0"), update(stream, 1 << 20)].concat()
     })
     .await;
+}
+
+/// The status of one request over HTTP/1.
+async fn status(server: &Program, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let mut connection = server.connect().await;
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    tokio::time::timeout(PATIENCE, connection.read_exact(&mut answer)).await.unwrap().unwrap();
+    String::from_utf8_lossy(&answer[9..]).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn problems_and_operations_that_nobody_takes_keep_nobody_out() {
+    let settings = ["limits.concurrent_requests=16", "clients.concurrent_requests=1", "limits.budget_wait=300ms"];
+    let server = Program::start(&settings);
+    let small = "/slice/v?start=0,0&size=4,4";
+    let clients = [Client::begin(&server, 0).await, Client::begin(&server, 0).await, Client::begin(&server, 0).await];
+    for (client, path) in clients.iter().zip(["/healthz", "/missing"]) {
+        client.send(&requests(path)).await.unwrap();
+        let seen = client.until("answered", |seen| seen.answered == 100).await;
+        assert!(seen.whole.is_empty(), "{seen:?}");
+    }
+    assert_eq!(status(&server, small).await, "200");
+    // The only place of this client's; what needs no waiting takes none, and is answered without as long as the server is not full.
+    clients[2].send(&h2::request(1, LARGE)).await.unwrap();
+    clients[2].until("answered", |seen| seen.found == [1]).await;
+    assert_eq!(status(&server, small).await, "429");
+    assert_eq!(status(&server, "/v/0/0").await, "200");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

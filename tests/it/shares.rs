@@ -183,6 +183,26 @@ fn who_is_refused_and_asks_again_at_once_gains_nothing_by_it() {
 }
 
 #[test]
+fn who_is_being_refused_when_the_server_is_told_to_stop_is_told_so() {
+    let n5 = volume();
+    let mut program = Program::start(&served(&n5, "limits.concurrent_requests = 1\nserver.drain_delay = \"0s\""));
+    let mut reading = program.connect_from("127.0.0.2");
+    reading.ask(LARGE);
+    assert_eq!(reading.head().unwrap().status, 200);
+    let mut others: Vec<_> = (0..8).map(|_| program.connect_from("127.0.0.2")).collect();
+    for other in &mut others {
+        other.ask("/slice/v?size=4,4");
+    }
+    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"refused\"}") > Some(0.0)));
+    program.signal(rustix::process::Signal::TERM);
+    for other in &mut others {
+        assert_eq!(other.answer().unwrap().status, 503);
+    }
+    drop(reading);
+    assert!(program.child.wait().unwrap().success());
+}
+
+#[test]
 fn what_is_sent_slowly_holds_little_memory_meanwhile() {
     let n5 = volume();
     let program = Program::start(&served(
