@@ -24,6 +24,8 @@ import numpy as np
 
 REPO = Path(__file__).resolve().parents[2]
 CORPUS = Path(os.environ.get("N5_CORPUS") or REPO.parent / "shared" / "corpus" / "open").resolve()
+#: Every dataset, also where one of each class would do.
+ALL = os.environ.get("N5_TEST_ALL") == "1"
 NO_CORPUS = f"no corpus: N5_CORPUS, by default {REPO.parent / 'shared' / 'corpus' / 'open'}, is not there"
 DEMO = REPO / "demo" / "demo.n5"
 VIEWER = REPO / "viewer" / "dist"

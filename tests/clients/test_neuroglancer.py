@@ -1,7 +1,6 @@
 """Neuroglancer in a browser shows what the data are; `neuroglancer.py` says how it is looked at."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -13,9 +12,6 @@ pytestmark = [
     pytest.mark.skipif(not neuroglancer.chromium(), reason="no Chromium: N5_TEST_CHROMIUM names one"),
     pytest.mark.skipif(not (support.VIEWER / "index.html").is_file(), reason="no viewer: viewer/build makes it"),
 ]
-
-ALL = os.environ.get("N5_TEST_ALL") == "1"
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -39,7 +35,7 @@ def manifest() -> dict:
 
 def sample(manifest: dict) -> list[dict]:
     """One dataset of each compression, type and parity of rank, and one of everything out of the common; or all."""
-    if ALL:
+    if support.ALL:
         return manifest["datasets"]
     chosen = {}
     for entry in manifest["datasets"]:
@@ -62,7 +58,14 @@ def view(request, browser, manifest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("layer", ["image", "segmentation"])
+#: Segmentation has a form of its own in precomputed only; the others give the elements that they give for an image.
+AS_SEGMENTATION = VIEWS if support.ALL else ["precomputed", "recommended"]
+
+
+@pytest.mark.parametrize(
+    "view, layer", [(view, "image") for view in VIEWS] + [(view, "segmentation") for view in AS_SEGMENTATION],
+    indirect=["view"],
+)
 def test_every_class_of_dataset_is_shown(browser, manifest, view, layer):
     outcomes = []
     for entry in sample(manifest):
