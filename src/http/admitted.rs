@@ -19,7 +19,8 @@ impl Admitted {
     }
 }
 
-/// One of them. Problems and what operations answer are sent without: a client that takes nothing of those keeps no place.
+/// One of them. Problems and what operations answer are sent without, but for those of [`super::quick`]: a client that takes
+/// nothing of them keeps no place.
 #[derive(Debug)]
 pub(super) struct One(Arc<AtomicUsize>);
 

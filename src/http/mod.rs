@@ -9,6 +9,7 @@ mod conditional;
 mod credentials;
 mod crowd;
 mod encode;
+mod exposition;
 mod forwarded;
 mod guard;
 mod info;
@@ -251,8 +252,7 @@ async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body>
 
 /// Answers one request: routes it, bounds its time, turns problems and panics into answers.
 async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
-    // What there is of a body is for nobody, and not to be kept.
-    let (parts, _) = request.into_parts();
+    let (parts, body) = request.into_parts();
     let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
     let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let path = parts.uri.path();
@@ -329,8 +329,8 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
     }
     response.extensions_mut().insert(Route(route));
     if is_held {
-        // A head may be large, and those who wait here many.
-        drop(parts);
+        // Head, body and tokens may be large, and those who wait here many.
+        drop((parts, body, presented, viewpoint));
         app.shared.refused.hold().await;
     }
     response

@@ -2,6 +2,7 @@
 
 use axum::http::header::CACHE_CONTROL;
 use axum::http::{HeaderValue, StatusCode};
+use bytes::Bytes;
 use serde_json::json;
 
 use super::target::Operation;
@@ -13,9 +14,9 @@ use crate::{n5, output};
 pub(super) const OPENAPI: &str = include_str!("../../openapi.yaml");
 
 pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
-    let (media_type, body) = match operation {
-        Operation::Health => ("text/plain; charset=utf-8", "ok\n".to_owned()),
-        Operation::Ready => ("application/json", readiness::answer(ask.app).await?),
+    let (media_type, body): (_, Bytes) = match operation {
+        Operation::Health => ("text/plain; charset=utf-8", Bytes::from_static(b"ok\n")),
+        Operation::Ready => ("application/json", readiness::answer(ask.app).await?.into()),
         Operation::Metrics => {
             ask.app.resources.measure();
             // Perhaps nobody asks for /readyz.
@@ -27,7 +28,7 @@ pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
                 loads.iter().map(|load| load.queued).sum(),
                 loads.iter().filter(|load| load.is_stalled).count(),
             );
-            ("text/plain; version=0.0.4; charset=utf-8", (ask.app.shared.render_metrics)())
+            ("text/plain; version=0.0.4; charset=utf-8", ask.app.shared.exposition.text(&ask.app.shared.render_metrics))
         }
         Operation::Version => {
             let compressions: Vec<_> = n5::CODECS.iter().map(|(name, _)| *name).collect();
@@ -39,9 +40,9 @@ pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
                 "compressions": compressions,
                 "formats": formats,
             });
-            ("application/json", document.to_string())
+            ("application/json", document.to_string().into())
         }
-        Operation::OpenApi => ("application/yaml", OPENAPI.to_owned()),
+        Operation::OpenApi => ("application/yaml", Bytes::from_static(OPENAPI.as_bytes())),
     };
     let mut response = respond(StatusCode::OK, media_type, body);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -65,9 +65,9 @@ pub struct Reply {
     pub head: Vec<u8>,
     /// Empty for HEAD.
     pub body: Content,
-    line: Line,
     /// Sent from here, it is one of those that keep others from being answered.
     _admitted: admitted::One,
+    line: Line,
 }
 
 /// The body of an answer.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::admitted::Admitted;
 use super::clients::Accounts;
+use super::exposition::Exposition;
 use super::refused::Refused;
 
 /// Shared by all apps that follow one another.
@@ -22,6 +23,8 @@ pub(super) struct Shared {
     pub(super) accounts: Arc<Accounts>,
     /// Makes the text of `/metrics`.
     pub(super) render_metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// Those that have not been taken.
+    pub(super) exposition: Exposition,
     id_base: u64,
     id_count: AtomicU64,
 }
@@ -35,6 +38,7 @@ impl Shared {
             refused: Refused::default(),
             accounts: Arc::default(),
             render_metrics: Box::new(render_metrics),
+            exposition: Exposition::default(),
             id_base: RandomState::new().hash_one(std::process::id()),
             id_count: AtomicU64::new(0),
         })
