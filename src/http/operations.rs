@@ -1,5 +1,7 @@
 //! Answers about the server itself.
 
+use std::time::Instant;
+
 use axum::http::header::CACHE_CONTROL;
 use axum::http::{HeaderValue, StatusCode};
 use bytes::Bytes;
@@ -28,7 +30,10 @@ pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
                 loads.iter().map(|load| load.queued).sum(),
                 loads.iter().filter(|load| load.is_stalled).count(),
             );
-            ("text/plain; version=0.0.4; charset=utf-8", ask.app.shared.exposition.text(&ask.app.shared.render_metrics))
+            (
+                "text/plain; version=0.0.4; charset=utf-8",
+                ask.app.shared.exposition.text(Instant::now(), &ask.app.shared.render_metrics),
+            )
         }
         Operation::Version => {
             let compressions: Vec<_> = n5::CODECS.iter().map(|(name, _)| *name).collect();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::metrics::{Queue, Waiting};
+use crate::trace;
 
 /// How much later at least. A connection has four refusals a second, or as many streams as it may have; short beside the second
 /// of `Retry-After`.
@@ -41,7 +42,9 @@ impl Refused {
     pub(super) async fn hold(&self) {
         let before = self.count.fetch_add(1, Ordering::Relaxed);
         let _held = (Held(&self.count), Waiting::begin(Queue::Refused));
-        tokio::time::sleep_until(due(self.since, Instant::now(), held(before))).await;
+        let now = Instant::now();
+        tokio::time::sleep_until(due(self.since, now, held(before))).await;
+        trace::record("wait", Queue::Refused.name(), now.elapsed());
     }
 }
 

@@ -17,13 +17,13 @@ pub(super) struct Shared {
     pub(super) running: AtomicUsize,
     /// Those of them that keep others from being answered.
     pub(super) admitted: Admitted,
-    /// Those of them that are refused and not answered yet.
+    /// Requests that are refused and not answered yet.
     pub(super) refused: Refused,
     /// Who has asked lately, and what each has taken: another configuration begins no new account.
     pub(super) accounts: Arc<Accounts>,
     /// Makes the text of `/metrics`.
     pub(super) render_metrics: Box<dyn Fn() -> String + Send + Sync>,
-    /// Those that have not been taken.
+    /// What clients have not taken of it.
     pub(super) exposition: Exposition,
     id_base: u64,
     id_count: AtomicU64,

@@ -256,16 +256,20 @@ async fn problems_and_operations_that_nobody_takes_keep_nobody_out() {
     let settings = ["limits.concurrent_requests=16", "clients.concurrent_requests=1", "limits.budget_wait=300ms"];
     let server = Program::start(&settings);
     let small = "/slice/v?start=0,0&size=4,4";
-    let clients = [Client::begin(&server, 0).await, Client::begin(&server, 0).await, Client::begin(&server, 0).await];
-    for (client, path) in clients.iter().zip(["/healthz", "/missing"]) {
+    let mut clients = Vec::new();
+    for path in ["/healthz", "/missing", "/metrics"] {
+        let client = Client::begin(&server, 0).await;
         client.send(&requests(path)).await.unwrap();
         let seen = client.until("answered", |seen| seen.answered == 100).await;
         assert!(seen.whole.is_empty(), "{seen:?}");
+        clients.push(client);
     }
     assert_eq!(status(&server, small).await, "200");
+    assert_eq!(status(&server, "/metrics").await, "200");
     // The only place of this client's; what needs no waiting takes none, and is answered without as long as the server is not full.
-    clients[2].send(&h2::request(1, LARGE)).await.unwrap();
-    clients[2].until("answered", |seen| seen.found == [1]).await;
+    let client = Client::begin(&server, 0).await;
+    client.send(&h2::request(1, LARGE)).await.unwrap();
+    client.until("answered", |seen| seen.found == [1]).await;
     assert_eq!(status(&server, small).await, "429");
     // Where what it reads is not at hand it has to wait, too.
     for _ in 0..20 {
