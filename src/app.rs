@@ -1,14 +1,19 @@
 //! Puts the parts together: configuration to containers to router; binds, serves, shuts down.
 
 mod bounded;
+mod charge;
 mod connections;
+mod frames;
 mod inspect;
 mod lane;
 mod listener;
+mod meminfo;
 mod memory_limit;
+mod metered;
 mod mounts;
 mod notify;
 mod peers;
+mod pool;
 mod progress;
 mod reload;
 mod sending;
@@ -196,17 +201,19 @@ impl Server {
         let served = if served.is_empty() { "the embedded demo container".to_owned() } else { served.join(", ") };
         let serving = self.reloader.serving();
         let (connections, connections_bytes) = (self.config.server.max_connections, self.config.connections_bytes());
-        let (mebibytes, more) = (bound >> 20, connections_bytes >> 20);
+        let sockets_bytes = self.config.sockets_bytes();
+        let (mebibytes, more, sockets) = (bound >> 20, connections_bytes >> 20, sockets_bytes >> 20);
         let viewer = serving.app.viewer().map(|viewer| viewer.directory().display().to_string());
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
-        tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, connections_bytes, "listening");
+        tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, connections_bytes, sockets_bytes, "listening");
         memory_limit::warn(needed_bytes(&self.config));
         let mut out = std::io::stdout().lock();
         // Nobody may be reading; the log has it, too.
         let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
         let _ = writeln!(
             out,
-            "serving {served}; caches and budgets take at most {mebibytes} MiB, {connections} connections {more} MiB more"
+            "serving {served}; caches and budgets take at most {mebibytes} MiB, {connections} connections {more} MiB more, \
+             sockets {sockets} MiB in the kernel"
         );
         if self.config.containers.is_empty() {
             let _ = writeln!(out, "{}", demo::tour(&url));
@@ -261,7 +268,7 @@ impl Server {
 /// What the process may take, in bytes.
 fn needed_bytes(config: &Config) -> u64 {
     let bound = settings(config).memory_bound();
-    bound.saturating_add(config.connections_bytes()).saturating_add(memory_limit::BESIDE)
+    [config.connections_bytes(), config.sockets_bytes(), memory_limit::BESIDE].into_iter().fold(bound, u64::saturating_add)
 }
 
 /// Gives freed memory back to the system, on `cpu`, as long as there are `resources`.

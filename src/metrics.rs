@@ -1,6 +1,7 @@
 //! Every metric: names, units, labels, and one small function for each. Only the facade; without a recorder these do
 //! nothing. Units are base units (bytes, seconds), counters end in `_total`. No label holds a dataset's name.
 
+mod connections;
 mod faults;
 mod handles;
 mod labels;
@@ -8,15 +9,16 @@ mod names;
 
 use std::time::{Duration, Instant};
 
-use metrics::{Counter, Gauge, Histogram, SharedString, counter, gauge, histogram};
+use metrics::{Histogram, SharedString, counter, gauge, histogram};
 
 pub use faults::{accept_error, describe_store_errors, log_lines_dropped, store_calls, store_error};
 pub use handles::{Answers, Lookups};
-pub use labels::{Budget, Cache, Cancelled, Closed, Handshake, Lookup, Queue, Shed, StoreOperation};
+pub use connections::{Connection, Connections, PoolBytes};
+pub use labels::{Budget, Cache, Cancelled, Closed, ConnectionPool, Handshake, Lookup, Queue, Shed, StoreOperation};
 use names::{
     ACCEPT_ERRORS, ACCESS_REFUSALS, ACCESS_RELOAD_FAILURES, BLOCKS_DECODED, BROKEN_ANSWERS, BUDGET_BYTES,
     BUDGET_CAPACITY, BUILD_INFO, CACHE_BYTES, CACHE_CAPACITY, CACHE_EVICTIONS, CACHE_REQUESTS, CANCELLED,
-    CONFIG_SUCCESSFUL, CONFIG_TIMESTAMP, CONNECTIONS_ACCEPTED, CONNECTIONS_CLOSED, CONNECTIONS_MOST, CONNECTIONS_OPEN,
+    CONFIG_SUCCESSFUL, CONFIG_TIMESTAMP, CONNECTIONS_CLOSED,
     CONTAINERS_UNREADY, CPU_RUNNING, DECODE_DURATION, DECODE_ERRORS, ENCODE_DURATION, HTTP_DURATION, HTTP_IN_FLIGHT,
     HTTP_RESPONSE_BYTES, LOG_DROPPED, QUEUE_DURATION, QUEUE_WAITING, READY, REQUESTS_SHED, STORE_CALLS, STORE_DURATION,
     STORE_ERRORS, STORE_READ_BYTES, STORES_STALLED, TLS_HANDSHAKES, TLS_NOT_AFTER, TLS_RELOAD_FAILURES, TRACES_DROPPED,
@@ -215,47 +217,6 @@ pub fn cpu_jobs(running: usize) {
     gauge!(CPU_RUNNING).set(as_f64(running as u64));
 }
 
-/// Counts connections.
-pub struct Connections {
-    open: Gauge,
-    accepted: Counter,
-}
-
-/// An open connection, counted until dropped.
-pub struct Connection {
-    open: Gauge,
-    closed: Closed,
-}
-
-impl Connections {
-    /// Of which there are at most so many at once.
-    pub fn new(most: usize) -> Self {
-        gauge!(CONNECTIONS_MOST).set(as_f64(most as u64));
-        Self { open: gauge!(CONNECTIONS_OPEN), accepted: counter!(CONNECTIONS_ACCEPTED) }
-    }
-
-    /// One was accepted.
-    pub fn open(&self) -> Connection {
-        self.accepted.increment(1);
-        self.open.increment(1.0);
-        Connection { open: self.open.clone(), closed: Closed::Error }
-    }
-}
-
-impl Connection {
-    /// Says why it ends; without this, by an error.
-    pub fn close(&mut self, reason: Closed) {
-        self.closed = reason;
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.open.decrement(1.0);
-        counter!(CONNECTIONS_CLOSED, "reason" => self.closed.name()).increment(1);
-    }
-}
-
 /// Size of a budget, in bytes.
 pub fn budget_capacity(budget: Budget, bytes: u64) {
     gauge!(BUDGET_CAPACITY, "budget" => budget.name()).set(as_f64(bytes));
@@ -339,6 +300,7 @@ mod tests {
         drop(Waiting::begin(Queue::Cpu));
         cpu_jobs(0);
         drop(Connections::new(1).open());
+        PoolBytes::new(ConnectionPool::Memory, 1).add(1);
         request_cancelled(Cancelled::Waiting);
         store_read_bytes("local", 10);
         describe_store_errors(&["io"]);

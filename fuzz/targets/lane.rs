@@ -94,7 +94,7 @@ fn body_of(reply: &Reply) -> Bytes {
     while at < body.len() {
         // No more than a socket takes is sent at once.
         sender.set_nonblocking(true).unwrap();
-        let sent = file.send(sender.as_fd(), at as u64).expect("a file that nobody writes") as usize;
+        let sent = file.send(sender.as_fd(), at as u64, usize::MAX).expect("a file that nobody writes");
         receiver.read_exact(&mut body[at..at + sent]).unwrap();
         at += sent;
     }

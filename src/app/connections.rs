@@ -1,18 +1,19 @@
 //! Serving one connection: HTTP/1.1 or HTTP/2, with bounds on what it may cost.
 
+use std::convert::Infallible;
 use std::error::Error;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::{Request, Version};
+use axum::http::{Request, Response, StatusCode, Version};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -24,16 +25,19 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
+use super::charge::{Charge, MOST_FIELDS};
 use super::lane::Lane;
-use super::peers::{Peers, Place};
+use super::metered::{self, Metered, Rest};
+use super::peers::{self, Activity, Admission, Peers, Place};
+use super::pool::SharedPool;
 use super::progress::{Fault, Limits, Piece, Progress, Stream};
 use super::serving::{Follower, News};
-use super::signals::{Signals, Unsent};
-use super::socket::{Socket, Watched};
+use super::signals::{EndReason, Signals, Unsent};
+use super::socket::{RuntimeSocket, Socket};
 use super::tls::Tls;
 use super::workers::Workers;
 use crate::config::Config;
-use crate::metrics::{self, Closed};
+use crate::metrics::{self, Closed, ConnectionPool};
 use crate::seldom::Seldom;
 
 /// Longest request head, in bytes: the longest path there can be (64 KiB) and its headers fit, and connections that
@@ -41,7 +45,17 @@ use crate::seldom::Seldom;
 pub(super) const HEADER_BYTES: usize = 96 << 10;
 
 /// HTTP/2 streams of one connection; viewers ask for 100 blocks at once.
-const STREAMS: u32 = 256;
+const STREAMS: u32 = 128;
+
+/// Bytes of a body that are received before it is looked at. Requests have none, and what comes is dropped.
+const BODY_BYTES: u32 = 8 << 10;
+
+/// Header lists with too many fields on one connection, until it is closed: a field may cost one byte, and takes as much
+/// time as a whole request.
+const MOST_TOO_LONG: usize = 4;
+
+/// The window of a connection of HTTP/2 for all bodies together.
+const CONNECTION_WINDOW: u32 = 65_535;
 
 /// What a client that is hung up on is given to be told.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -52,7 +66,8 @@ const HEARING: Duration = Duration::from_millis(100);
 /// How long a handshake may take that has begun when the server ends.
 const SHAKING: Duration = Duration::from_secs(1);
 
-/// What every connection is served with.
+/// What every connection is served with. Cheap to clone; clones share it.
+#[derive(Clone)]
 pub(super) struct Connections {
     news: News,
     closing: watch::Sender<bool>,
@@ -61,17 +76,26 @@ pub(super) struct Connections {
     unsent: Arc<AtomicUsize>,
     /// Shared by those whose first request may still come.
     arriving: Arc<()>,
-    workers: Workers,
+    workers: Arc<Workers>,
     tls: Option<Arc<Tls>>,
     counted: metrics::Connections,
+    /// For streams and long heads.
+    memory: Arc<SharedPool>,
+    /// For send queues.
+    sockets: Arc<SharedPool>,
 }
 
 impl Connections {
     /// Serves as the latest news say, by `workers`; as many connections at once as `config` says, those by TCP with `tls`
     /// where there is some.
     pub(super) fn new(config: &Config, news: News, workers: Workers, tls: Option<Tls>) -> Self {
+        let pool = |pool, bytes: u64, divisor| {
+            Arc::new(SharedPool::new(pool, usize::try_from(bytes).unwrap_or(usize::MAX), divisor))
+        };
         Self {
-            workers,
+            memory: pool(ConnectionPool::Memory, config.shared_by_connections_bytes(), 1),
+            sockets: pool(ConnectionPool::Sockets, config.send_queues_bytes(), metered::DIVISOR),
+            workers: Arc::new(workers),
             tls: tls.map(Arc::new),
             counted: metrics::Connections::new(config.server.max_connections),
             news,
@@ -114,69 +138,102 @@ impl Connections {
     }
 
     /// Serves one connection, which `open` makes in the thread that will serve it.
-    pub(super) fn serve<S: Watched>(
+    pub(super) fn serve<S: RuntimeSocket>(
         &self,
         open: impl FnOnce() -> io::Result<S> + Send + 'static,
         peer: Option<IpAddr>,
         slot: Option<OwnedSemaphorePermit>,
     ) {
-        self.serve_plain(open, self.terms(peer, Held { _place: None, _slot: slot }));
+        self.serve_plain(open, self.terms(peer, Held { place: None, _slot: slot }));
     }
 
-    fn serve_plain<S: Watched>(&self, open: impl FnOnce() -> io::Result<S> + Send + 'static, terms: Terms) {
+    fn serve_plain<S: RuntimeSocket>(&self, open: impl FnOnce() -> io::Result<S> + Send + 'static, terms: Terms) {
         let closing = self.closing.subscribe();
+        let sockets = Arc::clone(&self.sockets);
         self.workers.spawn(async move {
             let Some(stream) = opened(open()) else { return };
-            let mut stream = TimeoutStream::new(stream);
+            let rest = Rest::default();
+            let mut stream = TimeoutStream::new(Metered::new(stream, &sockets, &rest));
             stream.set_write_timeout(Some(terms.send_timeout));
-            terms.converse(Box::pin(stream), closing).await;
+            terms.converse(Box::pin(stream), rest, closing).await;
         });
     }
 
-    /// As [`Self::serve`]; encrypted, where that is configured. Closed at once where `peer` has too many already.
+    /// As [`Self::serve`]; encrypted, where that is configured. Where `peer` has too many already, the connection waits, or
+    /// is closed at once where too many wait.
     pub(super) fn serve_tcp(
         &self,
         open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static,
         peer: IpAddr,
         slot: Option<OwnedSemaphorePermit>,
     ) {
-        let Ok(place) = self.place(peer) else { return };
-        let terms = self.terms(Some(peer), Held { _place: place, _slot: slot });
-        let Some(tls) = self.tls.clone() else { return self.serve_plain(open, terms) };
+        let serving = self.news.current();
+        if serving.is_proxy(peer) {
+            return self.serve_placed(open, self.terms(Some(peer), Held { place: None, _slot: slot }));
+        }
+        match self.peers.admit(peer, serving.of_one_address) {
+            Admission::Served(place) => {
+                self.serve_placed(open, self.terms(Some(peer), Held { place: Some(place), _slot: slot }));
+            }
+            Admission::Refused => self.refused(peer, "clients.connections"),
+            Admission::Waits(place, search) => {
+                if let Some(address) = search {
+                    tokio::spawn(self.peers.clone().search(address));
+                }
+                let (this, patience) = (self.clone(), serving.header_timeout);
+                let mut closing = self.closing.subscribe();
+                tokio::spawn(async move {
+                    // The first request waits in the kernel meanwhile.
+                    let place = tokio::select! {
+                        place = peers::waited(place, patience) => place,
+                        () = is_set(&mut closing) => None,
+                    };
+                    match place {
+                        Some(place) => {
+                            let held = Held { place: Some(place), _slot: slot };
+                            this.serve_placed(open, this.terms(Some(peer), held));
+                        }
+                        None => this.refused(peer, "clients.connections: no connection ended in time"),
+                    }
+                });
+            }
+        }
+    }
+
+    fn serve_placed(&self, open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static, terms: Terms) {
+        let (Some(tls), Some(peer)) = (self.tls.clone(), terms.peer) else { return self.serve_plain(open, terms) };
         let mut closing = self.closing.subscribe();
+        let sockets = Arc::clone(&self.sockets);
         self.workers.spawn(async move {
             let Some(stream) = opened(open()) else { return };
+            let rest = Rest::default();
+            let meter = |stream| Metered::new(stream, &sockets, &rest);
             // In memory of its own, which is given back when the handshake is done.
-            let mut accept = Box::pin(tls.accept(stream, terms.send_timeout, peer));
+            let mut accept = Box::pin(tls.accept(stream, meter, terms.send_timeout, peer));
             let accepted = tokio::select! {
                 accepted = accept.as_mut() => accepted,
                 () = is_set(&mut closing) => tokio::time::timeout(SHAKING, accept.as_mut()).await.ok().flatten(),
             };
             drop(accept);
             if let Some(stream) = accepted {
-                terms.converse(stream, closing).await;
+                terms.converse(stream, rest, closing).await;
             }
         });
     }
 
-    /// A place among the connections of `peer`, where they are counted; an error, which has been told, where it has none.
-    fn place(&self, peer: IpAddr) -> Result<Option<Place>, ()> {
+    /// Tells of a connection that is closed because its address has too many.
+    fn refused(&self, peer: IpAddr, reason: &'static str) {
         static REFUSED: Seldom = Seldom::new();
-        let serving = self.news.current();
-        let Some(most) = serving.connections_of_one.filter(|_| !serving.is_proxy(peer)) else { return Ok(None) };
-        let place = self.peers.place(peer, most);
-        if place.is_none() {
-            self.counted.open().close(Closed::Refused);
-            if let Some(unsaid) = REFUSED.may_say() {
-                let reason = "clients.connections";
-                tracing::warn!(%peer, reason, most, unsaid, "connection refused");
-            }
+        self.counted.open().close(Closed::Refused);
+        if let Some(unsaid) = REFUSED.may_say() {
+            let most = self.news.current().of_one_address.served;
+            tracing::warn!(%peer, reason, most, unsaid, "connection refused");
         }
-        place.map(Some).ok_or(())
     }
 
     fn terms(&self, peer: Option<IpAddr>, held: Held) -> Terms {
         let serving = self.news.current();
+        let of_address = held.place.as_ref().map(|place| Arc::clone(place.memory_bytes()));
         Terms {
             http: serving.http.clone(),
             news: self.news.clone(),
@@ -186,15 +243,16 @@ impl Connections {
             peer,
             counted: self.counted.open(),
             arriving: Arc::clone(&self.arriving),
-            _held: held,
+            charge: Charge::new(&self.memory, of_address),
+            held,
         }
     }
 }
 
 /// A connection's places, until it ends.
 struct Held {
-    /// Given back first: whoever gets the slot must not be told that this one still counts.
-    _place: Option<Place>,
+    /// Given back first: the next connection that gets the slot must not find this one counted.
+    place: Option<Place>,
     _slot: Option<OwnedSemaphorePermit>,
 }
 
@@ -212,16 +270,20 @@ struct Terms {
     peer: Option<IpAddr>,
     counted: metrics::Connection,
     arriving: Arc<()>,
-    _held: Held,
+    charge: Charge,
+    held: Held,
 }
 
 impl Terms {
     /// Answers what comes, to the connection's end.
-    async fn converse<S: Socket + 'static>(self, stream: S, mut closing: watch::Receiver<bool>) {
-        let Self { http, news, unsent, header_timeout, send_timeout, peer, mut counted, arriving, _held } = self;
+    async fn converse<S: Socket + 'static>(self, stream: S, rest: Rest, mut closing: watch::Receiver<bool>) {
+        let Self { http, news, unsent, header_timeout, send_timeout, peer, mut counted, arriving, charge, held } = self;
         let signals = Signals::default();
-        let expired = signals.clone();
-        let mut lane = Lane::new(stream, Follower::new(news.clone()), peer, signals.clone(), unsent, header_timeout);
+        let told = signals.clone();
+        let activity = held.place.as_ref().map(|place| Arc::clone(place.activity()));
+        let follower = Follower::new(news.clone());
+        let bounds = Bounds { charge: charge.clone(), activity, header_timeout };
+        let mut lane = Lane::new(stream, follower, peer, signals.clone(), unsent, bounds);
         // The library comes with the first request that it has to answer: its state is larger than the lane's, and
         // being polled through it takes longer than the lane needs to answer.
         let mut arriving = Some(arriving);
@@ -246,17 +308,30 @@ impl Terms {
             // In memory of its own, which most connections never need.
             Ok(true) => {
                 let limits = Limits { stall: send_timeout, idle: header_timeout };
-                Box::pin(answer(&http, lane, news, peer, signals, closing, limits)).await
+                Box::pin(answer(&http, lane, news, peer, signals, closing, limits, charge)).await
             }
-            Ok(false) => lane.shutdown().await.map_err(Into::into),
-            Err(error) => Err(error.into()),
+            Ok(false) => {
+                let ended = lane.shutdown().await.map_err(Into::into);
+                drop(lane);
+                ended
+            }
+            Err(error) => {
+                drop(lane);
+                Err(error.into())
+            }
         };
         counted.close(match &ended {
             Err(error) if is_late(&**error) => Closed::SendTimeout,
-            _ if expired.has_expired() => Closed::Idle,
-            Ok(()) => Closed::Ended,
-            Err(_) => Closed::Error,
+            _ => match told.end_reason() {
+                Some(EndReason::Idle) => Closed::Idle,
+                Some(EndReason::Evicted) => Closed::Evicted,
+                Some(EndReason::Memory) => Closed::Memory,
+                None if ended.is_ok() => Closed::Ended,
+                None => Closed::Error,
+            },
         });
+        rest.drained(ended.is_err(), send_timeout).await;
+        drop(held);
         if let Err(error) = ended {
             tracing::debug!(error, "connection ended");
         }
@@ -275,7 +350,18 @@ fn is_late(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
+/// What bounds one connection besides its client's patience.
+pub(super) struct Bounds {
+    /// What it has taken of the memory that all connections share.
+    pub(super) charge: Charge,
+    /// Where its address's connections are counted.
+    pub(super) activity: Option<Arc<Activity>>,
+    /// Longest time for a request's head.
+    pub(super) header_timeout: Duration,
+}
+
 /// Serves the rest of a connection, from the first request on that the library answers.
+#[expect(clippy::too_many_arguments, reason = "all that one connection has")]
 async fn answer<S: Socket + 'static>(
     http: &Builder<TokioExecutor>,
     lane: Lane<S>,
@@ -284,24 +370,45 @@ async fn answer<S: Socket + 'static>(
     signals: Signals,
     mut closing: watch::Receiver<bool>,
     limits: Limits,
+    charge: Charge,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let (told, progress, is_http2) = (signals.clone(), Progress::default(), lane.is_http2());
-    let streams = progress.clone();
+    let (streams, paid) = (progress.clone(), charge.clone());
+    let too_long = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&too_long);
     let service = service_fn(move |request: Request<Incoming>| {
         let answered = Answered::begin(&signals);
-        let stream = (request.version() == Version::HTTP_2).then(|| streams.open());
-        let mut request = request.map(Body::new);
-        request.extensions_mut().insert(ConnectInfo(peer));
-        let answer = news.current().router.clone().oneshot(request);
-        async move { answer.await.map(|response| response.map(|body| Sent { body, stream, _answered: answered })) }
+        let begun = begin(request, &streams, &paid).map(|(mut request, stream)| {
+            request.extensions_mut().insert(ConnectInfo(peer));
+            (news.current().router.clone().oneshot(request), stream)
+        });
+        if begun.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+        async move {
+            let (response, stream) = match begun {
+                Ok((answer, stream)) => (answer.await?, stream),
+                Err(status) => (refusal(status), None),
+            };
+            Ok::<_, Infallible>(response.map(|body| Sent { body, stream, _answered: answered }))
+        }
     });
     let mut connection = pin!(http.serve_connection(TokioIo::new(lane), service));
     let (mut is_closing, mut is_leaving) = (false, false);
     let reason = loop {
+        let serving = poll_fn(|context| {
+            let ended = connection.as_mut().poll(context);
+            // It has made requests of all that it was given.
+            charge.settle();
+            if too_long.load(Ordering::Relaxed) > MOST_TOO_LONG {
+                return Poll::Ready(Err("the client sends header lists that are too long".into()));
+            }
+            ended
+        });
         tokio::select! {
             // First: a library that is asked to end before it has seen a request would never see it.
             biased;
-            ended = connection.as_mut() => return ended,
+            ended = serving => return ended,
             () = is_set(&mut closing), if !is_closing => {
                 is_closing = true;
                 told.close();
@@ -312,7 +419,7 @@ async fn answer<S: Socket + 'static>(
                 // It may have asked for something just now. If it takes no notice, it is idle once more.
                 Fault::Idle if !is_leaving => {
                     is_leaving = true;
-                    told.expire();
+                    told.end_because(EndReason::Idle);
                     connection.as_mut().graceful_shutdown();
                 }
                 Fault::Idle => break io::Error::other("the client asks for nothing"),
@@ -329,6 +436,32 @@ async fn answer<S: Socket + 'static>(
         let _ = tokio::time::timeout(FAREWELL, connection).await;
     }
     Err(reason.into())
+}
+
+/// A request of the library as the router takes it, and its stream over HTTP/2; the status of one that costs too much.
+fn begin(
+    request: Request<Incoming>,
+    streams: &Progress,
+    charge: &Charge,
+) -> Result<(Request<Body>, Option<Stream>), StatusCode> {
+    if request.version() != Version::HTTP_2 {
+        return Ok((request.map(Body::new), None));
+    }
+    // The body, if there is one, is dropped: the library would keep what has come of it.
+    let (parts, _body) = request.into_parts();
+    if parts.headers.len() > MOST_FIELDS {
+        return Err(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    }
+    let charge = charge.open_stream(&parts).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
+    let stream = streams.open(charge);
+    Ok((Request::from_parts(parts, Body::empty()), Some(stream)))
+}
+
+/// An answer without a body, before the router.
+fn refusal(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    response
 }
 
 /// Waits until the flag is set, or its sender is gone.
@@ -391,6 +524,12 @@ pub(super) fn builder(config: &Config) -> Builder<TokioExecutor> {
     http.http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
+        .initial_stream_window_size(BODY_BYTES)
+        // The least there is (RFC 9113, section 6.9.2).
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        // A handshake of WebSockets is then a request that is answered. Without it, what follows the refused stream is a
+        // connection error for all other clients of a proxy (RFC 8441, section 3).
+        .enable_connect_protocol()
         .max_header_list_size(u32::try_from(HEADER_BYTES).unwrap_or(u32::MAX))
         .keep_alive_interval(Some(config.server.header_timeout))
         .keep_alive_timeout(config.server.header_timeout);

@@ -10,6 +10,7 @@
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
+use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -19,18 +20,34 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 use tokio_util::io::poll_read_buf;
 
-use super::connections::HEADER_BYTES;
+use super::charge::HEAD_COPIES;
+use super::connections::{Bounds, HEADER_BYTES};
+use super::frames::FrameScanner;
 use super::sending::Sending;
 use super::serving::Follower;
-use super::signals::{Signals, Unsent};
+use super::signals::{EndReason, Signals, Unsent};
 use super::socket::Socket;
 use crate::http::quick::{self, Received};
+use crate::metrics::{Queue, Waiting};
+use crate::seldom::Seldom;
 
 /// Least room for what is received: a browser's head, or dozens of curl's. A connection keeps it.
 const READ_BYTES: usize = 2 << 10;
 
+/// A head that takes no more memory than this is part of a connection's fixed share.
+const SHORT_HEAD_BYTES: usize = 8 << 10;
+
+/// Shortest and longest pause before a connection that is not read further, for want of memory, looks again.
+const MEMORY_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
+
+/// Sent where there is no memory for a long head.
+const NO_MEMORY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+
 /// Answers on one connection before others get their turn.
 const TURN: usize = 16;
+
+/// Frames that open streams, or go on with header lists, on one connection before others get their turn.
+const TURN_FRAMES: usize = 16;
 
 /// Bytes sent on one connection before others get their turn: about half a millisecond.
 const TURN_BYTES: u64 = 1 << 20;
@@ -70,6 +87,20 @@ pub(super) struct Lane<S> {
     /// Bytes sent since others last had their turn.
     turn_bytes: u64,
     idle: Idle,
+    bounds: Bounds,
+    /// Memory taken for long heads; the library keeps room for the longest that it was given.
+    head_bytes: usize,
+    frames: FrameScanner,
+    /// Frames of header lists since others last had their turn.
+    turn_frames: usize,
+    memory: Option<MemoryWait>,
+}
+
+/// A connection that is not read further until there is memory for what comes next.
+struct MemoryWait {
+    pause: Duration,
+    sleep: Pin<Box<Sleep>>,
+    _waiting: Waiting,
 }
 
 impl<S: Socket> Lane<S> {
@@ -80,7 +111,7 @@ impl<S: Socket> Lane<S> {
         peer: Option<IpAddr>,
         signals: Signals,
         unsent: Unsent,
-        header_timeout: Duration,
+        bounds: Bounds,
     ) -> Self {
         Self {
             stream,
@@ -95,7 +126,12 @@ impl<S: Socket> Lane<S> {
             sending: None,
             unsent,
             turn_bytes: 0,
-            idle: Idle::new(header_timeout),
+            idle: Idle::new(bounds.header_timeout),
+            bounds,
+            head_bytes: 0,
+            frames: FrameScanner::new(0),
+            turn_frames: 0,
+            memory: None,
         }
     }
 
@@ -130,6 +166,7 @@ impl<S: Socket> Lane<S> {
                 if self.received.is_empty() && self.received.capacity() > 4 * READ_BYTES {
                     // A long head's memory is not kept.
                     self.received = BytesMut::new();
+                    self.bounds.charge.give_back(std::mem::take(&mut self.head_bytes));
                 }
                 self.idle.begin(Instant::from_std(reply.started()));
                 self.sending = Some(Sending::new(reply));
@@ -155,7 +192,7 @@ impl<S: Socket> Lane<S> {
     }
 
     fn hand_over(&mut self, is_http2: bool) {
-        self.handing = self.received.len();
+        self.handing = if is_http2 { PREFACE.len() } else { self.received.len() };
         self.follower.let_go();
         self.state = State::HandedOver { is_http2 };
     }
@@ -190,16 +227,78 @@ impl<S: Socket> Lane<S> {
 
     /// Receives into the lane's own memory; 0 bytes at the end.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.received.reserve(READ_BYTES);
+        if !self.has_room() {
+            self.signals.end_because(EndReason::Memory);
+            self.state = State::Ended;
+            // It is small, and what a full queue does not take is lost.
+            let _ = Pin::new(&mut self.stream).poll_write(context, NO_MEMORY)?;
+            return Poll::Ready(Ok(0));
+        }
         poll_read_buf(Pin::new(&mut self.stream), context, &mut self.received)
+    }
+
+    /// Makes room for more of a head; false where there is no memory for a long one.
+    fn has_room(&mut self) -> bool {
+        static REFUSED: Seldom = Seldom::new();
+        let wanted = self.received.len() + READ_BYTES;
+        if wanted > self.received.capacity() && wanted > SHORT_HEAD_BYTES {
+            let capacity = wanted.max(2 * self.received.len());
+            let more = (capacity * HEAD_COPIES).saturating_sub(self.head_bytes);
+            if !self.bounds.charge.try_take(more) {
+                if let Some(unsaid) = REFUSED.may_say() {
+                    let (peer, received) = (self.peer, self.received.len());
+                    tracing::warn!(?peer, received, unsaid, "no memory for a long request head; connection closed");
+                }
+                return false;
+            }
+            self.head_bytes += more;
+            let mut longer = BytesMut::with_capacity(capacity);
+            longer.extend_from_slice(&self.received);
+            self.received = longer;
+        } else {
+            self.received.reserve(READ_BYTES);
+        }
+        true
+    }
+
+    /// Has the frames that there is memory for handed to the library; false where none of what was received may be.
+    fn admit_frames(&mut self) -> bool {
+        let Self { frames, received, bounds, handing, turn_frames, .. } = self;
+        let mut is_refused = false;
+        *handing = frames.scan(received, |frame| {
+            if *turn_frames == TURN_FRAMES {
+                return ControlFlow::Break(());
+            }
+            *turn_frames += 1;
+            let admitted = bounds.charge.admit(frame);
+            is_refused = admitted.is_break();
+            admitted
+        });
+        bounds.charge.set_in_header_list(frames.is_in_header_list());
+        if !is_refused || *handing > 0 {
+            self.memory = None;
+        } else if self.memory.is_none() {
+            self.memory = Some(MemoryWait::begin(self.peer));
+        }
+        *handing > 0
     }
 
     fn poll_idle(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let ended = self.idle.poll(context);
         if ended.is_ready() {
-            self.signals.expire();
+            self.signals.end_because(EndReason::Idle);
         }
         ended
+    }
+
+    /// Whether another connection needs the place of this one, on which nothing has come for a while.
+    fn is_evicted(&self, context: &Context<'_>) -> bool {
+        let activity = self.bounds.activity.as_ref().filter(|_| self.received.is_empty());
+        let is_evicted = activity.is_some_and(|activity| activity.poll_idle(self.idle.since(), context));
+        if is_evicted {
+            self.signals.end_because(EndReason::Evicted);
+        }
+        is_evicted
     }
 
     /// Answers what the lane can, up to a request that is the library's: `true`. `false` at the connection's end.
@@ -215,9 +314,15 @@ impl<S: Socket> Lane<S> {
                         if received? == 0 {
                             return Poll::Ready(Ok(false));
                         }
+                        if let Some(activity) = &self.bounds.activity {
+                            activity.set_busy();
+                        }
                     }
                     Poll::Pending => {
                         self.follower.let_go_of_old();
+                        if self.is_evicted(context) {
+                            return Poll::Ready(Ok(false));
+                        }
                         return self.poll_idle(context).map_ok(|()| false);
                     }
                 }
@@ -255,9 +360,31 @@ impl<S: Socket> Lane<S> {
                     }
                     return Poll::Pending;
                 }
-                State::HandedOver { is_http2 } => {
+                State::HandedOver { is_http2: true } => {
+                    if self.admit_frames() {
+                        continue;
+                    }
+                    if std::mem::take(&mut self.turn_frames) == TURN_FRAMES {
+                        // What has come of them goes first, and other connections.
+                        give_way(context);
+                        return Poll::Pending;
+                    }
+                    if let Some(memory) = &mut self.memory {
+                        ready!(memory.poll(context));
+                        continue;
+                    }
+                    let received = self.poll_receive(context);
+                    if received.is_pending() && self.received.is_empty() {
+                        // An idle connection keeps no room for what may come.
+                        self.received = BytesMut::new();
+                    }
+                    if ready!(received)? == 0 {
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+                State::HandedOver { is_http2: false } => {
                     let read = Pin::new(&mut self.stream).poll_read(context, out);
-                    if read.is_pending() && !is_http2 && !self.signals.is_busy() {
+                    if read.is_pending() && !self.signals.is_busy() {
                         return self.poll_idle(context);
                     }
                     return read;
@@ -318,7 +445,8 @@ impl<S: Socket> AsyncWrite for Lane<S> {
                 self.idle.begin(Instant::now());
                 context.waker().wake_by_ref();
             }
-            State::Between | State::Answering | State::HandedOver { .. } | State::Ended => {}
+            State::HandedOver { is_http2: true } => self.bounds.charge.flushed(),
+            State::Between | State::Answering | State::HandedOver { is_http2: false } | State::Ended => {}
         }
         self.unsent.end();
         Poll::Ready(Ok(()))
@@ -341,6 +469,26 @@ fn give_way(context: &mut Context<'_>) {
     let _ = pin!(tokio::task::yield_now()).poll(context);
 }
 
+impl MemoryWait {
+    fn begin(peer: Option<IpAddr>) -> Self {
+        static WAITS: Seldom = Seldom::new();
+        if let Some(unsaid) = WAITS.may_say() {
+            tracing::warn!(?peer, unsaid, "connection not read further: its address, or all, have as many streams as there is memory for");
+        }
+        let [pause, _] = MEMORY_PAUSES;
+        Self { pause, sleep: Box::pin(tokio::time::sleep(pause)), _waiting: Waiting::begin(Queue::ConnectionMemory) }
+    }
+
+    /// Ready when it is time to look again, each time later.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        ready!(self.sleep.as_mut().poll(context));
+        let [_, longest] = MEMORY_PAUSES;
+        self.pause = (self.pause * 2).min(longest);
+        self.sleep.as_mut().reset(Instant::now() + self.pause);
+        Poll::Ready(())
+    }
+}
+
 /// The time that a request's head may take, from the end of the answer before it.
 struct Idle {
     limit: Duration,
@@ -355,6 +503,11 @@ impl Idle {
 
     fn begin(&mut self, now: Instant) {
         self.until = now + self.limit;
+    }
+
+    /// When the time began.
+    fn since(&self) -> Instant {
+        self.until.checked_sub(self.limit).unwrap_or(self.until)
     }
 
     /// The end of the connection when the time is over. The timer is set anew only when it has run out, which is far

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -21,6 +22,9 @@ use crate::seldom::Seldom;
 /// Connections that may wait to be accepted; the system has a limit of its own (`net.core.somaxconn`). Beyond it clients try
 /// again after a second, and 128, as the runtime has it, come in a moment where a viewer's proxy begins anew.
 const WAITING: i32 = 4096;
+
+/// Size of a receive buffer; the kernel doubles it, for what its packets take besides (socket(7), `SO_RCVBUF`).
+const RECEIVE_BYTES: usize = 4 << 10;
 
 /// Longest time to look at a socket's file, or to remove it.
 const FILE: Duration = Duration::from_secs(2);
@@ -43,6 +47,8 @@ impl Listener {
         match listen {
             Listen::Tcp(address) => {
                 let listener = TcpListener::bind(address).await.and_then(|listener| {
+                    // Accepted sockets inherit it. Requests are short, and what is not read yet takes kernel memory.
+                    sockopt::set_socket_recv_buffer_size(&listener, RECEIVE_BYTES)?;
                     rustix::net::listen(&listener, WAITING)?;
                     Ok(Self::Tcp(listener))
                 });

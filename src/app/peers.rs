@@ -1,68 +1,291 @@
-//! How many connections each address has, so that none has them all.
+//! The connections and the memory that each address has, so that none has them all.
+//!
+//! Beyond its number of connections, the address's oldest idle connection makes place for a new one: clients such as the
+//! JDK's forget connections and open others. Where none is idle, the new one waits until one ends.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Context;
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::http;
+use crate::metrics::{Queue, Waiting};
 
 /// One part in so many of all connections is for other addresses than the one with the most.
 const LEFT: usize = 4;
 
-/// Addresses that have connections.
-#[derive(Debug, Default)]
-pub(super) struct Peers(Arc<Mutex<HashMap<IpAddr, usize>>>);
+/// Shortest time without a request after which a connection makes place for another: the next request of a client that
+/// sends one after the other is under way before.
+const LEAST_IDLE: Duration = Duration::from_millis(100);
 
-impl Peers {
-    /// A place for a connection from `address`, or its network where clients have one of their own; `None` where it has
-    /// `most` already.
-    pub(super) fn place(&self, address: IpAddr, most: usize) -> Option<Place> {
-        let address = http::network_of(address);
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(address).or_default();
-        // Only who has some can have too many: nothing is left behind.
-        if *count > 0 && *count >= most {
-            return None;
+/// Pause between two searches for idle connections while others wait for a place.
+const SEARCH: Duration = Duration::from_millis(50);
+
+/// Addresses that have connections. Cheap to clone; clones share them.
+#[derive(Debug, Clone)]
+pub(super) struct Peers(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    peers: Mutex<HashMap<IpAddr, Peer>>,
+    /// The beginning of [`Activity::idle_since`].
+    epoch: Instant,
+    last_id: AtomicU64,
+}
+
+/// What one address has.
+#[derive(Debug, Default)]
+struct Peer {
+    open: HashMap<u64, Arc<Activity>>,
+    waiting: VecDeque<oneshot::Sender<Place>>,
+    /// Whether somebody searches for idle connections.
+    is_searched: bool,
+    memory_bytes: Arc<AtomicUsize>,
+}
+
+/// Bounds on the connections of one address.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PeerLimits {
+    /// Most that are served.
+    pub(super) served: usize,
+    /// Most that are served or wait.
+    pub(super) all: usize,
+}
+
+impl PeerLimits {
+    /// Where there may be `all` connections: as many as `configured`, and never so many that other addresses have none.
+    /// 0 for no limit.
+    pub(super) fn new(configured: usize, all: usize) -> Self {
+        if configured == 0 {
+            return Self { served: usize::MAX, all: usize::MAX };
         }
-        *count += 1;
-        Some(Place { counts: Arc::clone(&self.0), address })
+        let most = all - all / LEFT;
+        Self { served: configured.min(most), all: most }
     }
 }
 
-/// Most connections of one address where there may be `all`: `configured`, and never so many that others have none.
-/// `None` for no limit, which is configured as 0.
-pub(super) fn most_of_one(configured: usize, all: usize) -> Option<usize> {
-    (configured > 0).then(|| configured.min(all - all / LEFT))
+/// Whether a new connection is served.
+#[derive(Debug)]
+pub(super) enum Admission {
+    Served(Place),
+    /// It waits for a place. Whoever is told to search calls [`Peers::search`].
+    Waits(oneshot::Receiver<Place>, Option<IpAddr>),
+    Refused,
+}
+
+impl Default for Peers {
+    fn default() -> Self {
+        Self::since(Instant::now())
+    }
+}
+
+impl Peers {
+    fn since(epoch: Instant) -> Self {
+        Self(Arc::new(Shared { peers: Mutex::default(), epoch, last_id: AtomicU64::new(0) }))
+    }
+
+    /// Decides about a connection from `address`, or its network where clients have one of their own.
+    pub(super) fn admit(&self, address: IpAddr, limits: PeerLimits) -> Admission {
+        let address = http::network_of(address);
+        let mut peers = self.0.peers();
+        let peer = peers.entry(address).or_default();
+        let open = peer.open.len();
+        // Only an address that has some can have too many: no entry is left behind.
+        if open == 0 || open < limits.served || peer.evict(self.0.epoch, 1) == 1 {
+            return Admission::Served(self.open(address, peer));
+        }
+        if open + peer.waiting.len() >= limits.all {
+            peer.waiting.retain(|waiting| !waiting.is_closed());
+            if open + peer.waiting.len() >= limits.all {
+                return Admission::Refused;
+            }
+        }
+        let (sender, receiver) = oneshot::channel();
+        peer.waiting.push_back(sender);
+        let is_searched = std::mem::replace(&mut peer.is_searched, true);
+        Admission::Waits(receiver, (!is_searched).then_some(address))
+    }
+
+    fn open(&self, address: IpAddr, peer: &mut Peer) -> Place {
+        let id = self.0.last_id.fetch_add(1, Ordering::Relaxed);
+        let activity = Arc::new(Activity::new(self.0.epoch));
+        peer.open.insert(id, Arc::clone(&activity));
+        Place { peers: self.clone(), address, id, activity, memory_bytes: Arc::clone(&peer.memory_bytes) }
+    }
+
+    /// Closes connections of `address` that are idle, as long as others of it wait for a place.
+    pub(super) async fn search(self, address: IpAddr) {
+        loop {
+            tokio::time::sleep(SEARCH).await;
+            let mut peers = self.0.peers();
+            let Some(peer) = peers.get_mut(&address) else { return };
+            peer.waiting.retain(|waiting| !waiting.is_closed());
+            if peer.waiting.is_empty() {
+                peer.is_searched = false;
+                return;
+            }
+            let evicted = peer.open.values().filter(|activity| activity.is_evicted()).count();
+            peer.evict(self.0.epoch, peer.waiting.len().saturating_sub(evicted));
+        }
+    }
+
+    /// A connection of `address` has ended; the first that waits gets its place.
+    fn close(&self, address: IpAddr, id: u64) {
+        let mut next = {
+            let mut peers = self.0.peers();
+            let Entry::Occupied(mut entry) = peers.entry(address) else { return };
+            let peer = entry.get_mut();
+            peer.open.remove(&id);
+            let next = peer.waiting.pop_front().map(|waiting| (waiting, self.open(address, peer)));
+            if peer.open.is_empty() {
+                entry.remove();
+            }
+            next
+        };
+        // One that waits no longer hands its place on when it is dropped, which takes the lock.
+        if let Some((waiting, place)) = next.take() {
+            drop(waiting.send(place));
+        }
+    }
+}
+
+impl Shared {
+    fn peers(&self) -> MutexGuard<'_, HashMap<IpAddr, Peer>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Peer {
+    /// Has the `count` connections closed that are idle for longest; returns how many there are.
+    fn evict(&self, epoch: Instant, count: usize) -> usize {
+        let least = LEAST_IDLE.as_millis();
+        let now = epoch.elapsed().as_millis();
+        let idle = self.open.values().filter_map(|activity| {
+            let since = activity.idle_since()?;
+            (!activity.is_evicted() && now.saturating_sub(u128::from(since)) >= least).then_some((since, activity))
+        });
+        if count == 1 {
+            let oldest = idle.min_by_key(|(since, _)| *since);
+            return usize::from(oldest.inspect(|(_, activity)| activity.evict()).is_some());
+        }
+        let mut idle: Vec<_> = idle.collect();
+        idle.sort_unstable_by_key(|(since, _)| *since);
+        idle.iter().take(count).inspect(|(_, activity)| activity.evict()).count()
+    }
 }
 
 /// A connection among those of its address, until dropped.
 #[derive(Debug)]
 pub(super) struct Place {
-    counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    peers: Peers,
     address: IpAddr,
+    id: u64,
+    activity: Arc<Activity>,
+    memory_bytes: Arc<AtomicUsize>,
+}
+
+impl Place {
+    /// What the connection tells about itself.
+    pub(super) fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
+    /// What all connections of the address have taken of the memory of connections.
+    pub(super) fn memory_bytes(&self) -> &Arc<AtomicUsize> {
+        &self.memory_bytes
+    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut count) = counts.entry(self.address) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
+        self.peers.close(self.address, self.id);
+    }
+}
+
+/// Waits for a place, for `patience` at most.
+pub(super) async fn waited(place: oneshot::Receiver<Place>, patience: Duration) -> Option<Place> {
+    let _waiting = Waiting::begin(Queue::Connection);
+    tokio::time::timeout(patience, place).await.ok()?.ok()
+}
+
+/// Whether a connection is idle, and whether it is to be closed for another.
+#[derive(Debug)]
+pub(super) struct Activity {
+    epoch: Instant,
+    /// Milliseconds from `epoch` on, plus one; 0 while a request is read or answered.
+    idle_since: AtomicU64,
+    is_evicted: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Activity {
+    pub(super) fn new(epoch: Instant) -> Self {
+        Self {
+            epoch,
+            idle_since: AtomicU64::new(0),
+            is_evicted: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
         }
+    }
+
+    /// Nothing has come since that moment. Returns true if the connection is to be closed; otherwise the task is woken
+    /// when it is.
+    pub(super) fn poll_idle(&self, since: Instant, context: &Context<'_>) -> bool {
+        self.waker.register(context.waker());
+        let since = since.saturating_duration_since(self.epoch).as_millis();
+        self.idle_since.store(u64::try_from(since).unwrap_or(u64::MAX).saturating_add(1), Ordering::Release);
+        self.is_evicted()
+    }
+
+    /// Something has come.
+    pub(super) fn set_busy(&self) {
+        self.idle_since.store(0, Ordering::Release);
+    }
+
+    /// Whether it is to be closed for another.
+    pub(super) fn is_evicted(&self) -> bool {
+        self.is_evicted.load(Ordering::Acquire)
+    }
+
+    fn idle_since(&self) -> Option<u64> {
+        self.idle_since.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    fn evict(&self) {
+        self.is_evicted.store(true, Ordering::Release);
+        self.waker.wake();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
     use super::*;
+
+    fn served(peers: &Peers, address: &str, served: usize, all: usize) -> Option<Place> {
+        match peers.admit(address.parse().unwrap(), PeerLimits { served, all }) {
+            Admission::Served(place) => Some(place),
+            Admission::Waits(..) | Admission::Refused => None,
+        }
+    }
+
+    fn idle(place: &Place, age: Duration) -> bool {
+        let since = Instant::now().checked_sub(age).unwrap();
+        place.activity.poll_idle(since, &Context::from_waker(Waker::noop()))
+    }
 
     #[test]
     fn each_network_has_its_places_and_nothing_is_left_behind() {
         let peers = Peers::default();
-        let place = |address: &str| peers.place(address.parse().unwrap(), 2);
+        let place = |address: &str| served(&peers, address, 2, 2);
         let held = [place("192.0.2.1"), place("192.0.2.1"), place("2001:db8::1"), place("2001:db8::ffff:1")];
         assert!(held.iter().all(Option::is_some));
         assert!(place("192.0.2.1").is_none() && place("2001:db8::2").is_none());
@@ -71,14 +294,58 @@ mod tests {
         drop(one);
         assert!(place("192.0.2.1").is_some());
         drop(others);
-        assert!(peers.0.lock().unwrap().is_empty());
+        assert!(peers.0.peers().is_empty());
+    }
+
+    #[test]
+    fn the_oldest_idle_connection_makes_place() {
+        let peers = Peers::since(Instant::now().checked_sub(Duration::from_secs(10)).unwrap());
+        let held: Vec<_> = (0..3).map(|_| served(&peers, "192.0.2.1", 3, 3).unwrap()).collect();
+        assert!(!idle(&held[0], Duration::from_secs(1)) && !idle(&held[1], Duration::from_secs(2)));
+        assert!(!idle(&held[2], Duration::from_millis(1)));
+        let fourth = served(&peers, "192.0.2.1", 3, 3);
+        assert!(fourth.is_some() && held[1].activity.is_evicted() && !held[0].activity.is_evicted());
+        held[0].activity.set_busy();
+        assert!(served(&peers, "192.0.2.1", 3, 3).is_none(), "one is busy, one goes, one was busy just now");
+    }
+
+    #[tokio::test]
+    async fn those_that_wait_get_places_in_turn_when_others_end_or_are_idle() {
+        let peers = Peers::default();
+        let address: IpAddr = "192.0.2.1".parse().unwrap();
+        let limits = PeerLimits { served: 2, all: 5 };
+        let mut held: Vec<_> = (0..2).map(|_| served(&peers, "192.0.2.1", 2, 5).unwrap()).collect();
+        let mut waiting = Vec::new();
+        for n in 0..3 {
+            let Admission::Waits(place, search) = peers.admit(address, limits) else { panic!("it does not wait") };
+            assert_eq!(search.is_some(), n == 0);
+            search.map(|address| tokio::spawn(peers.clone().search(address)));
+            waiting.push(place);
+        }
+        assert!(matches!(peers.admit(address, limits), Admission::Refused));
+        drop(held.pop());
+        let second = waiting.remove(0).await.unwrap();
+        assert!(waiting[0].try_recv().is_err());
+        // The next one gives up.
+        drop(waiting.remove(0));
+        assert!(!idle(&held[0], Duration::ZERO));
+        tokio::time::sleep(LEAST_IDLE + 2 * SEARCH).await;
+        assert!(held[0].activity.is_evicted());
+        held.clear();
+        let third = waiting.remove(0).await.unwrap();
+        tokio::time::sleep(2 * SEARCH).await;
+        assert!(!peers.0.peers()[&address].is_searched);
+        drop((second, third));
+        assert!(peers.0.peers().is_empty());
     }
 
     #[test]
     fn a_quarter_of_all_is_for_others_whatever_is_configured() {
-        assert_eq!(most_of_one(2048, 10_240), Some(2048));
-        assert_eq!(most_of_one(2048, 1000), Some(750));
-        assert_eq!((most_of_one(5, 1), most_of_one(5, 3)), (Some(1), Some(3)));
-        assert_eq!(most_of_one(0, 1000), None);
+        let most = |configured, all| PeerLimits::new(configured, all).served;
+        assert_eq!(most(2048, 10_240), 2048);
+        assert_eq!(most(2048, 1000), 750);
+        assert_eq!((most(5, 1), most(5, 3)), (1, 3));
+        assert_eq!(most(0, 1000), usize::MAX);
+        assert_eq!(PeerLimits::new(2048, 10_240).all, 7680);
     }
 }

@@ -9,6 +9,8 @@ use bytes::{Buf, Bytes};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::charge::StreamCharge;
+
 /// Bytes that a stream has to send until it counts as moved; fewer where fewer wait.
 const ENOUGH: u64 = 16 << 10;
 
@@ -91,6 +93,8 @@ struct Watched {
 struct Taking {
     waiting: AtomicU64,
     sent: AtomicU64,
+    /// The memory of the stream, until its last piece is sent.
+    _charge: Option<StreamCharge>,
 }
 
 /// What a look finds.
@@ -104,8 +108,12 @@ enum State {
 
 impl Progress {
     /// A stream, from its request on until it and its pieces are dropped.
-    pub(super) fn open(&self) -> Stream {
-        let taking = Arc::new(Taking::default());
+    pub(super) fn open(&self, charge: StreamCharge) -> Stream {
+        self.open_with(Some(charge))
+    }
+
+    fn open_with(&self, charge: Option<StreamCharge>) -> Stream {
+        let taking = Arc::new(Taking { _charge: charge, ..Taking::default() });
         let watched =
             Watched { taking: Arc::downgrade(&taking), sent: 0, needed: 0, since: None, takes_large_steps: false };
         let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -341,7 +349,7 @@ mod tests {
     fn who_takes_nothing_or_next_to_nothing_stalls() {
         for bytes in [0, 1] {
             let mut clock = Clock::new();
-            let streams: Vec<_> = (0..10).map(|_| clock.progress.open()).collect();
+            let streams: Vec<_> = (0..10).map(|_| clock.progress.open_with(None)).collect();
             let mut pieces: Vec<_> = streams.iter().map(|stream| clock.piece(stream, 1 << 20)).collect();
             let found = clock.pass(60, |_| pieces.iter_mut().for_each(|piece| piece.advance(bytes)));
             assert_eq!(found, Some((21, Fault::Stalled)), "{bytes} bytes a second");
@@ -351,14 +359,14 @@ mod tests {
     #[test]
     fn one_stream_that_stands_still_is_borne_longer_while_others_move() {
         let mut clock = Clock::new();
-        let (still, moving) = (clock.progress.open(), clock.progress.open());
+        let (still, moving) = (clock.progress.open_with(None), clock.progress.open_with(None));
         let (_held, mut taken) = (clock.piece(&still, 1 << 20), clock.piece(&moving, 1 << 20));
         assert_eq!(clock.pass(60, |_| taken.advance(4000)), Some((41, Fault::Stalled)));
         // So it is where the others are short answers.
         let mut clock = Clock::new();
-        let still = clock.progress.open();
+        let still = clock.progress.open_with(None);
         let _held = clock.piece(&still, 1 << 20);
-        let short = |clock: &Progress| Piece::new(Bytes::from_static(b"abc"), Some(&clock.open())).advance(3);
+        let short = |clock: &Progress| Piece::new(Bytes::from_static(b"abc"), Some(&clock.open_with(None))).advance(3);
         let progress = clock.progress.clone();
         assert_eq!(clock.pass(60, |_| short(&progress)), Some((41, Fault::Stalled)));
     }
@@ -368,7 +376,7 @@ mod tests {
         let mut clock = Clock::new();
         let (mut streams, progress) = (Vec::new(), clock.progress.clone());
         let found = clock.pass(60, |_| {
-            let stream = progress.open();
+            let stream = progress.open_with(None);
             streams.push(Piece::new(Bytes::from_static(b"abc"), Some(&stream)));
         });
         assert_eq!(found, Some((21, Fault::Stalled)));
@@ -377,9 +385,9 @@ mod tests {
     #[test]
     fn an_answer_that_is_being_made_stalls_nobody() {
         let mut clock = Clock::new();
-        let _asked = clock.progress.open();
+        let _asked = clock.progress.open_with(None);
         assert_eq!(clock.pass(1000, |_| ()), None);
-        let paused = clock.progress.open();
+        let paused = clock.progress.open_with(None);
         let _held = clock.piece(&paused, 1 << 20);
         assert_eq!(clock.pass(39, |_| ()), None);
     }
@@ -387,7 +395,7 @@ mod tests {
     #[test]
     fn who_takes_large_steps_may_take_them_late() {
         let mut clock = Clock::new();
-        let stream = clock.progress.open();
+        let stream = clock.progress.open_with(None);
         let mut piece = clock.piece(&stream, 100 << 20);
         let found = clock.pass(300, |second| {
             if second % 35 == 1 {
@@ -401,7 +409,7 @@ mod tests {
     #[test]
     fn a_few_bytes_are_all_that_a_short_answer_has() {
         let mut clock = Clock::new();
-        let stream = clock.progress.open();
+        let stream = clock.progress.open_with(None);
         for _ in 0..10 {
             let mut piece = clock.piece(&stream, 100);
             assert_eq!(clock.pass(15, |_| ()), None);
@@ -418,7 +426,7 @@ mod tests {
     #[test]
     fn whoever_is_about_to_end_is_less_patient() {
         let mut clock = Clock::new();
-        let stream = clock.progress.open();
+        let stream = clock.progress.open_with(None);
         let _piece = clock.piece(&stream, 1 << 20);
         clock.progress.hurry();
         assert_eq!(clock.pass(60, |_| ()), Some((11, Fault::Stalled)));
@@ -431,7 +439,7 @@ mod tests {
         // One that is gone by the next look counts.
         let found = clock.pass(300, |second| {
             if second == 50 {
-                drop(progress.open());
+                drop(progress.open_with(None));
             }
         });
         assert_eq!(found, Some((150, Fault::Idle)));
@@ -442,7 +450,7 @@ mod tests {
     fn streams_that_have_ended_are_forgotten_without_a_look() {
         let progress = Progress::default();
         for _ in 0..10_000 {
-            drop(progress.open());
+            drop(progress.open_with(None));
         }
         assert!(progress.0.seen.lock().unwrap().streams.capacity() < 100);
     }
@@ -451,7 +459,7 @@ mod tests {
     async fn nobody_looks_while_nothing_waits_and_the_first_piece_wakes() {
         let limits = Limits { stall: Duration::from_millis(40), idle: Duration::from_secs(3600) };
         let progress = Progress::default();
-        let stream = progress.open();
+        let stream = progress.open_with(None);
         assert!(progress.pause(Instant::now(), limits) > 1000 * limits.stall);
         let (fault, _piece) = tokio::join!(progress.fault(limits), async {
             // The other has begun to wait.

@@ -1,6 +1,7 @@
 //! What a connection's lane, the library behind it and the whole server tell each other.
 
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What the lane and the rest of its connection tell each other. Cheap to clone; clones share it.
@@ -13,8 +14,19 @@ struct Flags {
     busy: AtomicBool,
     /// No further request is to be answered.
     closing: AtomicBool,
-    /// The client has let the time for a request's head run out.
-    expired: AtomicBool,
+    /// Why the lane ends the connection.
+    end_reason: OnceLock<EndReason>,
+}
+
+/// Why the lane ends a connection that its client keeps open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EndReason {
+    /// The time for a request's head is over.
+    Idle,
+    /// Another connection of its address needs its place.
+    Evicted,
+    /// There is no memory for the head that it sends.
+    Memory,
 }
 
 impl Signals {
@@ -33,13 +45,13 @@ impl Signals {
         self.0.closing.store(true, Ordering::Release);
     }
 
-    /// The time for a request's head is over.
-    pub(super) fn expire(&self) {
-        self.0.expired.store(true, Ordering::Relaxed);
+    /// The lane ends the connection; the first reason counts.
+    pub(super) fn end_because(&self, reason: EndReason) {
+        self.0.end_reason.get_or_init(|| reason);
     }
 
-    pub(super) fn has_expired(&self) -> bool {
-        self.0.expired.load(Ordering::Relaxed)
+    pub(super) fn end_reason(&self) -> Option<EndReason> {
+        self.0.end_reason.get().copied()
     }
 
     pub(super) fn is_closing(&self) -> bool {

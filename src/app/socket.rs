@@ -9,6 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_io_timeout::TimeoutStream;
 
+use super::metered::Metered;
 use super::tls::Secure;
 use crate::store::Sendable;
 
@@ -28,7 +29,7 @@ pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
 }
 
 /// A socket of the runtime.
-pub(super) trait Watched: AsFd + AsyncRead + AsyncWrite + Send + Sync + 'static {
+pub(super) trait RuntimeSocket: AsFd + AsyncRead + AsyncWrite + std::fmt::Debug + Unpin + Send + Sync + 'static {
     /// Whether it is cut into packets.
     const HAS_PACKETS: bool;
 
@@ -36,7 +37,7 @@ pub(super) trait Watched: AsFd + AsyncRead + AsyncWrite + Send + Sync + 'static 
     fn try_to_write<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T>;
 }
 
-impl Watched for TcpStream {
+impl RuntimeSocket for TcpStream {
     const HAS_PACKETS: bool = true;
 
     fn try_to_write<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
@@ -44,7 +45,7 @@ impl Watched for TcpStream {
     }
 }
 
-impl Watched for UnixStream {
+impl RuntimeSocket for UnixStream {
     const HAS_PACKETS: bool = false;
 
     fn try_to_write<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
@@ -52,23 +53,28 @@ impl Watched for UnixStream {
     }
 }
 
-impl<S: Watched> Socket for Pin<Box<TimeoutStream<S>>> {
+impl<S: RuntimeSocket> Socket for Pin<Box<TimeoutStream<Metered<S>>>> {
     const KEEPS: bool = false;
 
     fn send_first(&self, bytes: &[u8]) -> io::Result<usize> {
-        let socket = self.get_ref();
-        socket.try_to_write(|| Ok(send(socket, bytes, SendFlags::MORE | SendFlags::NOSIGNAL)?))
+        self.get_ref().try_to_write(bytes.len(), |socket, allowed| {
+            let bytes = bytes.get(..allowed).unwrap_or(bytes);
+            Ok(send(socket, bytes, SendFlags::MORE | SendFlags::NOSIGNAL)?)
+        })
     }
 
     fn send_file(&self, file: &Sendable, from: u64) -> io::Result<u64> {
-        let socket = self.get_ref();
-        socket.try_to_write(|| file.send(socket.as_fd(), from))
+        let wanted = usize::try_from(file.piece_bytes(from)).unwrap_or(usize::MAX);
+        let sent = self.get_ref().try_to_write(wanted, |socket, allowed| file.send(socket.as_fd(), from, allowed))?;
+        Ok(sent as u64)
     }
 
     fn hold_parts(&self, hold: bool) {
-        if S::HAS_PACKETS {
+        if let Ok(socket) = self.get_ref().socket()
+            && S::HAS_PACKETS
+        {
             // What cannot be held is sent in more packets.
-            let _ = sockopt::set_tcp_cork(self.get_ref(), hold);
+            let _ = sockopt::set_tcp_cork(socket, hold);
         }
     }
 }

@@ -26,6 +26,7 @@ use tokio_rustls::server::TlsStream;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
+use super::metered::Metered;
 use crate::config;
 use crate::fair::{Client, Cost, Share, Shares};
 use crate::http;
@@ -47,7 +48,7 @@ const PLAIN_ANSWER: &[u8] =
     connection: close\r\n\r\nThis port speaks TLS: use https, not http://.\n";
 
 /// An encrypted connection. Below the encryption the socket itself is watched for a client that takes nothing.
-pub(super) type Secure = Box<TlsStream<Pin<Box<TimeoutStream<TcpStream>>>>>;
+pub(super) type Secure = Box<TlsStream<Pin<Box<TimeoutStream<Metered<TcpStream>>>>>>;
 
 /// Makes connections encrypted.
 pub(super) struct Tls {
@@ -125,8 +126,15 @@ impl Tls {
         Ok(Some(Self { current, handshake_timeout: config.handshake_timeout, handshakes: Handshakes::new() }))
     }
 
-    /// Encrypts a connection. `None` where that comes to nothing, which has been told then.
-    pub(super) async fn accept(&self, stream: TcpStream, send_timeout: Duration, peer: IpAddr) -> Option<Secure> {
+    /// Encrypts a connection of which `meter` bounds the send queue. `None` where that comes to nothing, which has been
+    /// told then.
+    pub(super) async fn accept(
+        &self,
+        stream: TcpStream,
+        meter: impl FnOnce(TcpStream) -> Metered<TcpStream>,
+        send_timeout: Duration,
+        peer: IpAddr,
+    ) -> Option<Secure> {
         let shaking = async {
             let mut stream = stream;
             match first_byte(&stream).await {
@@ -136,7 +144,7 @@ impl Tls {
             }
             let _place = self.handshakes.begin(peer).await;
             let acceptor = TlsAcceptor::from(self.current.current());
-            let mut stream = TimeoutStream::new(stream);
+            let mut stream = TimeoutStream::new(meter(stream));
             stream.set_write_timeout(Some(send_timeout));
             acceptor.accept(Box::pin(stream)).await.map(|stream| Begun::Encrypted(Box::new(stream)))
         };

@@ -11,11 +11,24 @@ use super::{Config, File, Inspect, Root, Sources, Verify, values};
 /// Memory for parsed attributes, which is not configurable.
 const ATTRIBUTES_BYTES: u64 = 8 << 20;
 
-/// What a connection takes at most that has had an answer of the HTTP library, as measured, and what an encrypted one does.
-const CONNECTION_BYTES: u64 = 40 << 10;
-const ENCRYPTED_BYTES: u64 = 64 << 10;
+/// Memory of a connection that has used the HTTP library, without streams of HTTP/2 and with a head of ordinary length,
+/// as measured, and of an encrypted one.
+const CONNECTION_BYTES: u64 = 34 << 10;
+const ENCRYPTED_BYTES: u64 = 58 << 10;
 
-/// What a TLS handshake takes while it is under way, as measured.
+/// Memory for streams and long heads that all connections share: so much for each that may be open, and at least
+/// [`LEAST_SHARED_BYTES`].
+const SHARED_BYTES: u64 = 6 << 10;
+const LEAST_SHARED_BYTES: u64 = 4 << 20;
+
+/// Kernel memory of a connection's socket: its structures (5 KiB), its receive buffer, and the part of its send queue that
+/// takes nothing from [`SEND_QUEUES_BYTES`].
+const SOCKET_BYTES: u64 = 19 << 10;
+
+/// Kernel memory for the send queues of all connections together.
+const SEND_QUEUES_BYTES: u64 = 64 << 20;
+
+/// Memory of a TLS handshake while it is under way, as measured.
 const HANDSHAKE_BYTES: u64 = 72 << 10;
 
 const AFTER_HELP: &str = "\
@@ -161,14 +174,33 @@ impl Config {
         toml::to_string(self)
     }
 
-    /// The most memory that connections can take besides what they are sent, in bytes.
+    /// The most memory that connections can take besides what they are sent, in bytes;
+    /// [`Self::shared_by_connections_bytes`] is a part of it.
     pub fn connections_bytes(&self) -> u64 {
         let (each, handshakes) = if self.tls.is_used() {
             (ENCRYPTED_BYTES, HANDSHAKE_BYTES.saturating_mul(super::Tls::HANDSHAKES as u64))
         } else {
             (CONNECTION_BYTES, 0)
         };
-        each.saturating_mul(self.server.max_connections as u64).saturating_add(handshakes)
+        let fixed = each.saturating_mul(self.server.max_connections as u64);
+        fixed.saturating_add(self.shared_by_connections_bytes()).saturating_add(handshakes)
+    }
+
+    /// Memory for streams of HTTP/2 and long heads that all connections share, in bytes.
+    pub fn shared_by_connections_bytes(&self) -> u64 {
+        SHARED_BYTES.saturating_mul(self.server.max_connections as u64).max(LEAST_SHARED_BYTES)
+    }
+
+    /// The most memory that the kernel can take for the sockets of connections, in bytes; [`Self::send_queues_bytes`] is a
+    /// part of it.
+    pub fn sockets_bytes(&self) -> u64 {
+        SOCKET_BYTES.saturating_mul(self.server.max_connections as u64).saturating_add(self.send_queues_bytes())
+    }
+
+    /// Kernel memory for the send queues that all connections share, in bytes.
+    #[expect(clippy::unused_self, reason = "a part of a formula whose other terms are configured")]
+    pub fn send_queues_bytes(&self) -> u64 {
+        SEND_QUEUES_BYTES
     }
 
     /// The most memory that caches and budgets can hold together, in bytes; connections and the rest of the process come on
@@ -237,6 +269,7 @@ impl Config {
         );
         let (most, bytes) = (self.server.max_connections, self.connections_bytes());
         let _ = write!(text, "\nconnections {most} at most, which take up to {} MiB more", bytes >> 20);
+        let _ = write!(text, "\nsockets     up to {} MiB more, in the kernel", self.sockets_bytes() >> 20);
         text
     }
 }

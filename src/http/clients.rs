@@ -18,7 +18,7 @@ use ipnet::IpNet;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::admitted::One;
+use super::admitted::{Admitted, InFlight};
 use super::guard::Viewpoint;
 use super::paced::Paced;
 use super::problem::{self, Problem};
@@ -162,28 +162,26 @@ impl Clients {
         self.concurrent_requests.saturating_add(self.concurrent_requests / SPARE)
     }
 
-    /// A place among the client's requests, kept until the answer is sent, as `admitted` is. `running`: requests of all clients,
-    /// without those that wait here.
+    /// A place among all requests and among the client's, kept until the answer is sent. While there are too many requests,
+    /// a client that has few of them is admitted at once, as far as there is room, and others wait for their turn.
     ///
     /// # Errors
-    /// 429 when the client's other requests do not end in time, or many of its own wait already; 503 when there are too many
-    /// requests, and the client has more than a few of them.
-    pub(super) async fn enter(
-        &self,
-        client: Client,
-        admitted: One,
-        running: impl Fn() -> usize,
-    ) -> Result<Place, Problem> {
+    /// 429 when the client's other requests do not end in time, or many of its own wait already; 503 when its turn does not
+    /// come in time.
+    pub(super) async fn enter(&self, client: Client, admitted: &Admitted) -> Result<Place, Problem> {
         let limits = self.limits;
-        // First: who waits here takes no place from others.
+        // First: a request that waits here takes no place from others.
         let (account, request) = if limits.are_none() { (None, None) } else { self.request(client).await?.unzip() };
         let counted = Counted::new(&self.accounts.running, client);
-        let running = running();
-        let is_full = running > self.concurrent_requests;
-        if is_full && counted.is_beyond((self.concurrent_requests / FEW).max(1)) || running > self.most_requests() {
-            return Err(shed());
-        }
-        Ok(Place { account, limits, _request: request, _counted: counted, _admitted: admitted })
+        let most = self.concurrent_requests;
+        let in_flight = match admitted.try_begin(most) {
+            Some(in_flight) => in_flight,
+            None if !counted.is_beyond((most / FEW).max(1)) && admitted.count() < self.most_requests() => {
+                admitted.begin()
+            }
+            None => admitted.wait(client, most, limits.wait).await.ok_or_else(shed)?,
+        };
+        Ok(Place { account, limits, _request: request, _counted: counted, _in_flight: in_flight })
     }
 
     /// A place among the requests that the client may have, where that is limited.
@@ -212,13 +210,6 @@ impl Clients {
             return Err(Problem::new(problem::TOO_MANY, detail).passing());
         };
         Ok(Some((account, request)))
-    }
-}
-
-impl Accounts {
-    /// Requests that wait for another one of their client's.
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
     }
 }
 
@@ -285,7 +276,7 @@ impl Account {
 }
 
 /// There are too many requests at once.
-pub(super) fn shed() -> Problem {
+fn shed() -> Problem {
     metrics::request_shed(Shed::Requests);
     Problem::own(problem::OVERLOADED, "too many requests at once; try again", "too many requests")
 }
@@ -328,7 +319,7 @@ pub(super) struct Place {
     limits: Limits,
     // Dropped before the permit: whoever gets that is counted, and must not be one of two.
     _counted: Counted,
-    _admitted: One,
+    _in_flight: InFlight,
     _request: Option<OwnedSemaphorePermit>,
 }
 
@@ -395,7 +386,7 @@ mod tests {
         let sent = Bytes::from((0..(4_usize << 20) + 5).map(|at| u8::try_from(at % 251).unwrap()).collect::<Vec<_>>());
         let mut received = Vec::new();
         for part in [sent.slice(..2 << 20), sent.slice(2 << 20..)] {
-            let place = clients.enter(Client::new(1), Admitted::default().begin(), || 0).await.unwrap();
+            let place = clients.enter(Client::new(1), &Admitted::default()).await.unwrap();
             let answer = place.answer(Response::new(Body::from(part.clone())));
             assert_eq!(http_body::Body::size_hint(answer.body()).exact(), Some(part.len() as u64));
             received.extend(answer.into_body().collect().await.unwrap().to_bytes());
@@ -403,7 +394,7 @@ mod tests {
         assert!(received == sent);
         // One MiB at once, the others an eighth of a second each, at least.
         assert!(begun.elapsed() >= Duration::from_millis(370), "{:?}", begun.elapsed());
-        let other = clients.enter(Client::new(2), Admitted::default().begin(), || 0).await.unwrap();
+        let other = clients.enter(Client::new(2), &Admitted::default()).await.unwrap();
         assert!(other.pay(1 << 20, Instant::now()).is_none(), "another client owes nothing");
     }
 
@@ -411,20 +402,20 @@ mod tests {
     async fn whoever_is_served_or_owes_is_not_forgotten_and_others_are() {
         let mut clients = clients(1, 1000, 1000);
         clients.limits.wait = Duration::from_millis(20);
-        let _served = clients.enter(Client::new(1), Admitted::default().begin(), || 0).await.unwrap();
+        let _served = clients.enter(Client::new(1), &Admitted::default()).await.unwrap();
         let _due = clients
-            .enter(Client::new(2), Admitted::default().begin(), || 0)
+            .enter(Client::new(2), &Admitted::default())
             .await
             .unwrap()
             .pay(1_000_000, Instant::now());
         for number in 0..4 * TIDIED as u64 {
-            assert!(clients.enter(Client::new(100 + number), Admitted::default().begin(), || 0).await.is_ok());
+            assert!(clients.enter(Client::new(100 + number), &Admitted::default()).await.is_ok());
         }
         assert!(
-            clients.enter(Client::new(1), Admitted::default().begin(), || 0).await.is_err(),
+            clients.enter(Client::new(1), &Admitted::default()).await.is_err(),
             "it has its one request"
         );
-        let debtor = clients.enter(Client::new(2), Admitted::default().begin(), || 0).await.unwrap();
+        let debtor = clients.enter(Client::new(2), &Admitted::default()).await.unwrap();
         assert!(debtor.pay(1, Instant::now()).is_some_and(|due| due > Instant::now() + Duration::from_secs(900)));
         assert!(clients.accounts.known.lock().unwrap().of.len() <= TIDIED + 2);
     }
@@ -433,19 +424,20 @@ mod tests {
     async fn a_place_is_kept_until_the_body_is_gone_and_waited_for() {
         let mut clients = clients(1, 0, 0);
         let answer = clients
-            .enter(Client::new(1), Admitted::default().begin(), || 0)
+            .enter(Client::new(1), &Admitted::default())
             .await
             .unwrap()
             .answer(Response::new(Body::from("x")));
-        assert!(clients.enter(Client::new(2), Admitted::default().begin(), || 0).await.is_ok());
-        let (second, ()) = tokio::join!(clients.enter(Client::new(1), Admitted::default().begin(), || 0), async {
+        assert!(clients.enter(Client::new(2), &Admitted::default()).await.is_ok());
+        let admitted = Admitted::default();
+        let (second, ()) = tokio::join!(clients.enter(Client::new(1), &admitted), async {
             tokio::task::yield_now().await;
             drop(answer);
         });
         clients.limits.wait = Duration::from_millis(20);
-        assert!(clients.enter(Client::new(1), Admitted::default().begin(), || 0).await.is_err());
+        assert!(clients.enter(Client::new(1), &Admitted::default()).await.is_err());
         drop(second.unwrap());
-        assert!(clients.enter(Client::new(1), Admitted::default().begin(), || 0).await.is_ok());
+        assert!(clients.enter(Client::new(1), &Admitted::default()).await.is_ok());
     }
 
     #[tokio::test]
@@ -459,38 +451,46 @@ mod tests {
         let client = Client::new(1);
         let mut held = Vec::new();
         for _ in 0..3 {
-            held.push(before.enter(client, Admitted::default().begin(), || 0).await.unwrap());
+            held.push(before.enter(client, &Admitted::default()).await.unwrap());
         }
         let fewer = limited(1, 1 << 20);
-        assert!(fewer.enter(client, Admitted::default().begin(), || 0).await.is_err());
+        assert!(fewer.enter(client, &Admitted::default()).await.is_err());
         held.truncate(1);
-        assert!(fewer.enter(client, Admitted::default().begin(), || 0).await.is_err(), "one is all there may be");
+        assert!(fewer.enter(client, &Admitted::default()).await.is_err(), "one is all there may be");
         held[0].pay(64 << 20, Instant::now());
         held.clear();
-        let place = fewer.enter(client, Admitted::default().begin(), || 0).await.unwrap();
+        let place = fewer.enter(client, &Admitted::default()).await.unwrap();
         assert!(place.pay(1, Instant::now()).is_some(), "what was sent before is owed");
         let more = limited(2, 1 << 20);
         let both = (
-            more.enter(client, Admitted::default().begin(), || 0).await,
-            more.enter(client, Admitted::default().begin(), || 0).await,
+            more.enter(client, &Admitted::default()).await,
+            more.enter(client, &Admitted::default()).await,
         );
         assert!(both.0.is_ok() && both.1.is_err());
-        assert!(limited(0, 1 << 20).enter(client, Admitted::default().begin(), || 0).await.is_ok(), "no limit");
+        assert!(limited(0, 1 << 20).enter(client, &Admitted::default()).await.is_ok(), "no limit");
     }
 
     #[tokio::test]
-    async fn when_there_are_too_many_requests_those_who_have_few_get_in() {
-        let clients = clients(0, 0, 0);
+    async fn when_there_are_too_many_requests_those_who_have_few_get_in_and_others_wait() {
+        let (mut clients, admitted) = (clients(0, 0, 0), Admitted::default());
         let (greedy, modest) = (Client::new(1), Client::new(2));
         let mut places = Vec::new();
-        for running in 1..=16 {
-            places.push(clients.enter(greedy, Admitted::default().begin(), || running).await.unwrap());
+        for _ in 1..=16 {
+            places.push(clients.enter(greedy, &admitted).await.unwrap());
         }
-        assert!(clients.enter(greedy, Admitted::default().begin(), || 17).await.is_err());
-        let place = clients.enter(modest, Admitted::default().begin(), || 17).await.unwrap();
-        assert!(clients.enter(modest, Admitted::default().begin(), || 18).await.is_err(), "one is few of sixteen");
-        assert_eq!(clients.most_requests(), 20);
+        let place = clients.enter(modest, &admitted).await.unwrap();
+        clients.limits.wait = Duration::from_millis(20);
+        assert!(clients.enter(modest, &admitted).await.is_err(), "one is few of sixteen");
+        assert_eq!((admitted.count(), clients.most_requests()), (17, 20));
+        clients.limits.wait = Duration::from_secs(10);
+        {
+            let mut waits = std::pin::pin!(clients.enter(greedy, &admitted));
+            assert!(futures_util::poll!(waits.as_mut()).is_pending());
+            places.truncate(14);
+            places.push(waits.await.unwrap());
+        }
         drop((place, places));
         assert!(clients.accounts.running.lock().unwrap().is_empty());
+        assert_eq!(admitted.count(), 0);
     }
 }

@@ -170,9 +170,9 @@ impl App {
         self.shared.running.load(Ordering::Relaxed)
     }
 
-    /// Those of them that have a place, or are about to: without those that wait for another one of their client's.
+    /// Those of them that have a place among [`Options::concurrent_requests`].
     fn admitted(&self) -> usize {
-        self.shared.admitted.count().saturating_sub(self.shared.accounts.waiting())
+        self.shared.admitted.count()
     }
 
     /// The container that `segments` lead into and the key within; `Ok(None)` where several containers
@@ -264,10 +264,6 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
         route = route_name(target.view);
         // Operations answer also when everything else is too much, and at once.
         may_be_held = !matches!(target.view, View::Operation(_));
-        let admitted = may_be_held.then(|| app.shared.admitted.begin());
-        if admitted.is_some() && app.admitted() > app.clients.most_requests() {
-            return Err(clients::shed());
-        }
         if let Some(control) = &app.options.control {
             let (parts, target, presented) = (&parts, &target, &presented);
             let asking = guard::Asking { app: &app, parts, target, presented, peer, id };
@@ -277,10 +273,7 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
             }
         }
         let client = app.clients.of(&parts.headers, peer, viewpoint.as_deref());
-        let place = match admitted {
-            None => None,
-            Some(admitted) => Some(app.clients.enter(client, admitted, || app.admitted()).await?),
-        };
+        let place = if may_be_held { Some(app.clients.enter(client, &app.shared.admitted).await?) } else { None };
         let access = app.resources.begin();
         let viewpoint = viewpoint.as_ref();
         let seen = viewpoint.and_then(|viewpoint| app.seen(&target, viewpoint));

@@ -66,7 +66,7 @@ pub struct Reply {
     /// Empty for HEAD.
     pub body: Content,
     /// Sent from here, it is one of those that keep others from being answered.
-    _admitted: admitted::One,
+    _admitted: admitted::InFlight,
     line: Line,
 }
 

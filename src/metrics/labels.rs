@@ -62,6 +62,16 @@ label!(
 );
 
 label!(
+    /// Label `pool` of memory that all connections share.
+    ConnectionPool {
+        /// Of this process, for streams of HTTP/2 and long heads.
+        Memory = "memory",
+        /// Of the kernel, for what clients have not taken yet.
+        Sockets = "sockets",
+    }
+);
+
+label!(
     /// Label `reason` of a refused request.
     Shed {
         /// `limits.concurrent_requests` were being answered.
@@ -130,6 +140,12 @@ label!(
         Handshake = "handshake",
         /// To be told that there are too many requests.
         Refused = "refused",
+        /// For one of `limits.concurrent_requests`.
+        Request = "request",
+        /// A new connection, for another of its address to end (`clients.connections`).
+        Connection = "connection",
+        /// A connection that is not read further, for memory that all connections share.
+        ConnectionMemory = "connection_memory",
     }
 );
 
@@ -163,8 +179,12 @@ label!(
         Idle = "idle",
         /// The client took nothing of an answer for too long.
         SendTimeout = "send_timeout",
-        /// At once: its address had `clients.connections`.
+        /// At once or after it waited: its address had `clients.connections`.
         Refused = "refused",
+        /// Idle, to make place for another of its address (`clients.connections`).
+        Evicted = "evicted",
+        /// A long head came while connections had no memory for it.
+        Memory = "memory",
         /// It broke.
         Error = "error",
     }

@@ -54,6 +54,8 @@ pub(super) const CONNECTIONS_OPEN: &str = "n5_connections_open";
 pub(super) const CONNECTIONS_MOST: &str = "n5_connections_most";
 pub(super) const CONNECTIONS_ACCEPTED: &str = "n5_connections_accepted_total";
 pub(super) const CONNECTIONS_CLOSED: &str = "n5_connections_closed_total";
+pub(super) const CONNECTION_POOL_BYTES: &str = "n5_connection_pool_bytes";
+pub(super) const CONNECTION_POOL_CAPACITY: &str = "n5_connection_pool_capacity_bytes";
 pub(super) const ACCEPT_ERRORS: &str = "n5_accept_errors_total";
 pub(super) const CANCELLED: &str = "n5_requests_cancelled_total";
 pub(super) const BUDGET_BYTES: &str = "n5_budget_bytes";
@@ -113,13 +115,15 @@ pub const NAMES: &[Description] = {
         row(DECODE_DURATION, Histogram, SECONDS, &["codec"], "Time to decode one block, without waiting for a thread."),
         row(DECODE_ERRORS, Counter, None, &["codec"], "Blocks that could not be decoded."),
         row(ENCODE_DURATION, Histogram, SECONDS, &["format"], "Time to encode one slice or a piece of one, without waiting for a thread."),
-        row(QUEUE_WAITING, Gauge, None, &["queue"], "How many wait: for a share of a budget (slice, decode, transfer), a core (cpu), what another request loads (load), another request of the same client (client), bytes that a client may have (rate), an issuer's keys (keys), a TLS handshake (handshake), or to be told that there are too many requests (refused)."),
+        row(QUEUE_WAITING, Gauge, None, &["queue"], "How many wait: for a share of a budget (slice, decode, transfer), a core (cpu), what another request loads (load), another request of the same client (client), bytes that a client may have (rate), an issuer's keys (keys), a TLS handshake (handshake), to be told that there are too many requests (refused), one of limits.concurrent_requests (request), another connection of the same address to end (connection), or memory that all connections share (connection_memory)."),
         row(QUEUE_DURATION, Histogram, SECONDS, &["queue"], "How long those waited that had to wait at all."),
         row(CPU_RUNNING, Gauge, None, &[], "Jobs that run on the CPU lane; at most twice server.threads, half of them short ones."),
         row(CONNECTIONS_OPEN, Gauge, None, &[], "Open connections."),
         row(CONNECTIONS_MOST, Gauge, None, &[], "Most open connections: server.max_connections. Further ones wait to be accepted."),
         row(CONNECTIONS_ACCEPTED, Counter, None, &[], "Connections accepted."),
-        row(CONNECTIONS_CLOSED, Counter, None, &["reason"], "Connections closed: ended (by either side, between answers), idle (server.header_timeout), send_timeout (server.send_timeout), refused (clients.connections), error."),
+        row(CONNECTIONS_CLOSED, Counter, None, &["reason"], "Connections closed: ended (by either side, between answers), idle (server.header_timeout), send_timeout (server.send_timeout), refused (clients.connections), evicted (idle, for another of its address), memory (no memory for a long head), error."),
+        row(CONNECTION_POOL_BYTES, Gauge, BYTES, &["pool"], "Memory taken of what all connections share: for streams of HTTP/2 and long heads (memory), and in the kernel for what clients have not taken yet (sockets)."),
+        row(CONNECTION_POOL_CAPACITY, Gauge, BYTES, &["pool"], "Memory that all connections share."),
         row(ACCEPT_ERRORS, Counter, None, &[], "Connections that could not be accepted, such as for want of descriptors."),
         row(BUDGET_BYTES, Gauge, BYTES, &["budget"], "Memory taken from a budget."),
         row(BUDGET_CAPACITY, Gauge, BYTES, &["budget"], "Memory of a budget."),

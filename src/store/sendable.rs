@@ -100,7 +100,13 @@ impl Sendable {
         from..end
     }
 
-    /// Sends bytes from `from` on to a socket that does not block, as many as it takes, up to 512 KiB.
+    /// How many bytes [`Self::send`] sends at most from `from` on.
+    pub fn piece_bytes(&self, from: u64) -> u64 {
+        let piece = self.piece(from);
+        piece.end - piece.start
+    }
+
+    /// Sends bytes from `from` on to a socket that does not block, as many as it takes, up to `most_bytes` and 512 KiB.
     ///
     /// The last byte goes alone, after a second look at the file: one that was written meanwhile is never sent to its
     /// end, so that its reader learns of it. One that has got another name, mode or owner has the same bytes. What is written over in place, neither shortened first nor replaced, while
@@ -108,16 +114,16 @@ impl Sendable {
     ///
     /// # Errors
     /// Those of the socket; `UnexpectedEof` when the file has become shorter or was written.
-    pub fn send(&self, socket: BorrowedFd<'_>, from: u64) -> io::Result<u64> {
+    pub fn send(&self, socket: BorrowedFd<'_>, from: u64, most_bytes: usize) -> io::Result<usize> {
         let piece = self.piece(from);
         if piece.end >= self.meta.len && !has_content_of(&self.file.metadata()?, &self.opened) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let count = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX);
+        let count = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX).min(most_bytes);
         let mut at = from;
         match sendfile(socket, &self.file, Some(&mut at), count)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            sent => Ok(sent as u64),
+            sent => Ok(sent),
         }
     }
 }

@@ -1,0 +1,151 @@
+//! The frames that a client sends over HTTP/2, as far as they decide how much memory the HTTP library will take for them.
+//!
+//! The library turns every `HEADERS` frame into a stream, however little memory is left, so they are counted before it
+//! sees them.
+
+use std::ops::ControlFlow;
+
+/// Length of a frame's head (RFC 9113, section 4.1).
+const HEAD_BYTES: usize = 9;
+
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
+/// A frame that carries a part of a request's header list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HeaderFrame {
+    /// Length of its payload on the wire.
+    pub(super) payload_bytes: usize,
+    /// Whether it opens a stream.
+    pub(super) opens_stream: bool,
+}
+
+/// Follows the frames in the bytes that a client sends.
+#[derive(Debug)]
+pub(super) struct FrameScanner {
+    /// Bytes of the current frame that are still to come.
+    payload_left: usize,
+    /// The highest stream so far; those of clients only grow.
+    last_stream: u32,
+    /// Whether a header list has begun and not ended.
+    in_header_list: bool,
+}
+
+impl FrameScanner {
+    /// Begins before the client's preface of `preface_bytes`.
+    pub(super) fn new(preface_bytes: usize) -> Self {
+        Self { payload_left: preface_bytes, last_stream: 0, in_header_list: false }
+    }
+
+    /// Whether a header list has begun and not ended.
+    pub(super) fn is_in_header_list(&self) -> bool {
+        self.in_header_list
+    }
+
+    /// Returns how many of `bytes`, which follow those passed before, may be passed on. `admit` decides about every frame
+    /// of a header list; the scan stops before the first that it refuses, and before a frame whose head is not complete.
+    /// Both have to be scanned again.
+    pub(super) fn scan(&mut self, bytes: &[u8], mut admit: impl FnMut(HeaderFrame) -> ControlFlow<()>) -> usize {
+        let mut passed = 0;
+        loop {
+            let rest = bytes.get(passed..).unwrap_or_default();
+            let payload = self.payload_left.min(rest.len());
+            passed += payload;
+            self.payload_left -= payload;
+            let Some([a, b, c, kind, flags, stream @ ..]) = rest.get(payload..).and_then(<[u8]>::first_chunk::<HEAD_BYTES>)
+            else {
+                return passed;
+            };
+            let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
+            // The highest bit is reserved.
+            let stream = u32::from_be_bytes(*stream) & (u32::MAX >> 1);
+            if matches!(*kind, HEADERS | CONTINUATION) {
+                let opens_stream = *kind == HEADERS && stream > self.last_stream;
+                if admit(HeaderFrame { payload_bytes, opens_stream }).is_break() {
+                    return passed;
+                }
+                self.last_stream = self.last_stream.max(stream);
+                self.in_header_list = flags & END_HEADERS == 0;
+            }
+            passed += HEAD_BYTES;
+            self.payload_left = payload_bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, stream: u32, payload: usize) -> Vec<u8> {
+        let length = u32::try_from(payload).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), &vec![1; payload]].concat()
+    }
+
+    #[test]
+    fn a_stream_is_admitted_once_and_trailers_open_none() {
+        let sent = [
+            &[0; 24][..],
+            &frame(4, 0, 0, 6),
+            &frame(HEADERS, 0, 1, 30),
+            &frame(CONTINUATION, END_HEADERS, 1, 5),
+            &frame(0, 0, 1, 400),
+            &frame(HEADERS, END_HEADERS, 1, 7),
+            &frame(HEADERS, END_HEADERS, 3, 0),
+        ]
+        .concat();
+        let mut seen = Vec::new();
+        let mut scanner = FrameScanner::new(24);
+        let passed = scanner.scan(&sent, |frame| {
+            seen.push((frame.payload_bytes, frame.opens_stream));
+            ControlFlow::Continue(())
+        });
+        assert_eq!(passed, sent.len());
+        assert_eq!(seen, [(30, true), (5, false), (7, false), (0, true)]);
+        assert!(!scanner.is_in_header_list());
+    }
+
+    #[test]
+    fn nothing_of_a_refused_frame_is_passed_and_it_is_asked_for_again() {
+        let sent = [frame(6, 0, 0, 8), frame(HEADERS, 0, 1, 3)].concat();
+        let mut scanner = FrameScanner::new(0);
+        assert_eq!(scanner.scan(&sent, |_| ControlFlow::Break(())), 17);
+        assert!(!scanner.is_in_header_list());
+        let mut opened = 0;
+        let passed = scanner.scan(&sent[17..], |frame| {
+            opened += usize::from(frame.opens_stream);
+            ControlFlow::Continue(())
+        });
+        assert_eq!((passed, opened), (12, 1));
+        assert!(scanner.is_in_header_list());
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_not_matter_in_which_pieces_bytes_come(
+            frames in prop::collection::vec((0_u8..12, any::<u8>(), 0_u32..20, 0_usize..40), 0..20),
+            cuts in prop::collection::vec(1_usize..30, 1..50),
+        ) {
+            let sent: Vec<u8> = frames.iter().flat_map(|(kind, flags, stream, len)| frame(*kind, *flags, *stream, *len)).collect();
+            let mut whole = Vec::new();
+            let mut scanner = FrameScanner::new(0);
+            let passed = scanner.scan(&sent, |frame| { whole.push(frame); ControlFlow::Continue(()) });
+            prop_assert_eq!(passed, sent.len());
+            let (mut pieces, mut kept, mut at) = (Vec::new(), Vec::new(), 0);
+            let mut scanner = FrameScanner::new(0);
+            for cut in cuts.iter().cycle() {
+                let end = (at + cut).min(sent.len());
+                kept.extend_from_slice(&sent[at..end]);
+                at = end;
+                let passed = scanner.scan(&kept, |frame| { pieces.push(frame); ControlFlow::Continue(()) });
+                kept.drain(..passed);
+                if at == sent.len() { break }
+            }
+            prop_assert_eq!(pieces, whole);
+            prop_assert!(kept.is_empty());
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! A socket whose send queue in the kernel is part of a bound on all of them.
+//!
+//! The kernel lets every connection's queue grow to `net.ipv4.tcp_wmem[2]`, usually 4 MiB, if its client reads slowly.
+//! Here each may have [`FREE_BYTES`] at any time; more comes from a pool in which a connection may have an eighth of what
+//! is free, so that a distant client that is alone on the server is not throttled.
+
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+use super::meminfo::send_queue_bytes;
+use super::pool::SharedPool;
+use super::socket::RuntimeSocket;
+
+/// Kernel memory of a send queue that takes nothing from the pool.
+pub(super) const FREE_BYTES: usize = 4 << 10;
+
+/// A connection has at most one part in so many of what is free.
+pub(super) const DIVISOR: usize = 8;
+
+/// Memory of a packet besides its bytes: `sk_buff`, `skb_shared_info` and room for headers.
+const PACKET_BYTES: usize = 1280;
+
+/// Pause before a connection for which nothing is left looks again.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// Pause before an idle connection looks whether its client has taken what was sent.
+const RELEASE: Duration = Duration::from_millis(50);
+
+/// Shortest and longest pause between two looks at a connection that has ended and whose last bytes are on their way.
+const LINGER: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
+
+/// A socket of the runtime, and what its send queue has taken of the pool.
+#[derive(Debug)]
+pub(super) struct Metered<S: RuntimeSocket> {
+    /// `None` once dropped.
+    socket: Option<S>,
+    queue: SendQueue,
+    retry: Option<Pin<Box<Sleep>>>,
+    release: Option<Pin<Box<Sleep>>>,
+    rest: Rest,
+}
+
+/// What one socket's queue has taken of the pool; given back when dropped.
+#[derive(Debug)]
+struct SendQueue {
+    pool: Arc<SharedPool>,
+    /// At least the kernel memory that the queue takes.
+    queued_bytes: AtomicUsize,
+    granted_bytes: AtomicUsize,
+}
+
+/// Where a connection's socket goes when it is dropped before the client has taken all of it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Rest(Arc<Mutex<Option<Unsent>>>);
+
+/// A socket on which nothing is written any more.
+#[derive(Debug)]
+struct Unsent {
+    socket: Box<dyn Ended>,
+    _queue: SendQueue,
+}
+
+trait Ended: std::fmt::Debug + Send {
+    fn queue_bytes(&self) -> usize;
+    /// Has the kernel forget what is left when the socket is closed.
+    fn forget(&self);
+}
+
+impl<S: RuntimeSocket> Ended for S {
+    fn queue_bytes(&self) -> usize {
+        send_queue_bytes(self.as_fd(), S::HAS_PACKETS).unwrap_or(0)
+    }
+
+    fn forget(&self) {
+        // A socket that is gone already has nothing left.
+        let _ = sockopt::set_socket_linger(self, Some(Duration::ZERO));
+    }
+}
+
+impl Rest {
+    /// Waits until the client has what is left of an answer, for `patience` at most; at once where the connection was
+    /// `broken_off`. The kernel would keep the bytes of a closed socket for minutes, and of any number of them.
+    pub(super) async fn drained(&self, broken_off: bool, patience: Duration) {
+        let Some(unsent) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let (until, [mut pause, longest]) = (Instant::now() + patience, LINGER);
+        while !broken_off && unsent.socket.queue_bytes() > 0 {
+            if Instant::now() >= until {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+        if unsent.socket.queue_bytes() > 0 {
+            unsent.socket.forget();
+        }
+    }
+}
+
+impl SendQueue {
+    /// How many of `wanted` bytes may be written now. 0: the queue is full, until `socket` has sent some of it.
+    fn allow<S: RuntimeSocket>(&self, socket: &S, wanted: usize) -> usize {
+        let cost = cost(wanted);
+        if self.queued_bytes.load(Ordering::Relaxed).saturating_add(cost) <= FREE_BYTES {
+            return wanted;
+        }
+        let queued = self.look(socket);
+        let granted = self.granted_bytes.load(Ordering::Relaxed);
+        let needed = queued.saturating_add(cost).saturating_sub(FREE_BYTES);
+        let granted = if needed > granted {
+            let more = self.pool.take_up_to(granted, needed - granted);
+            self.granted_bytes.fetch_add(more, Ordering::Relaxed) + more
+        } else {
+            self.keep(needed)
+        };
+        wanted.min(payload(FREE_BYTES.saturating_add(granted).saturating_sub(queued)))
+    }
+
+    fn sent(&self, bytes: usize) {
+        if bytes > 0 {
+            self.queued_bytes.fetch_add(cost(bytes), Ordering::Relaxed);
+        }
+    }
+
+    /// Asks the kernel. Where it does not tell, nothing is taken to be queued.
+    fn look<S: RuntimeSocket>(&self, socket: &S) -> usize {
+        let queued = socket.queue_bytes();
+        self.queued_bytes.store(queued, Ordering::Relaxed);
+        queued
+    }
+
+    /// Gives back what was granted beyond `bytes`; returns what is granted then.
+    fn keep(&self, bytes: usize) -> usize {
+        let granted = self.granted_bytes.load(Ordering::Relaxed);
+        let surplus = granted.saturating_sub(bytes);
+        if surplus > 0 {
+            self.granted_bytes.fetch_sub(surplus, Ordering::Relaxed);
+            self.pool.give_back(surplus);
+        }
+        granted - surplus
+    }
+
+    fn is_granted_any(&self) -> bool {
+        self.granted_bytes.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Drop for SendQueue {
+    fn drop(&mut self) {
+        self.keep(0);
+    }
+}
+
+/// Kernel memory that so many bytes take.
+fn cost(bytes: usize) -> usize {
+    if bytes == 0 { 0 } else { bytes.saturating_add(bytes / 16).saturating_add(PACKET_BYTES) }
+}
+
+/// How many bytes take at most so much kernel memory.
+fn payload(memory_bytes: usize) -> usize {
+    memory_bytes.saturating_sub(PACKET_BYTES) / 17 * 16
+}
+
+impl<S: RuntimeSocket> Metered<S> {
+    pub(super) fn new(socket: S, pool: &Arc<SharedPool>, rest: &Rest) -> Self {
+        let queue = SendQueue {
+            pool: Arc::clone(pool),
+            queued_bytes: AtomicUsize::new(0),
+            granted_bytes: AtomicUsize::new(0),
+        };
+        Self { socket: Some(socket), queue, retry: None, release: None, rest: rest.clone() }
+    }
+
+    /// The socket itself.
+    ///
+    /// # Errors
+    /// Never before it is dropped.
+    pub(super) fn socket(&self) -> io::Result<&S> {
+        self.socket.as_ref().ok_or_else(closed)
+    }
+
+    /// Writes some of `wanted` bytes by `write`, which is told how many it may write and tells how many it wrote. Does not
+    /// wait; after `WouldBlock`, [`AsyncWrite::poll_write`] does.
+    pub(super) fn try_to_write(
+        &self,
+        wanted: usize,
+        write: impl FnOnce(&S, usize) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let socket = self.socket()?;
+        let allowed = self.queue.allow(socket, wanted);
+        if allowed == 0 && wanted > 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let written = socket.try_to_write(|| write(socket, allowed))?;
+        self.queue.sent(written);
+        Ok(written)
+    }
+
+    /// Ready with how many of `wanted` bytes may be written; of none, when one may be.
+    fn poll_allowed(&mut self, context: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
+        loop {
+            let allowed = self.queue.allow(self.socket.as_ref().ok_or_else(closed)?, wanted.max(1));
+            if allowed > 0 {
+                self.retry = None;
+                return Poll::Ready(Ok(allowed.min(wanted)));
+            }
+            let sleep = self.retry.get_or_insert_with(|| Box::pin(tokio::time::sleep(RETRY)));
+            ready!(sleep.as_mut().poll(context));
+            self.retry = None;
+        }
+    }
+
+    /// Has an idle connection give back what its client has taken meanwhile. The timer is set anew only when it has run
+    /// out.
+    fn poll_release(&mut self, context: &mut Context<'_>) {
+        while self.queue.is_granted_any() {
+            let sleep = self.release.get_or_insert_with(|| Box::pin(tokio::time::sleep(RELEASE)));
+            if sleep.as_mut().poll(context).is_pending() {
+                return;
+            }
+            self.release = None;
+            if let Some(socket) = &self.socket {
+                let queued = self.queue.look(socket);
+                self.queue.keep(queued.saturating_sub(FREE_BYTES));
+            }
+        }
+    }
+}
+
+impl<S: RuntimeSocket> AsyncRead for Metered<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let read = Pin::new(self.socket.as_mut().ok_or_else(closed)?).poll_read(context, out);
+        if read.is_pending() {
+            self.poll_release(context);
+        }
+        read
+    }
+}
+
+impl<S: RuntimeSocket> AsyncWrite for Metered<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let allowed = ready!(self.poll_allowed(context, bytes.len()))?;
+        let bytes = bytes.get(..allowed).unwrap_or(bytes);
+        let written = ready!(Pin::new(self.socket.as_mut().ok_or_else(closed)?).poll_write(context, bytes))?;
+        self.queue.sent(written);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let wanted = parts.iter().map(|part| part.len()).sum();
+        let allowed = ready!(self.poll_allowed(context, wanted))?;
+        let socket = Pin::new(self.socket.as_mut().ok_or_else(closed)?);
+        let written = if allowed == wanted {
+            ready!(socket.poll_write_vectored(context, parts))?
+        } else {
+            let first = parts.iter().find(|part| !part.is_empty()).map_or(&[][..], |part| part);
+            ready!(socket.poll_write(context, first.get(..allowed).unwrap_or(first)))?
+        };
+        self.queue.sent(written);
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.as_ref().is_some_and(AsyncWrite::is_write_vectored)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.socket.as_mut().ok_or_else(closed)?).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.socket.as_mut().ok_or_else(closed)?).poll_shutdown(context)
+    }
+}
+
+impl<S: RuntimeSocket> Drop for Metered<S> {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else { return };
+        if self.queue.look(&socket) == 0 {
+            return;
+        }
+        let empty = SendQueue {
+            pool: Arc::clone(&self.queue.pool),
+            queued_bytes: AtomicUsize::new(0),
+            granted_bytes: AtomicUsize::new(0),
+        };
+        let unsent = Unsent { socket: Box::new(socket), _queue: std::mem::replace(&mut self.queue, empty) };
+        *self.rest.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(unsent);
+    }
+}
+
+fn closed() -> io::Error {
+    io::ErrorKind::NotConnected.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+    use super::*;
+    use crate::metrics::ConnectionPool;
+
+    async fn pair(pool: &Arc<SharedPool>, rest: &Rest) -> (Metered<TcpStream>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        // The kernel of a client that reads nothing takes little.
+        socket.set_recv_buffer_size(4096).unwrap();
+        let (reader, accepted) = tokio::join!(socket.connect(address), listener.accept());
+        (Metered::new(accepted.unwrap().0, pool, rest), reader.unwrap())
+    }
+
+    #[tokio::test]
+    async fn queues_of_clients_that_take_nothing_stay_within_the_pool() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 20, DIVISOR));
+        let mut held = Vec::new();
+        for _ in 0..40 {
+            let (mut socket, reader) = pair(&pool, &Rest::default()).await;
+            let writing = socket.write_all(&[0; 4 << 20]);
+            assert!(tokio::time::timeout(Duration::from_millis(20), writing).await.is_err());
+            held.push((socket, reader));
+        }
+        let queued: usize = held.iter().map(|(socket, _)| socket.socket().unwrap().queue_bytes()).sum();
+        assert!(queued <= (1 << 20) + 40 * 2 * FREE_BYTES, "{queued}");
+        assert!(queued > 1 << 18, "{queued}");
+    }
+
+    #[tokio::test]
+    async fn all_arrives_from_an_empty_pool_and_is_given_back() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 0, DIVISOR));
+        let (mut socket, mut reader) = pair(&pool, &Rest::default()).await;
+        let sent: Vec<u8> = (0..100_000_u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
+        let mut received = Vec::new();
+        let sending = async {
+            socket.write_all(&sent).await.unwrap();
+            socket.shutdown().await.unwrap();
+        };
+        tokio::join!(sending, async { reader.read_to_end(&mut received).await.unwrap() });
+        assert!(received == sent);
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_gives_back_what_was_taken() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 20, DIVISOR));
+        let (mut socket, mut reader) = pair(&pool, &Rest::default()).await;
+        socket.write_all(&[0; 60_000]).await.unwrap();
+        assert!(socket.queue.is_granted_any());
+        reader.read_exact(&mut [0; 60_000]).await.unwrap();
+        let idle = socket.read_u8();
+        assert!(tokio::time::timeout(RELEASE * 4, idle).await.is_err());
+        assert!(!socket.queue.is_granted_any());
+    }
+
+    #[tokio::test]
+    async fn a_closed_connection_is_waited_for_and_then_reset() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 20, DIVISOR));
+        for (patience, is_reset) in [(Duration::from_millis(50), true), (Duration::from_secs(30), false)] {
+            let rest = Rest::default();
+            let (mut socket, mut reader) = pair(&pool, &rest).await;
+            let mut sent = 0;
+            while let Ok(count) =
+                tokio::time::timeout(Duration::from_millis(20), socket.write(&[0; 1 << 16])).await
+            {
+                sent += count.unwrap();
+            }
+            drop(socket);
+            let mut received = Vec::new();
+            if is_reset {
+                rest.drained(false, patience).await;
+                drop(rest);
+                assert!(reader.read_to_end(&mut received).await.is_err());
+            } else {
+                let reading = async { reader.read_to_end(&mut received).await.unwrap() };
+                tokio::join!(
+                    async {
+                        rest.drained(false, patience).await;
+                        drop(rest);
+                    },
+                    reading
+                );
+                assert_eq!(received.len(), sent);
+            }
+        }
+    }
+}
