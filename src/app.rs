@@ -268,7 +268,9 @@ impl Server {
 /// What the process may take, in bytes.
 fn needed_bytes(config: &Config) -> u64 {
     let bound = settings(config).memory_bound();
-    [config.connections_bytes(), config.sockets_bytes(), memory_limit::BESIDE].into_iter().fold(bound, u64::saturating_add)
+    [config.connections_bytes(), config.sockets_bytes(), memory_limit::BESIDE]
+        .into_iter()
+        .fold(bound, u64::saturating_add)
 }
 
 /// Gives freed memory back to the system, on `cpu`, as long as there are `resources`.

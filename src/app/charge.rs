@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use axum::http::request::Parts;
+use tokio::sync::Notify;
 
 use super::frames::HeaderFrame;
 use super::pool::SharedPool;
@@ -53,6 +54,8 @@ struct Inner {
     unflushed_bytes: AtomicUsize,
     open_streams: AtomicUsize,
     most_streams: AtomicUsize,
+    refusing: Notify,
+    is_refusing: AtomicBool,
 }
 
 impl Charge {
@@ -67,6 +70,8 @@ impl Charge {
             unflushed_bytes: AtomicUsize::new(0),
             open_streams: AtomicUsize::new(0),
             most_streams: AtomicUsize::new(0),
+            refusing: Notify::new(),
+            is_refusing: AtomicBool::new(false),
         }))
     }
 
@@ -90,8 +95,23 @@ impl Charge {
         self.0.returned(bytes);
     }
 
-    /// Takes memory for a frame of a header list before the library sees it; breaks where there is none.
+    /// Admits no further frame: the connection is to be ended.
+    pub(super) fn refuse_more(&self) {
+        self.0.is_refusing.store(true, Ordering::Relaxed);
+        self.0.refusing.notify_one();
+    }
+
+    /// Ready after [`Self::refuse_more`].
+    pub(super) async fn refusing(&self) {
+        self.0.refusing.notified().await;
+    }
+
+    /// Takes memory for a frame of a header list before the library sees it; breaks where there is none, or no further
+    /// frame is admitted.
     pub(super) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
+        if self.0.is_refusing.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
+        }
         let fields = frame.payload_bytes.saturating_mul(FIELD_BYTES).min(HEADER_LIST_BYTES);
         let stream = if frame.opens_stream { STREAM_BYTES + RETAINED_BYTES } else { 0 };
         if !self.try_take(fields + stream) {
@@ -117,8 +137,11 @@ impl Charge {
     pub(super) fn open_stream(&self, request: &Parts) -> Option<StreamCharge> {
         let inner = &*self.0;
         let path = request.uri.path_and_query().map_or(0, |path| path.as_str().len());
-        let head: usize =
-            request.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).fold(path, usize::saturating_add);
+        let head: usize = request
+            .headers
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len())
+            .fold(path, usize::saturating_add);
         let live = STREAM_BYTES + head.saturating_sub(SHORT_HEAD_BYTES).saturating_mul(HEAD_COPIES);
         let streams = inner.open_streams.load(Ordering::Relaxed) + 1;
         let is_most = streams > inner.most_streams.load(Ordering::Relaxed);

@@ -6,7 +6,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -49,10 +49,6 @@ const STREAMS: u32 = 128;
 
 /// Bytes of a body that are received before it is looked at. Requests have none, and what comes is dropped.
 const BODY_BYTES: u32 = 8 << 10;
-
-/// Header lists with too many fields on one connection, until it is closed: a field may cost one byte, and takes as much
-/// time as a whole request.
-const MOST_TOO_LONG: usize = 4;
 
 /// The window of a connection of HTTP/2 for all bodies together.
 const CONNECTION_WINDOW: u32 = 65_535;
@@ -374,8 +370,6 @@ async fn answer<S: Socket + 'static>(
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let (told, progress, is_http2) = (signals.clone(), Progress::default(), lane.is_http2());
     let (streams, paid) = (progress.clone(), charge.clone());
-    let too_long = Arc::<AtomicUsize>::default();
-    let counted = Arc::clone(&too_long);
     let service = service_fn(move |request: Request<Incoming>| {
         let answered = Answered::begin(&signals);
         let begun = begin(request, &streams, &paid).map(|(mut request, stream)| {
@@ -383,7 +377,8 @@ async fn answer<S: Socket + 'static>(
             (news.current().router.clone().oneshot(request), stream)
         });
         if begun.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
-            counted.fetch_add(1, Ordering::Relaxed);
+            // A field may cost a client one byte, and many take as much time as many requests.
+            paid.refuse_more();
         }
         async move {
             let (response, stream) = match begun {
@@ -400,15 +395,13 @@ async fn answer<S: Socket + 'static>(
             let ended = connection.as_mut().poll(context);
             // It has made requests of all that it was given.
             charge.settle();
-            if too_long.load(Ordering::Relaxed) > MOST_TOO_LONG {
-                return Poll::Ready(Err("the client sends header lists that are too long".into()));
-            }
             ended
         });
         tokio::select! {
             // First: a library that is asked to end before it has seen a request would never see it.
             biased;
             ended = serving => return ended,
+            () = charge.refusing(), if is_http2 => break io::Error::other("the client sends too many header fields"),
             () = is_set(&mut closing), if !is_closing => {
                 is_closing = true;
                 told.close();

@@ -53,7 +53,8 @@ impl FrameScanner {
             let payload = self.payload_left.min(rest.len());
             passed += payload;
             self.payload_left -= payload;
-            let Some([a, b, c, kind, flags, stream @ ..]) = rest.get(payload..).and_then(<[u8]>::first_chunk::<HEAD_BYTES>)
+            let Some([a, b, c, kind, flags, stream @ ..]) =
+                rest.get(payload..).and_then(<[u8]>::first_chunk::<HEAD_BYTES>)
             else {
                 return passed;
             };

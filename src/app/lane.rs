@@ -41,13 +41,16 @@ const SHORT_HEAD_BYTES: usize = 8 << 10;
 const MEMORY_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
 /// Sent where there is no memory for a long head.
-const NO_MEMORY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+const NO_MEMORY: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
 /// Answers on one connection before others get their turn.
 const TURN: usize = 16;
 
-/// Frames that open streams, or go on with header lists, on one connection before others get their turn.
+/// Frames of header lists on one connection before others get their turn. One of this length counts as two, for each of its
+/// bytes may be a field.
 const TURN_FRAMES: usize = 16;
+const FRAME_BYTES: usize = 128;
 
 /// Bytes sent on one connection before others get their turn: about half a millisecond.
 const TURN_BYTES: u64 = 1 << 20;
@@ -266,12 +269,14 @@ impl<S: Socket> Lane<S> {
         let Self { frames, received, bounds, handing, turn_frames, .. } = self;
         let mut is_refused = false;
         *handing = frames.scan(received, |frame| {
-            if *turn_frames == TURN_FRAMES {
+            if *turn_frames >= TURN_FRAMES {
                 return ControlFlow::Break(());
             }
-            *turn_frames += 1;
             let admitted = bounds.charge.admit(frame);
             is_refused = admitted.is_break();
+            if admitted.is_continue() {
+                *turn_frames += 1 + frame.payload_bytes / FRAME_BYTES;
+            }
             admitted
         });
         bounds.charge.set_in_header_list(frames.is_in_header_list());
@@ -364,7 +369,7 @@ impl<S: Socket> Lane<S> {
                     if self.admit_frames() {
                         continue;
                     }
-                    if std::mem::take(&mut self.turn_frames) == TURN_FRAMES {
+                    if std::mem::take(&mut self.turn_frames) >= TURN_FRAMES {
                         // What has come of them goes first, and other connections.
                         give_way(context);
                         return Poll::Pending;
@@ -473,7 +478,11 @@ impl MemoryWait {
     fn begin(peer: Option<IpAddr>) -> Self {
         static WAITS: Seldom = Seldom::new();
         if let Some(unsaid) = WAITS.may_say() {
-            tracing::warn!(?peer, unsaid, "connection not read further: its address, or all, have as many streams as there is memory for");
+            tracing::warn!(
+                ?peer,
+                unsaid,
+                "connection not read further: its address, or all, have as many streams as there is memory for"
+            );
         }
         let [pause, _] = MEMORY_PAUSES;
         Self { pause, sleep: Box::pin(tokio::time::sleep(pause)), _waiting: Waiting::begin(Queue::ConnectionMemory) }

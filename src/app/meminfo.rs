@@ -18,13 +18,7 @@ pub(super) fn send_queue_bytes(socket: BorrowedFd<'_>, is_tcp: bool) -> Option<u
     // SAFETY: `values` is valid for `length` bytes, of which the kernel writes at most as many, and any bytes are valid
     // `u32`s. The descriptor is borrowed, hence open.
     let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_MEMINFO,
-            values.as_mut_ptr().cast(),
-            &raw mut length,
-        )
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_MEMINFO, values.as_mut_ptr().cast(), &raw mut length)
     };
     // A Unix socket has no queue of its own: its bytes wait in the peer's.
     let at = if is_tcp { libc::SK_MEMINFO_WMEM_QUEUED } else { libc::SK_MEMINFO_WMEM_ALLOC };

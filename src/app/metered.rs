@@ -171,11 +171,8 @@ fn payload(memory_bytes: usize) -> usize {
 
 impl<S: RuntimeSocket> Metered<S> {
     pub(super) fn new(socket: S, pool: &Arc<SharedPool>, rest: &Rest) -> Self {
-        let queue = SendQueue {
-            pool: Arc::clone(pool),
-            queued_bytes: AtomicUsize::new(0),
-            granted_bytes: AtomicUsize::new(0),
-        };
+        let queue =
+            SendQueue { pool: Arc::clone(pool), queued_bytes: AtomicUsize::new(0), granted_bytes: AtomicUsize::new(0) };
         Self { socket: Some(socket), queue, retry: None, release: None, rest: rest.clone() }
     }
 
@@ -371,9 +368,7 @@ mod tests {
             let rest = Rest::default();
             let (mut socket, mut reader) = pair(&pool, &rest).await;
             let mut sent = 0;
-            while let Ok(count) =
-                tokio::time::timeout(Duration::from_millis(20), socket.write(&[0; 1 << 16])).await
-            {
+            while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&[0; 1 << 16])).await {
                 sent += count.unwrap();
             }
             drop(socket);

@@ -227,12 +227,7 @@ pub(super) struct Activity {
 
 impl Activity {
     pub(super) fn new(epoch: Instant) -> Self {
-        Self {
-            epoch,
-            idle_since: AtomicU64::new(0),
-            is_evicted: AtomicBool::new(false),
-            waker: AtomicWaker::new(),
-        }
+        Self { epoch, idle_since: AtomicU64::new(0), is_evicted: AtomicBool::new(false), waker: AtomicWaker::new() }
     }
 
     /// Nothing has come since that moment. Returns true if the connection is to be closed; otherwise the task is woken

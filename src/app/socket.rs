@@ -29,7 +29,9 @@ pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
 }
 
 /// A socket of the runtime.
-pub(super) trait RuntimeSocket: AsFd + AsyncRead + AsyncWrite + std::fmt::Debug + Unpin + Send + Sync + 'static {
+pub(super) trait RuntimeSocket:
+    AsFd + AsyncRead + AsyncWrite + std::fmt::Debug + Unpin + Send + Sync + 'static
+{
     /// Whether it is cut into packets.
     const HAS_PACKETS: bool;
 

@@ -403,18 +403,11 @@ mod tests {
         let mut clients = clients(1, 1000, 1000);
         clients.limits.wait = Duration::from_millis(20);
         let _served = clients.enter(Client::new(1), &Admitted::default()).await.unwrap();
-        let _due = clients
-            .enter(Client::new(2), &Admitted::default())
-            .await
-            .unwrap()
-            .pay(1_000_000, Instant::now());
+        let _due = clients.enter(Client::new(2), &Admitted::default()).await.unwrap().pay(1_000_000, Instant::now());
         for number in 0..4 * TIDIED as u64 {
             assert!(clients.enter(Client::new(100 + number), &Admitted::default()).await.is_ok());
         }
-        assert!(
-            clients.enter(Client::new(1), &Admitted::default()).await.is_err(),
-            "it has its one request"
-        );
+        assert!(clients.enter(Client::new(1), &Admitted::default()).await.is_err(), "it has its one request");
         let debtor = clients.enter(Client::new(2), &Admitted::default()).await.unwrap();
         assert!(debtor.pay(1, Instant::now()).is_some_and(|due| due > Instant::now() + Duration::from_secs(900)));
         assert!(clients.accounts.known.lock().unwrap().of.len() <= TIDIED + 2);
@@ -423,11 +416,8 @@ mod tests {
     #[tokio::test]
     async fn a_place_is_kept_until_the_body_is_gone_and_waited_for() {
         let mut clients = clients(1, 0, 0);
-        let answer = clients
-            .enter(Client::new(1), &Admitted::default())
-            .await
-            .unwrap()
-            .answer(Response::new(Body::from("x")));
+        let answer =
+            clients.enter(Client::new(1), &Admitted::default()).await.unwrap().answer(Response::new(Body::from("x")));
         assert!(clients.enter(Client::new(2), &Admitted::default()).await.is_ok());
         let admitted = Admitted::default();
         let (second, ()) = tokio::join!(clients.enter(Client::new(1), &admitted), async {
@@ -462,10 +452,7 @@ mod tests {
         let place = fewer.enter(client, &Admitted::default()).await.unwrap();
         assert!(place.pay(1, Instant::now()).is_some(), "what was sent before is owed");
         let more = limited(2, 1 << 20);
-        let both = (
-            more.enter(client, &Admitted::default()).await,
-            more.enter(client, &Admitted::default()).await,
-        );
+        let both = (more.enter(client, &Admitted::default()).await, more.enter(client, &Admitted::default()).await);
         assert!(both.0.is_ok() && both.1.is_err());
         assert!(limited(0, 1 << 20).enter(client, &Admitted::default()).await.is_ok(), "no limit");
     }

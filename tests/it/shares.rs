@@ -37,7 +37,7 @@ fn status(connection: &mut Connection, path: &str) -> Option<u16> {
 }
 
 #[test]
-fn one_address_has_so_many_connections_and_others_have_theirs() {
+fn the_oldest_idle_connection_of_an_address_makes_place_and_others_have_theirs() {
     let n5 = volume();
     let config =
         |most: usize| served(&n5, &format!("clients.connections = {most}\nserver.trusted_proxies = [\"127.0.0.4\"]"));
@@ -48,21 +48,47 @@ fn one_address_has_so_many_connections_and_others_have_theirs() {
     };
     let mut held: Vec<_> = (0..3).map(|_| open("127.0.0.2")).collect();
     assert!(held.iter().all(|(status, _)| *status == Some(200)));
-    for _ in 0..5 {
-        assert_eq!(open("127.0.0.2").0, None, "the newest has no place");
-    }
-    let line = program.logged("connection refused");
-    assert!(line.contains("127.0.0.2") && line.contains("clients.connections"), "{line}");
-    assert_eq!(program.metric("n5_connections_closed_total{reason=\"refused\"}"), Some(5.0));
-    // Those that are open stay, others are served, and a proxy's connections are many clients'.
-    assert!(held.iter_mut().all(|(_, connection)| status(connection, "/v/0/0") == Some(200)));
+    // The first is used again: the second is idle for longest.
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(status(&mut held[0].1, "/v/0/0"), Some(200));
+    let (fourth, _kept) = open("127.0.0.2");
+    assert_eq!(fourth, Some(200));
+    let open_still: Vec<_> = held.iter_mut().map(|(_, connection)| status(connection, "/v/0/0")).collect();
+    assert_eq!(open_still, [Some(200), None, Some(200)]);
+    assert_eq!(program.metric("n5_connections_closed_total{reason=\"evicted\"}"), Some(1.0));
+    // Others are served, and a proxy's connections are many clients'.
     let others: Vec<_> = ["127.0.0.3"; 3].into_iter().chain(["127.0.0.4"; 9]).map(open).collect();
     assert!(others.iter().all(|(status, _)| *status == Some(200)));
-    held.pop();
-    assert!(comes_true(|| open("127.0.0.2").0 == Some(200)), "a place is given back");
     assert!(program.reload(&config(0)).contains("configuration read again"));
     let unlimited: Vec<_> = (0..5).map(|_| open("127.0.0.2")).collect();
     assert!(unlimited.iter().all(|(status, _)| *status == Some(200)));
+    assert_eq!(program.metric("n5_connections_closed_total{reason=\"refused\"}"), Some(0.0));
+}
+
+#[test]
+fn a_connection_beyond_those_of_its_address_waits_and_is_refused_in_the_end() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, "clients.connections = 2\nserver.header_timeout = \"2s\""));
+    let mut busy: Vec<_> = (0..2)
+        .map(|_| {
+            let mut connection = program.connect_from("127.0.0.2");
+            connection.ask(LARGE);
+            connection.head().unwrap();
+            connection
+        })
+        .collect();
+    let mut waits = program.connect_from("127.0.0.2");
+    waits.ask("/v/0/0");
+    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"connection\"}") == Some(1.0)));
+    assert_eq!(program.connect_from("127.0.0.3").get("/v/0/0", "").unwrap().status, 200);
+    busy.pop();
+    assert_eq!(waits.answer().unwrap().status, 200, "a place is handed on");
+    waits.ask(LARGE);
+    waits.head().unwrap();
+    assert_eq!(program.connect_from("127.0.0.2").get("/v/0/0", ""), None);
+    let line = program.logged("connection refused");
+    assert!(line.contains("127.0.0.2") && line.contains("clients.connections"), "{line}");
+    assert_eq!(program.metric("n5_connections_closed_total{reason=\"refused\"}"), Some(1.0));
 }
 
 #[test]
@@ -160,9 +186,26 @@ fn who_waits_for_a_request_of_its_own_takes_no_place_from_others() {
 }
 
 #[test]
-fn who_is_refused_and_asks_again_at_once_gains_nothing_by_it() {
+fn requests_beyond_those_that_are_answered_at_once_wait_and_are_answered() {
     let n5 = volume();
     let program = Program::start(&served(&n5, "limits.concurrent_requests = 1"));
+    let mut reading = program.connect_from("127.0.0.2");
+    reading.ask(LARGE);
+    assert_eq!(reading.head().unwrap().status, 200);
+    let mut waiting: Vec<_> = (0..50).map(|n| program.connect_from(&format!("127.0.0.{}", 2 + n % 2))).collect();
+    for connection in &mut waiting {
+        connection.ask("/slice/v?size=4,4");
+    }
+    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"request\"}") > Some(40.0)));
+    drop(reading);
+    assert!(waiting.iter_mut().all(|connection| connection.answer().unwrap().status == 200));
+    assert_eq!(program.metric("n5_requests_shed_total{reason=\"requests\"}"), Some(0.0));
+}
+
+#[test]
+fn who_is_refused_and_asks_again_at_once_gains_nothing_by_it() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, "limits.concurrent_requests = 1\nlimits.budget_wait = \"50ms\""));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
     assert_eq!(reading.head().unwrap().status, 200);
@@ -185,7 +228,10 @@ fn who_is_refused_and_asks_again_at_once_gains_nothing_by_it() {
 #[test]
 fn who_is_being_refused_when_the_server_is_told_to_stop_is_told_so() {
     let n5 = volume();
-    let mut program = Program::start(&served(&n5, "limits.concurrent_requests = 1\nserver.drain_delay = \"0s\""));
+    let mut program = Program::start(&served(
+        &n5,
+        "limits.concurrent_requests = 1\nlimits.budget_wait = \"50ms\"\nserver.drain_delay = \"0s\"",
+    ));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
     assert_eq!(reading.head().unwrap().status, 200);

@@ -41,6 +41,10 @@ impl Program {
         Self { child, address, _n5: n5 }
     }
 
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
@@ -54,7 +58,7 @@ impl Program {
     }
 
     /// What the kernel says under this name, in MiB: what is resident now, or was at most.
-    fn mib(&self, name: &str) -> u64 {
+    pub(crate) fn mib(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
@@ -65,7 +69,7 @@ impl Program {
     }
 
     /// What the server answers until it hangs up, or says no more for a while.
-    async fn exchange(&self, sent: &[u8]) -> String {
+    pub(crate) async fn exchange(&self, sent: &[u8]) -> String {
         String::from_utf8_lossy(&self.received(sent).await).into_owned()
     }
 

@@ -1,0 +1,224 @@
+//! Bounds on what connections cost, however many attack: streams that are not taken, heads that do not end, clients that
+//! read slowly. `tests/soak/attacks` has the same at full size, all at once and in a control group.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::torture::{PATIENCE, Program, h2};
+
+/// 8 MiB, of which the kernel would queue half.
+const FILE: &str = "/v/0/2";
+
+/// With an empty window, no body is taken.
+const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
+
+/// Memory of a thousand connections that all of them share.
+const SHARED_MIB: u64 = 6;
+
+impl Program {
+    /// From one of this machine's own addresses; the kernel takes `window` bytes that are not read.
+    async fn connect_from(&self, address: &str, window: u32) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(window).unwrap();
+        socket.bind(std::net::SocketAddr::new(address.parse().unwrap(), 0)).unwrap();
+        socket.connect(self.address().parse().unwrap()).await.unwrap()
+    }
+
+    /// The value of a metric, by its name with its labels.
+    async fn metric(&self, name: &str) -> f64 {
+        let text = self.exchange(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+        value.unwrap_or_else(|| panic!("no metric {name}"))
+    }
+
+    async fn comes_to(&self, name: &str, is_so: impl Fn(f64) -> bool) {
+        let begun = Instant::now();
+        loop {
+            let value = self.metric(name).await;
+            if is_so(value) {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{name} stays {value}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Bytes that the kernel holds for clients of this server: what `/proc/net/tcp` has as `tx_queue`.
+    fn queued_bytes(&self) -> u64 {
+        let port = self.address().rsplit_once(':').unwrap().1.parse::<u16>().unwrap();
+        let local = format!(":{port:04X}");
+        let of = |line: &str| {
+            let mut fields = line.split_ascii_whitespace();
+            let is_here = fields.nth(1)?.ends_with(&local);
+            let queued = fields.nth(2)?.split_once(':')?.0;
+            is_here.then(|| u64::from_str_radix(queued, 16).unwrap())
+        };
+        fs::read_to_string("/proc/net/tcp").unwrap().lines().skip(1).filter_map(of).sum()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_that_are_not_taken_wait_in_their_connection_and_others_are_served() {
+    let mut server = Program::start(&["server.max_connections=1000"]);
+    let before = server.before().await;
+    let resident = server.mib("VmRSS");
+    let asked: Vec<u8> = (0..128).flat_map(|n| h2::request(2 * n + 1, "/nothing/here")).collect();
+    let mut held = Vec::new();
+    for number in 0..150 {
+        let mut client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 4096).await;
+        client.write_all(&[h2::begin(&SHUT), asked.clone()].concat()).await.unwrap();
+        held.push(client);
+    }
+    server.comes_to("n5_queue_waiting{queue=\"connection_memory\"}", |waiting| waiting > 50.0).await;
+    let peak = server.mib("VmHWM") - resident;
+    let most = SHARED_MIB + (150 * 36 >> 10) + 12;
+    assert!(peak <= most, "{peak} of {most} MiB for 19,200 streams");
+    // An address that has nothing gets some of it.
+    let mut other = server.connect_from("127.0.0.9", 4096).await;
+    other.write_all(&[h2::begin(&[]), h2::request(1, "/v/0/0")].concat()).await.unwrap();
+    let mut received = Vec::new();
+    while !h2::kinds(&received).contains(&h2::DATA) {
+        let read = tokio::time::timeout(PATIENCE, other.read_buf(&mut received)).await;
+        assert!(read.expect("no answer").unwrap() > 0);
+    }
+    drop((held, other));
+    server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_that_do_not_end_share_what_there_is_and_long_ones_are_answered() {
+    let mut server = Program::start(&["server.max_connections=1000"]);
+    let before = server.before().await;
+    let resident = server.mib("VmRSS");
+    let long = |end: &str| format!("GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: {}{end}", "a".repeat(90_000));
+    let mut held = Vec::new();
+    for number in 0..600 {
+        let mut client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 4096).await;
+        // Where there is no memory for it, the server hangs up.
+        let _ = client.write_all(long("").as_bytes()).await;
+        held.push(client);
+    }
+    let peak = server.mib("VmHWM") - resident;
+    let most = SHARED_MIB + (600 * 18 >> 10) + 12;
+    assert!(peak <= most, "{peak} of {most} MiB for 54 MB of heads");
+    drop(held);
+    server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
+    for _ in 0..20 {
+        // Several of them, that have to be given back before the next.
+        let asked = long("\r\n\r\n").repeat(2) + &long("\r\nConnection: close\r\n\r\n");
+        let answers = server.exchange(asked.as_bytes()).await;
+        assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 3, "{answers}");
+    }
+    server.is_well(&before).await;
+}
+
+/// Has a client take half of what it asked for, so that the kernel sends ahead, and then nothing.
+async fn read_half(server: &Program, address: &str) -> TcpStream {
+    let mut client = server.connect_from(address, 1 << 20).await;
+    let asked = format!("GET {FILE} HTTP/1.1\r\nHost: x\r\n\r\n").repeat(2);
+    client.write_all(asked.as_bytes()).await.unwrap();
+    client.read_exact(&mut vec![0; 6 << 20]).await.unwrap();
+    client
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn send_queues_of_slow_readers_are_bounded_together_and_one_alone_is_not_throttled() {
+    let server = Program::start(&["cache.stored=0"]);
+    let one = read_half(&server, "127.0.0.2").await;
+    let begun = Instant::now();
+    while server.queued_bytes() < 1 << 20 {
+        assert!(begun.elapsed() < PATIENCE, "{} bytes on their way to the only client", server.queued_bytes());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let mut held = vec![one];
+    for number in 0..80 {
+        held.push(read_half(&server, &format!("127.0.0.{}", 2 + number % 5)).await);
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let queued = server.queued_bytes();
+    assert!(queued <= 64 << 20, "{queued} bytes in the kernel");
+    // Another client has all of the file, if not as fast.
+    let mut other = server.connect_from("127.0.0.9", 1 << 16).await;
+    other.write_all(format!("GET {FILE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
+    let mut received = Vec::new();
+    tokio::time::timeout(PATIENCE, other.read_to_end(&mut received)).await.expect("it takes for ever").unwrap();
+    assert!(received.len() > 8 << 20);
+    drop(held);
+    server.comes_to("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes < 65_536.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_client_does_not_take_of_a_last_answer_is_counted_and_then_dropped() {
+    let server = Program::start(&["server.send_timeout=1s", "cache.stored=0"]);
+    let mut client = server.connect_from("127.0.0.2", 4096).await;
+    let asked = "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(20)
+        + "GET /v/1/1 HTTP/1.1\r\nConnection: close\r\nHost: x\r\n\r\n";
+    client.write_all(asked.as_bytes()).await.unwrap();
+    server.comes_to("n5_connections_open", |open| open == 2.0).await;
+    assert!(server.queued_bytes() > 0);
+    server.comes_to("n5_connections_open", |open| open == 1.0).await;
+    let begun = Instant::now();
+    while server.queued_bytes() > 0 {
+        assert!(begun.elapsed() < PATIENCE, "the kernel keeps it");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handshake_of_web_sockets_is_405_and_breaks_no_other_answer_of_the_connection() {
+    let server = Program::start(&[]);
+    let mut client = server.connect().await;
+    let literal = |name: &str, value: &str| {
+        let length = |text: &str| u8::try_from(text.len()).unwrap();
+        [&[0, length(name)], name.as_bytes(), &[length(value)], value.as_bytes()].concat()
+    };
+    let connect = [
+        literal(":method", "CONNECT"),
+        literal(":protocol", "websocket"),
+        literal(":scheme", "http"),
+        literal(":path", "/chat"),
+        literal(":authority", "x"),
+        literal("sec-websocket-version", "13"),
+    ]
+    .concat();
+    let sent = [
+        h2::begin(&[]),
+        h2::frame(h2::HEADERS, h2::END_HEADERS, 1, &connect),
+        h2::frame(h2::DATA, 0, 1, b"\x81\x85\0\0\0\0hello"),
+        h2::request(3, "/v/0/0"),
+        h2::frame(h2::DATA, h2::END_STREAM, 1, b"\x88\x80\0\0\0\0"),
+        h2::request(5, "/v/1/1"),
+    ]
+    .concat();
+    client.write_all(&sent).await.unwrap();
+    let mut received = Vec::new();
+    let kinds = |received: &[u8]| h2::kinds(received);
+    while kinds(&received).iter().filter(|kind| **kind == h2::HEADERS).count() < 3 {
+        assert!(!kinds(&received).contains(&h2::GOAWAY), "a connection error");
+        let read = tokio::time::timeout(PATIENCE, client.read_buf(&mut received)).await;
+        assert!(read.expect("no answer").unwrap() > 0, "closed: {:?}", kinds(&received));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_header_list_of_more_than_a_hundred_fields_is_431_and_ends_the_connection() {
+    let server = Program::start(&[]);
+    let mut client = server.connect().await;
+    // The first field enters the table of HPACK, and is then a byte each.
+    let begin = [&h2::get("/v/0/0")[..], &[0x40, 1, b'a', 1, b'b']].concat();
+    let many = [&h2::get("/v/0/0")[..], &[0xbe; 200]].concat();
+    let mut sent = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, 1, &begin)].concat();
+    for n in 1..20 {
+        sent.extend(h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, 2 * n + 1, &many));
+    }
+    client.write_all(&sent).await.unwrap();
+    let mut received = Vec::new();
+    let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("it stays open");
+    let answered = h2::kinds(&received).iter().filter(|kind| **kind == h2::HEADERS).count();
+    assert!(answered <= 2, "{answered}");
+    assert!(server.exchange(b"GET /v/0/0 HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.0 200"));
+}
