@@ -101,6 +101,11 @@ impl Charge {
         self.0.refusing.notify_one();
     }
 
+    /// Whether [`Self::refuse_more`] was called.
+    pub(super) fn is_refusing(&self) -> bool {
+        self.0.is_refusing.load(Ordering::Relaxed)
+    }
+
     /// Ready after [`Self::refuse_more`].
     pub(super) async fn refusing(&self) {
         self.0.refusing.notified().await;
@@ -109,7 +114,7 @@ impl Charge {
     /// Takes memory for a frame of a header list before the library sees it; breaks where there is none, or no further
     /// frame is admitted.
     pub(super) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
-        if self.0.is_refusing.load(Ordering::Relaxed) {
+        if self.is_refusing() {
             return ControlFlow::Break(());
         }
         let fields = frame.payload_bytes.saturating_mul(FIELD_BYTES).min(HEADER_LIST_BYTES);

@@ -280,7 +280,7 @@ impl<S: Socket> Lane<S> {
             admitted
         });
         bounds.charge.set_in_header_list(frames.is_in_header_list());
-        if !is_refused || *handing > 0 {
+        if !is_refused || *handing > 0 || bounds.charge.is_refusing() {
             self.memory = None;
         } else if self.memory.is_none() {
             self.memory = Some(MemoryWait::begin(self.peer));
@@ -368,6 +368,9 @@ impl<S: Socket> Lane<S> {
                 State::HandedOver { is_http2: true } => {
                     if self.admit_frames() {
                         continue;
+                    }
+                    if self.bounds.charge.is_refusing() {
+                        return Poll::Pending;
                     }
                     if std::mem::take(&mut self.turn_frames) >= TURN_FRAMES {
                         // What has come of them goes first, and other connections.
