@@ -54,7 +54,7 @@ fn check(attributes: &DatasetAttributes, position: &Coords, stored: &[u8]) {
     }
     let block = Block::decode(Bytes::copy_from_slice(stored), attributes, position, LIMIT_BYTES);
     ROOM.with_borrow_mut(|room| {
-        let unpacked = Unpacked::new(stored, attributes, position, LIMIT_BYTES, room);
+        let unpacked = Unpacked::new(stored, attributes, position, LIMIT_BYTES, room, Watch::ALWAYS);
         match (&block, &unpacked) {
             (Ok(block), Ok(unpacked)) => {
                 let width = attributes.data_type().size_bytes().unwrap();

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use bytes::Bytes;
-use n5_server::n5::{CODECS, CodecError, Scratch};
+use n5_server::n5::{CODECS, CodecError, Scratch, Watch};
 
 /// Most bytes that inputs are decoded to.
 pub(crate) const MOST_BYTES: usize = 1 << 20;
@@ -16,9 +16,9 @@ thread_local! {
 /// Decodes by all ways there are, which must agree.
 pub(crate) fn decode(name: &str, payload: &[u8], len: usize) -> Result<Vec<u8>, CodecError> {
     let codec = CODECS.iter().find(|(known, _)| *known == name).unwrap().1(&serde_json::Map::new());
-    let fresh = codec.decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default());
+    let fresh = codec.decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), Watch::ALWAYS);
     let again = USED.with_borrow_mut(|(scratch, output)| {
-        let done = codec.decode_into(payload, len, output, scratch);
+        let done = codec.decode_into(payload, len, output, scratch, Watch::ALWAYS);
         assert!(output.capacity() <= MOST_BYTES + payload.len() + (64 << 10), "{name} keeps {}", output.capacity());
         done.map(|()| output.clone())
     });

@@ -28,6 +28,7 @@ mod shared;
 mod sight;
 mod slice;
 mod stats;
+mod wanted;
 
 use std::future::Future;
 use std::sync::Arc;
