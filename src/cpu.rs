@@ -317,6 +317,42 @@ mod tests {
         first.await.unwrap().unwrap();
     }
 
+    #[tokio::test]
+    async fn a_long_job_lets_those_of_other_clients_go_first_and_goes_on_after() {
+        let cpu = Cpu::new(1);
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let done = Arc::new(AtomicUsize::new(0));
+        let (lanes, seen) = (cpu.clone(), Arc::clone(&done));
+        let long = Client::new(1).works(async move {
+            let job = move |turn: &Turn| {
+                begun.send(()).unwrap();
+                let until = Instant::now() + Duration::from_secs(20);
+                while seen.load(Ordering::SeqCst) < 3 && Instant::now() < until {
+                    turn.give_way();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                seen.load(Ordering::SeqCst)
+            };
+            lanes.run_in_turns(Length::Long, 0, job).await.unwrap()
+        });
+        let long = tokio::spawn(long);
+        tokio::task::yield_now().await;
+        has_begun.recv().unwrap();
+        // One of its own client waits until it is done.
+        let own = Client::new(1).works(cpu.run(Length::Long, 0, || ()));
+        let mut own = Box::pin(own);
+        assert!(futures_util::poll!(&mut own).is_pending());
+        for _ in 0..3 {
+            let done = Arc::clone(&done);
+            let job = move || done.fetch_add(1, Ordering::SeqCst);
+            Client::new(2).works(cpu.run(Length::Long, 0, job)).await.unwrap();
+            assert!(futures_util::poll!(&mut own).is_pending());
+        }
+        assert_eq!(long.await.unwrap(), 3);
+        own.await.unwrap();
+        assert_eq!(cpu.running(), 0);
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_more_jobs_run_than_there_are_cores() {
         let cpu = Cpu::new(2);
