@@ -85,7 +85,7 @@ pub struct Turn {
 struct Paused {
     shares: Shares,
     client: Client,
-    paused: Arc<AtomicUsize>,
+    count: Arc<AtomicUsize>,
     most: usize,
 }
 
@@ -98,16 +98,16 @@ impl Turn {
     /// Lets jobs of other clients that wait have the core, where this one has had it for some time; goes on when it is its
     /// turn again. To be called now and then by jobs that may take long.
     pub fn give_way(&self) {
-        let Some(Paused { shares, client, paused, most }) = &self.lane else { return };
+        let Some(Paused { shares, client, count, most }) = &self.lane else { return };
         if self.since.get().elapsed() < TURN || !shares.is_wanted_beside(*client) {
             return;
         }
         // Before the core is free: whoever gets it must know that this thread is not.
-        if paused.fetch_add(1, Ordering::Relaxed) < *most {
+        if count.fetch_add(1, Ordering::Relaxed) < *most {
             let core = self.core.take();
             self.core.replace(core.map(|core| shares.lend(core)));
         }
-        paused.fetch_sub(1, Ordering::Relaxed);
+        count.fetch_sub(1, Ordering::Relaxed);
         self.since.set(Instant::now());
     }
 }
@@ -258,7 +258,7 @@ impl Cpu {
         let paused = Paused {
             shares: lane.shares.clone(),
             client: party.0,
-            paused: Arc::clone(&lane.paused),
+            count: Arc::clone(&lane.paused),
             most: self.0.cores.saturating_mul(PAUSED_PER_CORE),
         };
         let job = move || {

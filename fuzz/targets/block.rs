@@ -9,7 +9,7 @@ use std::mem::discriminant;
 use bytes::Bytes;
 use n5_server::n5::{
     Block, BlockError, BlockHeader, CODECS, Coords, DataType, DatasetAttributes, Document, Encoding, Room, Unpacked,
-    big_endian, encode_block,
+    Watch, big_endian, encode_block,
 };
 use serde_json::{Value, json};
 

@@ -52,6 +52,9 @@ pub(crate) fn compare(name: &str, payload: &[u8], reference: &Reference) {
     match reference {
         Reference::Sound(bytes) => {
             let ours = decode(name, payload, bytes.len());
+            if ours.as_ref().is_err_and(|error| is_bound(error, bytes.len())) {
+                return;
+            }
             assert_eq!(ours.as_deref(), Ok(&bytes[..]), "{name}");
             assert!(decode(name, payload, bytes.len() + 1).is_err(), "{name} decodes to one more");
             if let Some(fewer) = bytes.len().checked_sub(1) {
@@ -67,6 +70,16 @@ pub(crate) fn compare(name: &str, payload: &[u8], reference: &Reference) {
             }
         }
     }
+}
+
+/// A known and wanted difference: of members that hold next to nothing (streams, frames, blocks of a frame) this server
+/// decodes 64, and one more for every KiB, or 64 bytes, of what they hold. References decode any number.
+fn is_bound(error: &CodecError, len: usize) -> bool {
+    let CodecError::Damaged { reason, .. } = error else { return false };
+    let told = reason.strip_prefix("its first ").and_then(|rest| rest.split_once(" members hold only "));
+    let Some((members, held)) = told else { return false };
+    let held = held.trim_end_matches(" bytes").parse().unwrap_or(usize::MAX);
+    held <= len && members.parse::<usize>().is_ok_and(|members| members >= 64 + held / 1024)
 }
 
 /// Decodes one stream after the other with `one`, which appends the first stream of its input to its output and returns

@@ -229,7 +229,7 @@ impl Work {
         let limit_bytes = self.blocks.block_bytes;
         let mut room = self.blocks.budget.room(&stored, attributes, &place.position);
         std::mem::swap(&mut room.scratch, &mut bench.room.scratch);
-        let audience = Audience::of(&self.blocks.loading, place.entry_key()).and(bench.asked.clone());
+        let audience = Audience::of(&self.blocks.loading, place.entry_key()).and(Weak::clone(&bench.asked));
         let goes_on = audience.watched(turn);
         let watch = Watch::new(&goes_on);
         let block = Block::decode_with(stored, attributes, &place.position, limit_bytes, &mut room, watch);

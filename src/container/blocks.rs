@@ -9,9 +9,10 @@ use futures_util::TryFutureExt;
 use moka::future::Cache;
 
 use super::budget::{self, Budget, Permit};
-use super::fresh::{self, Checked};
+use super::fresh;
 use super::hold;
 use super::large::LargeObject;
+pub(super) use super::loaded::Loaded;
 use super::measured::measured;
 use super::objects::{Objects, Source};
 use super::shared::share;
@@ -20,8 +21,8 @@ use super::{CacheSettings, Dataset, ReadError, cache_of, forget, nudging};
 use crate::cpu::{Cpu, Length, Turn};
 use crate::fair::{self, Joints, Keeper};
 use crate::metrics::{self, Lookup, StoreOperation};
-use crate::n5::{Block, BlockError, Coords, GridPosition, Watch};
-use crate::store::{Key, Meta, Store};
+use crate::n5::{Block, BlockError, GridPosition, Watch};
+use crate::store::{Key, Store};
 use crate::trace;
 
 const CACHE: metrics::Cache = metrics::Cache::Decoded;
@@ -37,18 +38,6 @@ const ATTEMPTS: usize = 3;
 
 /// Blocks that are re-checked at a glance: about 50 us, what a hop to a thread that may wait takes.
 pub(super) const GLANCED: usize = 64;
-
-/// A decoded block, or the hole where there is none.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    /// `None` for a hole.
-    pub(super) block: Option<Block>,
-    /// Why the stored block cannot be decoded; then there is none, and no hole either.
-    pub(super) fault: Option<Box<BlockError>>,
-    /// Entity tag and version of the stored block.
-    pub(super) stored: Option<(Arc<str>, u64)>,
-    checked: Checked,
-}
 
 /// What a load ends with when it leaves nothing to cache.
 #[derive(Debug)]
@@ -402,50 +391,5 @@ impl Blocks {
     /// waiting is rare; what the cache evicts it frees a little later, and sooner when nudged.
     async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
         nudging(&self.cache, self.budget.take_within(bytes, self.wait)).await
-    }
-}
-
-impl Loaded {
-    /// A block of the stored object that `meta` describes, compared with the store at the moment `checked`.
-    pub(super) fn new(block: Block, meta: Meta, checked: u64) -> Self {
-        let stored = Some((meta.etag, meta.version));
-        Self { block: Some(block), fault: None, stored, checked: Checked::at(checked) }
-    }
-
-    /// The stored object that `meta` describes, which does not decode, as compared with the store at the moment `checked`.
-    fn faulty(fault: BlockError, meta: Meta, checked: u64) -> Self {
-        let stored = Some((meta.etag, meta.version));
-        Self { block: None, fault: Some(Box::new(fault)), stored, checked: Checked::at(checked) }
-    }
-
-    /// `Ok` where it is a block that decodes, or a hole.
-    pub(super) fn sound(&self, dataset: &Dataset, position: &GridPosition) -> Result<(), ReadError> {
-        let Some(fault) = &self.fault else { return Ok(()) };
-        let (key, position) = (dataset.block_key(position), position.clone());
-        Err(ReadError::Block { key, position, error: (**fault).clone() })
-    }
-
-    /// Whether nothing is stored.
-    fn is_hole(&self) -> bool {
-        self.block.is_none() && self.fault.is_none()
-    }
-
-    /// No block, as found at the moment `checked`.
-    pub(super) fn hole(checked: u64) -> Self {
-        Self { block: None, fault: None, stored: None, checked: Checked::at(checked) }
-    }
-
-    /// When it was last known to equal what the store holds.
-    pub(super) fn checked(&self) -> u64 {
-        self.checked.moment()
-    }
-
-    fn version(&self) -> Option<u64> {
-        self.stored.as_ref().map(|(_, version)| *version)
-    }
-
-    /// Whether the block consists of exactly these elements.
-    pub(super) fn is_exactly(&self, size: &Coords) -> Option<&Block> {
-        self.block.as_ref().filter(|block| block.size == *size)
     }
 }

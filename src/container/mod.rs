@@ -16,6 +16,7 @@ mod fresh;
 mod hold;
 mod holes;
 mod large;
+mod loaded;
 mod made;
 mod measured;
 mod memory;

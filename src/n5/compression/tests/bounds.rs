@@ -82,18 +82,18 @@ fn somebody_is_asked_for_between_members_and_within_long_ones() {
 
 #[test]
 fn members_that_hold_nothing_or_little_are_refused_after_a_few() {
-    let of_64_kib = |data: &[u8]| lz4_frame_of(data, lz4::frame::BlockSize::Max64KB);
-    let of_4_mib = |data: &[u8]| lz4_frame_of(data, lz4::frame::BlockSize::Max4MB);
-    let skippable = |_: &[u8]| vec![0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0];
-    let forms: [(&str, &dyn Fn(&[u8]) -> Vec<u8>); 8] = [
-        ("bzip2", &bzip2),
-        ("xz", &xz),
-        ("gzip", &gzip),
-        ("gzip", &zlib),
-        ("zstd", &zstd),
-        ("zstd", &skippable),
-        ("lz4", &of_64_kib),
-        ("lz4", &of_4_mib),
+    let of_64_kib: Encode = |data| lz4_frame_of(data, lz4::frame::BlockSize::Max64KB);
+    let of_4_mib: Encode = |data| lz4_frame_of(data, lz4::frame::BlockSize::Max4MB);
+    let skippable: Encode = |_| vec![0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0];
+    let forms: [(&str, Encode); 8] = [
+        ("bzip2", bzip2),
+        ("xz", xz),
+        ("gzip", gzip),
+        ("gzip", zlib),
+        ("zstd", zstd),
+        ("zstd", skippable),
+        ("lz4", of_64_kib),
+        ("lz4", of_4_mib),
     ];
     for (name, encode) in forms {
         for held in [0, 1] {
@@ -209,7 +209,7 @@ fn parts_of_a_blosc_buffer_are_neither_shared_nor_tiny_nor_longer_than_what_they
     let snappy = snap::raw::Encoder::new().compress_vec(&plain).unwrap();
     for (inner, part) in [(1, lz4_bare(&plain)), (2, snappy), (3, zlib(&plain)), (4, zstd(&plain))] {
         let own = blosc_of(inner, 256, 1000, &part, false);
-        assert_eq!(decode("blosc", &own, 256_000).as_deref(), Ok(&[7; 256_000][..]), "{inner}");
+        assert_eq!(decode("blosc", &own, 256_000).as_deref(), Ok(&vec![7; 256_000][..]), "{inner}");
         let told = damage(decode("blosc", &blosc_of(inner, 256, 1000, &part, true), 256_000));
         assert_eq!(told, "parts overlap", "{inner}");
     }
