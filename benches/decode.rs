@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use bytes::Bytes;
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use n5_server::n5::{Block, DatasetAttributes, Document, Room};
+use n5_server::n5::{Block, DatasetAttributes, Document, Room, Watch};
 
 const SIDE: usize = 64;
 const LIMIT_BYTES: u64 = 1 << 30;
@@ -117,7 +117,10 @@ fn decode(bencher: Bencher, codec: &str, data_type: &str, width: usize) {
     stored.extend_from_slice(&encode(codec, &data, width));
     let (position, mut room) = ([0, 0, 0].into_iter().collect(), Room::default());
     bencher.counter(BytesCount::new(data.len())).with_inputs(|| Bytes::from(stored.clone())).bench_local_values(
-        |stored| Block::decode_with(black_box(stored), &attributes, &position, LIMIT_BYTES, &mut room).unwrap(),
+        |stored| {
+            Block::decode_with(black_box(stored), &attributes, &position, LIMIT_BYTES, &mut room, Watch::ALWAYS)
+                .unwrap()
+        },
     );
 }
 

@@ -7,6 +7,7 @@
 //! an idle core only where not much has run lately, and moves nothing that ran within half a millisecond. A plane that took
 //! 2.5 ms took 2.1 so.
 
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use rustix::process::{getpriority_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::fair::{Client, Cost, Shares};
+use crate::fair::{Client, Cost, Share, Shares};
 use crate::{metrics, trace};
 
 /// Runs CPU-bound jobs. Cheap to clone; clones share the lanes.
@@ -57,6 +58,58 @@ struct Lane {
     shares: Shares,
     /// `None` where the system had none to give; then the caller's runtime has.
     threads: Option<Threads>,
+    /// For jobs that run while others, which keep their threads, let them go first.
+    spare_threads: Option<Threads>,
+    /// Jobs that let others go first.
+    paused: Arc<AtomicUsize>,
+}
+
+/// How long a job has its core before it lets other clients' go first.
+const TURN: Duration = Duration::from_millis(10);
+
+/// Most jobs that let others go first, for each core: each keeps a thread. Where there are more, a job keeps its core.
+const PAUSED_PER_CORE: usize = 4;
+
+/// How long a spare thread stays.
+const SPARE_KEPT: Duration = Duration::from_secs(10);
+
+/// A job's hold on its core, which it can give up for a while.
+#[derive(Debug)]
+pub struct Turn {
+    core: RefCell<Option<Share>>,
+    since: Cell<Instant>,
+    lane: Option<Paused>,
+}
+
+#[derive(Debug)]
+struct Paused {
+    shares: Shares,
+    client: Client,
+    count: Arc<AtomicUsize>,
+    most: usize,
+}
+
+impl Turn {
+    /// Of a job that shares its core with nobody.
+    pub fn unshared() -> Self {
+        Self { core: RefCell::default(), since: Cell::new(Instant::now()), lane: None }
+    }
+
+    /// Lets jobs of other clients that wait have the core, where this one has had it for some time; goes on when it is its
+    /// turn again. To be called now and then by jobs that may take long.
+    pub fn give_way(&self) {
+        let Some(Paused { shares, client, count, most }) = &self.lane else { return };
+        if self.since.get().elapsed() < TURN || !shares.is_wanted_beside(*client) {
+            return;
+        }
+        // Before the core is free: whoever gets it must know that this thread is not.
+        if count.fetch_add(1, Ordering::Relaxed) < *most {
+            let core = self.core.take();
+            self.core.replace(core.map(|core| shares.lend(core)));
+        }
+        count.fetch_sub(1, Ordering::Relaxed);
+        self.since.set(Instant::now());
+    }
 }
 
 /// Threads are not ended when they have nothing to do: another one would not know which core is free.
@@ -91,7 +144,8 @@ fn be_nice() {
 struct Threads(Option<Runtime>);
 
 impl Threads {
-    fn start(count: usize, length: Length) -> std::io::Result<Self> {
+    /// Up to `count`; those that stay are each kept on a core, where there are as many.
+    fn start(count: usize, length: Length, kept: Duration) -> std::io::Result<Self> {
         let (started, cores) = (AtomicUsize::new(0), own_cores());
         let name = match length {
             Length::Short => "n5-cpu-short",
@@ -100,10 +154,11 @@ impl Threads {
         let runtime = Builder::new_current_thread()
             .max_blocking_threads(count)
             .thread_name(name)
-            .thread_keep_alive(KEPT)
+            .thread_keep_alive(kept)
             .on_thread_start(move || {
                 let number = started.fetch_add(1, Ordering::Relaxed);
-                if cores.len() == count
+                if kept == KEPT
+                    && cores.len() == count
                     && let Some(core) = cores.get(number)
                 {
                     stay_on(*core);
@@ -114,7 +169,9 @@ impl Threads {
             })
             .build()?;
         // The first one now: the runtime panics when it has none and the system gives none.
-        drop(runtime.spawn_blocking(|| ()));
+        if kept == KEPT {
+            drop(runtime.spawn_blocking(|| ()));
+        }
         Ok(Self(Some(runtime)))
     }
 }
@@ -174,6 +231,19 @@ impl Cpu {
         party: u64,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, JobDied> {
+        self.run_in_turns(length, party, move |_| job()).await
+    }
+
+    /// As [`Self::run`], for a job that may take long and lets others go first meanwhile.
+    ///
+    /// # Errors
+    /// [`JobDied`] when the job panics.
+    pub async fn run_in_turns<T: Send + 'static>(
+        &self,
+        length: Length,
+        party: u64,
+        job: impl FnOnce(&Turn) -> T + Send + 'static,
+    ) -> Result<T, JobDied> {
         let lane = self.lane(length);
         let party = (Client::current(), party);
         let permit = if let Some(permit) = lane.shares.try_take(party, 1) {
@@ -185,13 +255,19 @@ impl Cpu {
             trace::record("wait", "cpu", since.elapsed());
             permit
         };
-        let job = trace::carried_job(job);
-        let job = move || {
-            let _permit = permit;
-            job()
+        let paused = Paused {
+            shares: lane.shares.clone(),
+            client: party.0,
+            count: Arc::clone(&lane.paused),
+            most: self.0.cores.saturating_mul(PAUSED_PER_CORE),
         };
+        let job = move || {
+            let turn = Turn { core: RefCell::new(Some(permit)), since: Cell::new(Instant::now()), lane: Some(paused) };
+            job(&turn)
+        };
+        let job = trace::carried_job(job);
         #[expect(clippy::disallowed_methods, reason = "CPU work belongs here")]
-        let running = match lane.threads.as_ref().and_then(|threads| threads.0.as_ref()) {
+        let running = match lane.threads().and_then(|threads| threads.0.as_ref()) {
             Some(threads) => threads.spawn_blocking(job),
             None => tokio::task::spawn_blocking(job),
         };
@@ -201,8 +277,15 @@ impl Cpu {
 
 impl Lane {
     fn new(cores: usize, length: Length) -> Self {
-        let threads = Threads::start(cores, length).ok();
-        Self { shares: Shares::new(cores, cores, Cost::Time), threads }
+        let threads = Threads::start(cores, length, KEPT).ok();
+        let spare_threads = Threads::start(cores.saturating_mul(1 + PAUSED_PER_CORE), length, SPARE_KEPT).ok();
+        Self { shares: Shares::new(cores, cores, Cost::Time), threads, spare_threads, paused: Arc::default() }
+    }
+
+    /// Those for a job that has got a core.
+    fn threads(&self) -> Option<&Threads> {
+        let is_short_of_threads = self.paused.load(Ordering::Relaxed) > 0;
+        if is_short_of_threads { self.spare_threads.as_ref() } else { self.threads.as_ref() }
     }
 }
 
@@ -232,6 +315,42 @@ mod tests {
         assert!(!cpu.is_wanted(Length::Long));
         end.send(()).unwrap();
         first.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_long_job_lets_those_of_other_clients_go_first_and_goes_on_after() {
+        let cpu = Cpu::new(1);
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let done = Arc::new(AtomicUsize::new(0));
+        let (lanes, seen) = (cpu.clone(), Arc::clone(&done));
+        let long = Client::new(1).works(async move {
+            let job = move |turn: &Turn| {
+                begun.send(()).unwrap();
+                let until = Instant::now() + Duration::from_secs(20);
+                while seen.load(Ordering::SeqCst) < 3 && Instant::now() < until {
+                    turn.give_way();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                seen.load(Ordering::SeqCst)
+            };
+            lanes.run_in_turns(Length::Long, 0, job).await.unwrap()
+        });
+        let long = tokio::spawn(long);
+        tokio::task::yield_now().await;
+        has_begun.recv().unwrap();
+        // One of its own client waits until it is done.
+        let own = Client::new(1).works(cpu.run(Length::Long, 0, || ()));
+        let mut own = Box::pin(own);
+        assert!(futures_util::poll!(&mut own).is_pending());
+        for _ in 0..3 {
+            let done = Arc::clone(&done);
+            let job = move || done.fetch_add(1, Ordering::SeqCst);
+            Client::new(2).works(cpu.run(Length::Long, 0, job)).await.unwrap();
+            assert!(futures_util::poll!(&mut own).is_pending());
+        }
+        assert_eq!(long.await.unwrap(), 3);
+        own.await.unwrap();
+        assert_eq!(cpu.running(), 0);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

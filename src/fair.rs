@@ -107,6 +107,22 @@ impl Shares {
         self.state().lines.iter().any(|line| !line.waiting.is_empty())
     }
 
+    /// Whether another client than `client` waits.
+    pub fn is_wanted_beside(&self, client: Client) -> bool {
+        self.state().lines.iter().any(|line| line.party.0 != client && !line.waiting.is_empty())
+    }
+
+    /// Gives `share` back, and has the thread wait until it is the turn of its party again, of which it goes first.
+    pub fn lend(&self, share: Share) -> Share {
+        let (party, units) = (share.party, share.units);
+        drop(share);
+        let (sender, receiver) = oneshot::channel();
+        self.state().line(party).waiting.push_front(Place { units, beside: 0, stream: None, sender });
+        self.hand_out();
+        // A sender goes with a share.
+        receiver.blocking_recv().unwrap_or_else(|_| self.share(party, 0))
+    }
+
     /// Units that nobody has.
     pub fn free(&self) -> usize {
         self.state().free

@@ -9,7 +9,7 @@ use std::mem::discriminant;
 use bytes::Bytes;
 use n5_server::n5::{
     Block, BlockError, BlockHeader, CODECS, Coords, DataType, DatasetAttributes, Document, Encoding, Room, Unpacked,
-    big_endian, encode_block,
+    Watch, big_endian, encode_block,
 };
 use serde_json::{Value, json};
 
@@ -54,7 +54,7 @@ fn check(attributes: &DatasetAttributes, position: &Coords, stored: &[u8]) {
     }
     let block = Block::decode(Bytes::copy_from_slice(stored), attributes, position, LIMIT_BYTES);
     ROOM.with_borrow_mut(|room| {
-        let unpacked = Unpacked::new(stored, attributes, position, LIMIT_BYTES, room);
+        let unpacked = Unpacked::new(stored, attributes, position, LIMIT_BYTES, room, Watch::ALWAYS);
         match (&block, &unpacked) {
             (Ok(block), Ok(unpacked)) => {
                 let width = attributes.data_type().size_bytes().unwrap();

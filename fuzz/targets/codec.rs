@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use bytes::Bytes;
-use n5_server::n5::{CODECS, CodecError, Scratch};
+use n5_server::n5::{CODECS, CodecError, Scratch, Watch};
 
 /// Most bytes that inputs are decoded to.
 pub(crate) const MOST_BYTES: usize = 1 << 20;
@@ -16,9 +16,9 @@ thread_local! {
 /// Decodes by all ways there are, which must agree.
 pub(crate) fn decode(name: &str, payload: &[u8], len: usize) -> Result<Vec<u8>, CodecError> {
     let codec = CODECS.iter().find(|(known, _)| *known == name).unwrap().1(&serde_json::Map::new());
-    let fresh = codec.decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default());
+    let fresh = codec.decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), Watch::ALWAYS);
     let again = USED.with_borrow_mut(|(scratch, output)| {
-        let done = codec.decode_into(payload, len, output, scratch);
+        let done = codec.decode_into(payload, len, output, scratch, Watch::ALWAYS);
         assert!(output.capacity() <= MOST_BYTES + payload.len() + (64 << 10), "{name} keeps {}", output.capacity());
         done.map(|()| output.clone())
     });
@@ -52,6 +52,9 @@ pub(crate) fn compare(name: &str, payload: &[u8], reference: &Reference) {
     match reference {
         Reference::Sound(bytes) => {
             let ours = decode(name, payload, bytes.len());
+            if ours.as_ref().is_err_and(|error| is_bound(error, bytes.len())) {
+                return;
+            }
             assert_eq!(ours.as_deref(), Ok(&bytes[..]), "{name}");
             assert!(decode(name, payload, bytes.len() + 1).is_err(), "{name} decodes to one more");
             if let Some(fewer) = bytes.len().checked_sub(1) {
@@ -67,6 +70,16 @@ pub(crate) fn compare(name: &str, payload: &[u8], reference: &Reference) {
             }
         }
     }
+}
+
+/// A known and wanted difference: of members that hold next to nothing (streams, frames, blocks of a frame) this server
+/// decodes 64, and one more for every KiB, or 64 bytes, of what they hold. References decode any number.
+fn is_bound(error: &CodecError, len: usize) -> bool {
+    let CodecError::Damaged { reason, .. } = error else { return false };
+    let told = reason.strip_prefix("its first ").and_then(|rest| rest.split_once(" members hold only "));
+    let Some((members, held)) = told else { return false };
+    let held = held.trim_end_matches(" bytes").parse().unwrap_or(usize::MAX);
+    held <= len && members.parse::<usize>().is_ok_and(|members| members >= 64 + held / 1024)
 }
 
 /// Decodes one stream after the other with `one`, which appends the first stream of its input to its output and returns

@@ -20,10 +20,11 @@ use super::budget::Permit;
 use super::canvas::{Canvas, Elements};
 use super::fresh;
 use super::stats::ReadStats;
+use super::wanted::Audience;
 use super::{Dataset, ReadError};
-use crate::cpu::Length;
+use crate::cpu::{Length, Turn};
 use crate::metrics::{self, StoreOperation};
-use crate::n5::{Block, GridPosition, Room, Scratch, Unpacked};
+use crate::n5::{Block, GridPosition, Room, Scratch, Unpacked, Watch};
 use crate::store::{Meta, ReadAtOnce, Store};
 use crate::trace;
 
@@ -83,6 +84,8 @@ struct Bench {
     permit: Option<Permit>,
     left: Vec<GridPosition>,
     stats: ReadStats,
+    /// Gone when nobody waits for the slice any more.
+    asked: Weak<()>,
     /// Takes blocks from the queue's end: two jobs then paste into different slabs, instead of waiting for each other.
     from_end: bool,
 }
@@ -115,15 +118,15 @@ impl Work {
         // Cached blocks do not wait until others are decoded.
         let length = if misses == 0 { Length::Short } else { Length::Long };
         let queue = Arc::new(Mutex::new(items.into_iter()));
-        // Gone when nobody waits for the slice any more.
         let asked = Arc::new(());
         let (queue, asked) = (&queue, &asked);
         let job = |number: usize| async move {
             let mut bench = Bench { from_end: number % 2 == 1, ..Bench::default() };
             loop {
                 let (work, queue, asked) = (Arc::clone(self), Arc::clone(queue), Arc::downgrade(asked));
-                let turn = move || {
-                    let more = work.turn(&queue, &asked, &mut bench, length);
+                let turn = move |turn: &Turn| {
+                    bench.asked.clone_from(&asked);
+                    let more = work.turn(&queue, turn, &mut bench, length);
                     bench.objects = None;
                     if !more {
                         // What a codec keeps, liblzma much, is not for the thread that serves to free.
@@ -134,7 +137,7 @@ impl Work {
                     (bench, more)
                 };
                 let more;
-                (bench, more) = self.blocks.cpu.run(length, self.dataset.id, turn).await?;
+                (bench, more) = self.blocks.cpu.run_in_turns(length, self.dataset.id, turn).await?;
                 self.blocks.cache.run_pending_tasks().await;
                 if !more {
                     return Ok::<Bench, ReadError>(bench);
@@ -151,17 +154,11 @@ impl Work {
     }
 
     /// Takes blocks from `queue` until there is none or the turn is over; whether there may be more.
-    fn turn(
-        &self,
-        queue: &Mutex<std::vec::IntoIter<Item>>,
-        asked: &Weak<()>,
-        bench: &mut Bench,
-        length: Length,
-    ) -> bool {
+    fn turn(&self, queue: &Mutex<std::vec::IntoIter<Item>>, turn: &Turn, bench: &mut Bench, length: Length) -> bool {
         let mut started = Instant::now();
         loop {
             // A client that has hung up does not hold up the next one for the rest of a turn.
-            if asked.strong_count() == 0 {
+            if bench.asked.strong_count() == 0 {
                 return true;
             }
             let mut items = queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -171,7 +168,7 @@ impl Work {
             match item {
                 Item::Hit(position, loaded) => self.paste_loaded(&position, &loaded, bench),
                 Item::Miss { position, keep } => {
-                    let done = if keep { self.load(&position, bench) } else { self.pass(&position, bench) };
+                    let done = if keep { self.load(&position, turn, bench) } else { self.pass(&position, turn, bench) };
                     if done.is_none() {
                         bench.left.push(position);
                     }
@@ -197,13 +194,13 @@ impl Work {
     }
 
     /// Loads a block into the cache, once however many want it at the same time, and pastes it.
-    fn load(&self, position: &GridPosition, bench: &mut Bench) -> Option<()> {
+    fn load(&self, position: &GridPosition, turn: &Turn, bench: &mut Bench) -> Option<()> {
         let place = self.place(position);
         let mut times = LoadTimes::default();
-        let load = async { self.decode(&place, bench, &mut times).map(Arc::new).ok_or(Failure::NotAtOnce) };
+        let load = async { self.decode(&place, turn, bench, &mut times).map(Arc::new).ok_or(Failure::NotAtOnce) };
         // Not ready at once: another loads it.
         let loaded = self.blocks.cache.try_get_with(place.entry_key(), load).now_or_never()?.ok()?;
-        if loaded.checked() < self.since {
+        if loaded.checked() < self.since || loaded.fault.is_some() {
             return None;
         }
         bench.stats.count_load(times);
@@ -212,7 +209,7 @@ impl Work {
         Some(())
     }
 
-    fn decode(&self, place: &Place, bench: &mut Bench, times: &mut LoadTimes) -> Option<Loaded> {
+    fn decode(&self, place: &Place, turn: &Turn, bench: &mut Bench, times: &mut LoadTimes) -> Option<Loaded> {
         let checked = fresh::now();
         let Some(meta) = self.read(&place.position, bench, times)? else { return Some(Loaded::hole(checked)) };
         let attributes = &self.dataset.attributes;
@@ -232,7 +229,10 @@ impl Work {
         let limit_bytes = self.blocks.block_bytes;
         let mut room = self.blocks.budget.room(&stored, attributes, &place.position);
         std::mem::swap(&mut room.scratch, &mut bench.room.scratch);
-        let block = Block::decode_with(stored, attributes, &place.position, limit_bytes, &mut room);
+        let audience = Audience::of(&self.blocks.loading, place.entry_key()).and(Weak::clone(&bench.asked));
+        let goes_on = audience.watched(turn);
+        let watch = Watch::new(&goes_on);
+        let block = Block::decode_with(stored, attributes, &place.position, limit_bytes, &mut room, watch);
         bench.room.scratch = room.scratch;
         bench.file = file.map(Vec::from).unwrap_or_default();
         let block = block.ok()?;
@@ -246,7 +246,7 @@ impl Work {
     }
 
     /// Decodes a block and pastes it without keeping it.
-    fn pass(&self, position: &GridPosition, bench: &mut Bench) -> Option<()> {
+    fn pass(&self, position: &GridPosition, turn: &Turn, bench: &mut Bench) -> Option<()> {
         let checked = fresh::now();
         let mut times = LoadTimes::default();
         bench.lay_out(&self.blocks, self.file_bytes(), self.block_bytes)?;
@@ -256,8 +256,13 @@ impl Work {
             bench.reserve(&self.blocks, self.file_bytes().saturating_add(needed_bytes))?;
             let started = Instant::now();
             let attributes = &self.dataset.attributes;
-            let (file, room) = (&bench.file, &mut bench.room);
-            let block = Unpacked::new(file, attributes, position, self.blocks.block_bytes, room).ok()?;
+            let (file, room, asked) = (&bench.file, &mut bench.room, &bench.asked);
+            let goes_on = || {
+                turn.give_way();
+                asked.strong_count() > 0
+            };
+            let watch = Watch::new(&goes_on);
+            let block = Unpacked::new(file, attributes, position, self.blocks.block_bytes, room, watch).ok()?;
             times.decode += started.elapsed();
             decoded(attributes.compression().label(), started.elapsed());
             let started = Instant::now();

@@ -1,5 +1,5 @@
 //! The cache of decoded blocks: weighed in bytes, one load however many wait, holes remembered,
-//! errors not.
+//! and blocks that do not decode; other errors not.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,18 +9,20 @@ use futures_util::TryFutureExt;
 use moka::future::Cache;
 
 use super::budget::{self, Budget, Permit};
-use super::fresh::{self, Checked};
+use super::fresh;
 use super::hold;
 use super::large::LargeObject;
+pub(super) use super::loaded::Loaded;
 use super::measured::measured;
 use super::objects::{Objects, Source};
 use super::shared::share;
+use super::wanted::Audience;
 use super::{CacheSettings, Dataset, ReadError, cache_of, forget, nudging};
-use crate::cpu::{Cpu, Length};
+use crate::cpu::{Cpu, Length, Turn};
 use crate::fair::{self, Joints, Keeper};
 use crate::metrics::{self, Lookup, StoreOperation};
-use crate::n5::{Block, BlockError, Coords, GridPosition};
-use crate::store::{Key, Meta, Store};
+use crate::n5::{Block, BlockError, GridPosition, Watch};
+use crate::store::{Key, Store};
 use crate::trace;
 
 const CACHE: metrics::Cache = metrics::Cache::Decoded;
@@ -36,16 +38,6 @@ const ATTEMPTS: usize = 3;
 
 /// Blocks that are re-checked at a glance: about 50 us, what a hop to a thread that may wait takes.
 pub(super) const GLANCED: usize = 64;
-
-/// A decoded block, or the hole where there is none.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    /// `None` for a hole.
-    pub(super) block: Option<Block>,
-    /// Entity tag and version of the stored block.
-    pub(super) stored: Option<(Arc<str>, u64)>,
-    checked: Checked,
-}
 
 /// What a load ends with when it leaves nothing to cache.
 #[derive(Debug)]
@@ -65,7 +57,7 @@ pub(super) struct LoadTimes {
 }
 
 /// Dataset and position.
-type EntryKey = (u64, GridPosition);
+pub(super) type EntryKey = (u64, GridPosition);
 
 /// The cache, shared by all containers.
 #[derive(Debug, Clone)]
@@ -78,7 +70,7 @@ pub(super) struct Blocks {
     pub(super) block_bytes: u64,
     wait: Duration,
     /// Who waits for which load.
-    loading: Joints<EntryKey>,
+    pub(super) loading: Joints<EntryKey>,
 }
 
 /// Where a block is: everything a load needs.
@@ -100,6 +92,7 @@ impl Blocks {
     pub(super) fn new(settings: CacheSettings, objects: Objects, cpu: Cpu, decode_bytes: u64, wait: Duration) -> Self {
         let cache = cache_of(CACHE, settings, |key: &EntryKey, loaded: &Arc<Loaded>| {
             let bytes = loaded.block.as_ref().map_or(0, |block| budget::rounded(block.data.len()));
+            let bytes = bytes + loaded.fault.as_ref().map_or(0, |fault| fault.to_string().len());
             // The position, in the key and in the map of who loads it.
             u32::try_from(bytes + ENTRY_BYTES + 16 * key.1.len()).unwrap_or(u32::MAX)
         });
@@ -124,6 +117,9 @@ impl Blocks {
     }
 
     /// The cached ones among the blocks at `positions`, in their order, none staler than `since`.
+    ///
+    /// # Errors
+    /// Also [`ReadError::Block`] where one of them is known not to decode.
     pub(super) async fn cached(
         &self,
         store: &dyn Store,
@@ -170,11 +166,16 @@ impl Blocks {
         }
         let (mut hits, mut holes) = (0, 0);
         for loaded in found.iter().flatten() {
-            *if loaded.block.is_some() { &mut hits } else { &mut holes } += 1;
+            *if loaded.is_hole() { &mut holes } else { &mut hits } += 1;
         }
         metrics::cache_requests(CACHE, Lookup::Hit, hits);
         metrics::cache_requests(CACHE, Lookup::Absent, holes);
         metrics::cache_requests(CACHE, Lookup::Miss, positions.len() as u64 - hits - holes);
+        for (position, loaded) in positions.iter().zip(&found) {
+            if let Some(loaded) = loaded {
+                loaded.sound(dataset, position)?;
+            }
+        }
         Ok(found)
     }
 
@@ -182,7 +183,7 @@ impl Blocks {
     pub(super) async fn forget_holes(&self, dataset: &Dataset, positions: &[GridPosition]) {
         for position in positions {
             let key = (dataset.id, position.clone());
-            if self.cache.get(&key).await.is_some_and(|loaded| loaded.block.is_none()) {
+            if self.cache.get(&key).await.is_some_and(|loaded| loaded.is_hole()) {
                 self.cache.invalidate(&key).await;
             }
         }
@@ -195,6 +196,7 @@ impl Blocks {
         for _ in 0..ATTEMPTS {
             let loaded = self.load_shared(place.clone(), since, &mut times).await?;
             if loaded.checked.is_fresh(since) {
+                loaded.sound(&place.dataset, &place.position)?;
                 return Ok((loaded, times));
             }
             let at = std::slice::from_ref(&place.position);
@@ -203,7 +205,9 @@ impl Blocks {
             }
         }
         // The running task may have more to do than that, and is not kept for it.
-        let loaded = self.decode(&place, since, &mut times, &Keeper::default()).await?;
+        let asked = Arc::new(());
+        let loaded = self.decode(&place, since, &mut times, &Keeper::default(), &Audience::only(&asked)).await?;
+        loaded.sound(&place.dataset, &place.position)?;
         Ok((loaded, times))
     }
 
@@ -212,13 +216,18 @@ impl Blocks {
         let this = self.clone();
         let load = share(&self.loading, place.entry_key(), async move {
             let (mut times, keeper) = (LoadTimes::default(), fair::keeper());
+            let audience = Audience::of(&this.loading, place.entry_key());
             let loaded = loop {
-                let load = fair::leading(this.decode(&place, since, &mut times, &keeper).map_err(Failure::Read));
+                let load = this.decode(&place, since, &mut times, &keeper, &audience);
+                let load = fair::leading(load.map_err(Failure::Read));
                 match this.cache.try_get_with(place.entry_key(), load).await {
                     Ok(loaded) => break Ok(loaded),
                     Err(failure) => {
-                        if let Failure::Read(error) = &*failure {
-                            break Err(error.clone());
+                        // Others may have come when it had just been given up.
+                        match &*failure {
+                            Failure::Read(error) if error.is_abandoned() && audience.is_waiting() => {}
+                            Failure::Read(error) => break Err(error.clone()),
+                            Failure::NotAtOnce => {}
                         }
                     }
                 }
@@ -233,24 +242,35 @@ impl Blocks {
         loaded
     }
 
+    /// The block at `place`. One that does not decode is read once more; where it is still the same then, and so is its
+    /// file, that is what comes of it, to be remembered.
     async fn decode(
         &self,
         place: &Place,
         since: u64,
         times: &mut LoadTimes,
         keeper: &Keeper,
+        audience: &Audience,
     ) -> Result<Arc<Loaded>, ReadError> {
-        match self.decode_once(place, since, times, keeper).await {
-            Err(ref error) if error.may_be_torn() => {
-                tokio::time::sleep(SECOND_LOOK).await;
-                // Nothing read before now counts for the second look.
-                let again = self.decode_once(place, fresh::now(), times, keeper).await;
-                if again.is_err() {
-                    metrics::decode_error(place.dataset.attributes.compression().label());
-                }
-                again
-            }
-            other => other,
+        let (dataset, position) = (&place.dataset, &place.position);
+        let first = self.decode_once(place, since, times, keeper, audience).await;
+        let seen = match first.as_ref().map(|loaded| (loaded.sound(dataset, position), loaded.version())) {
+            Ok((Err(error), version)) if error.may_be_torn() => version,
+            Ok((Err(error), _)) => return Err(error),
+            Err(error) if error.may_be_torn() => None,
+            Ok((Ok(()), _)) | Err(_) => return first,
+        };
+        tokio::time::sleep(SECOND_LOOK).await;
+        // Nothing read before now counts for the second look.
+        let again = self.decode_once(place, fresh::now(), times, keeper, audience).await;
+        let verdict = again.as_ref().map_or_else(|error| Err(error.clone()), |loaded| loaded.sound(dataset, position));
+        let Err(error) = verdict else { return again };
+        if !error.is_abandoned() {
+            metrics::decode_error(dataset.attributes.compression().label());
+        }
+        match again {
+            Ok(loaded) if error.may_be_torn() && loaded.version() == seen => Ok(loaded),
+            _ => Err(error),
         }
     }
 
@@ -260,6 +280,7 @@ impl Blocks {
         since: u64,
         times: &mut LoadTimes,
         keeper: &Keeper,
+        audience: &Audience,
     ) -> Result<Arc<Loaded>, ReadError> {
         let Place { container, store, dataset, position } = place;
         let now = fresh::now();
@@ -278,21 +299,25 @@ impl Blocks {
         times.store += started.elapsed();
         let blame = |error| ReadError::Block { key: key.clone(), position: position.clone(), error };
         let attributes = &dataset.attributes;
-        let needed_bytes = Block::decoding_bytes(&bytes, attributes, position).map_err(blame)?;
+        let needed_bytes = match Block::decoding_bytes(&bytes, attributes, position) {
+            Ok(needed_bytes) => needed_bytes,
+            Err(fault) => return Ok(Arc::new(Loaded::faulty(fault, meta, checked))),
+        };
         let decoding = self
             .share_for(needed_bytes, permit.as_mut())
             .await?
             .ok_or_else(|| blame(BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes }))?;
         let started = Instant::now();
         let (job, at, limit) = (Arc::clone(dataset), position.clone(), self.block_bytes);
-        // The job holds what it uses: it runs on when whoever waits for it has gone, and then what it makes shall be kept, or
-        // who asks again faster than a slow codec decodes would never have it.
-        let (budget, keeper) = (self.budget.clone(), keeper.clone());
-        let job = move || {
+        // The job holds what it uses: it runs on for a while when whoever waits for it has gone, and then what it makes shall
+        // be kept, or who asks again faster than a slow codec decodes would never have it.
+        let (budget, keeper, audience) = (self.budget.clone(), keeper.clone(), audience.clone());
+        let job = move |turn: &Turn| {
             keeper.keep();
             let range = bytes.as_ptr_range();
             let mut room = budget.room(&bytes, &job.attributes, &at);
-            let block = Block::decode_with(bytes, &job.attributes, &at, limit, &mut room)?;
+            let block =
+                Block::decode_with(bytes, &job.attributes, &at, limit, &mut room, Watch::new(&audience.watched(turn)))?;
             let mut decoding = decoding;
             decoding.shrink(block.data.len() as u64);
             drop(permit);
@@ -307,14 +332,17 @@ impl Blocks {
         };
         let codec = attributes.compression().label();
         // The wait for a core is counted where it is waited.
-        let job = move || {
+        let job = move |turn: &Turn| {
             let began = Instant::now();
-            let block = job();
+            let block = job(turn);
             trace::record("decode", codec, began.elapsed());
             (block, began.elapsed())
         };
-        let (block, elapsed) = self.cpu.run(Length::Long, dataset.id, job).await?;
-        let block = block.map_err(blame)?;
+        let (block, elapsed) = self.cpu.run_in_turns(Length::Long, dataset.id, job).await?;
+        let block = match block {
+            Ok(block) => block,
+            Err(fault) => return Ok(Arc::new(Loaded::faulty(fault, meta, checked))),
+        };
         times.decode += started.elapsed();
         metrics::block_decoded(codec, elapsed);
         Ok(Arc::new(Loaded::new(block, meta, checked)))
@@ -363,31 +391,5 @@ impl Blocks {
     /// waiting is rare; what the cache evicts it frees a little later, and sooner when nudged.
     async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
         nudging(&self.cache, self.budget.take_within(bytes, self.wait)).await
-    }
-}
-
-impl Loaded {
-    /// A block of the stored object that `meta` describes, compared with the store at the moment `checked`.
-    pub(super) fn new(block: Block, meta: Meta, checked: u64) -> Self {
-        Self { block: Some(block), stored: Some((meta.etag, meta.version)), checked: Checked::at(checked) }
-    }
-
-    /// No block, as found at the moment `checked`.
-    pub(super) fn hole(checked: u64) -> Self {
-        Self { block: None, stored: None, checked: Checked::at(checked) }
-    }
-
-    /// When it was last known to equal what the store holds.
-    pub(super) fn checked(&self) -> u64 {
-        self.checked.moment()
-    }
-
-    fn version(&self) -> Option<u64> {
-        self.stored.as_ref().map(|(_, version)| *version)
-    }
-
-    /// Whether the block consists of exactly these elements.
-    pub(super) fn is_exactly(&self, size: &Coords) -> Option<&Block> {
-        self.block.as_ref().filter(|block| block.size == *size)
     }
 }

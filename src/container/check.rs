@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::blocks::{Blocks, Place, SECOND_LOOK};
 use super::objects::Source;
+use super::wanted::Audience;
 use super::{Access, Container, Dataset, ReadError, fresh};
-use crate::cpu::Length;
-use crate::n5::{Block, BlockError, BlockHeader, Coords, GridPosition, Mode};
+use crate::cpu::{Length, Turn};
+use crate::n5::{Block, BlockError, BlockHeader, Coords, GridPosition, Mode, Room, Watch};
 
 /// What is known of a stored block that decodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,16 +78,20 @@ impl Blocks {
         let share = self.share_for(needed_bytes, permit.as_mut()).await?;
         let decoding = share.ok_or_else(|| blame(over))?;
         let (job, at, limit) = (Arc::clone(dataset), position.clone(), self.block_bytes);
-        let check = move || {
+        // Held as long as somebody waits.
+        let asked = Arc::new(());
+        let audience = Audience::only(&asked);
+        let check = move |turn: &Turn| {
             let stored_bytes = bytes.len() as u64;
             let header = BlockHeader::parse(&bytes).ok();
-            let block = Block::decode(bytes, &job.attributes, &at, limit)?;
+            let (mut room, goes_on) = (Room::default(), audience.watched(turn));
+            let block = Block::decode_with(bytes, &job.attributes, &at, limit, &mut room, Watch::new(&goes_on))?;
             let mode = header.filter(|header| header.size == block.size).map(|header| header.mode);
             let decoded_bytes = block.data.len() as u64;
             // Only now: nothing of the block is left but these numbers.
             drop((block.data, decoding, permit));
             Ok(SoundBlock { size: block.size, mode, stored_bytes, decoded_bytes })
         };
-        self.cpu.run(Length::Long, dataset.id, check).await?.map(Some).map_err(blame)
+        self.cpu.run_in_turns(Length::Long, dataset.id, check).await?.map(Some).map_err(blame)
     }
 }

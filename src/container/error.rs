@@ -133,6 +133,11 @@ impl ReadError {
         }
     }
 
+    /// Whether this says nothing of a block: nobody waited for it any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        matches!(self, Self::Block { error, .. } if error.is_abandoned())
+    }
+
     /// Whether reading again at once may help: somebody could have been writing.
     pub(super) fn may_be_torn(&self) -> bool {
         match self {

@@ -16,6 +16,7 @@ mod fresh;
 mod hold;
 mod holes;
 mod large;
+mod loaded;
 mod made;
 mod measured;
 mod memory;
@@ -28,6 +29,7 @@ mod shared;
 mod sight;
 mod slice;
 mod stats;
+mod wanted;
 
 use std::future::Future;
 use std::sync::Arc;

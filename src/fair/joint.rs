@@ -193,6 +193,13 @@ impl<K: Clone + Eq + Hash> Joints<K> {
     }
 }
 
+impl<K: Eq + Hash> Joints<K> {
+    /// Whether anybody wants it now.
+    pub fn is_wanted(&self, key: &K) -> bool {
+        self.lock().contains_key(key)
+    }
+}
+
 impl<K: Eq + Hash> Joined<K> {
     /// Whether nobody wanted it then.
     pub const fn is_first(&self) -> bool {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::observe::shown;
 use crate::container::{BudgetError, ReadError, Refusal};
-use crate::n5::{BlockError, ConvertError};
+use crate::n5::{BlockError, CodecError, ConvertError};
 use crate::seldom::Seldom;
 use crate::store::StoreError;
 
@@ -333,6 +333,10 @@ fn block_problem(key: &crate::store::Key, position: &[u64], error: BlockError) -
             ),
         )
         .with("limit", limit_bytes),
+        // Of one who waits for it, it is not given up.
+        error @ BlockError::Payload(CodecError::Abandoned) => {
+            Problem::own(INTERNAL, "the server has a fault", error.to_string())
+        }
         error @ (BlockError::ShortHeader { .. }
         | BlockError::UnknownMode(_)
         | BlockError::Rank { .. }

@@ -5,7 +5,7 @@ use bytes::{Buf, Bytes};
 
 use super::encode::turned_round;
 use super::grid::product;
-use super::{CodecError, Coords, DatasetAttributes, GridPosition, Scratch};
+use super::{CodecError, Coords, DatasetAttributes, GridPosition, Scratch, Watch};
 
 /// First word of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +103,12 @@ pub enum BlockError {
 impl BlockError {
     /// Whether reading the file again may help: somebody could have been writing it.
     pub fn may_be_torn(&self) -> bool {
-        !matches!(self, Self::Unsupported(_) | Self::OverLimit { .. })
+        !matches!(self, Self::Unsupported(_) | Self::OverLimit { .. } | Self::Payload(CodecError::Abandoned))
+    }
+
+    /// Whether this says nothing of the block: decoding was given up.
+    pub fn is_abandoned(&self) -> bool {
+        matches!(self, Self::Payload(CodecError::Abandoned))
     }
 }
 
@@ -232,20 +237,21 @@ impl Block {
         position: &GridPosition,
         limit_bytes: u64,
     ) -> Result<Self, BlockError> {
-        Self::decode_with(stored, attributes, position, limit_bytes, &mut Room::default())
+        Self::decode_with(stored, attributes, position, limit_bytes, &mut Room::default(), Watch::ALWAYS)
     }
 
     /// [`Self::decode`] with what decoding other blocks has allocated. The block takes the buffer of `room` where it is exactly
-    /// as large as the elements.
+    /// as large as the elements. It is given up where `watch` says so.
     ///
     /// # Errors
-    /// As [`Self::decode`].
+    /// As [`Self::decode`]; [`CodecError::Abandoned`].
     pub fn decode_with(
         stored: Bytes,
         attributes: &DatasetAttributes,
         position: &GridPosition,
         limit_bytes: u64,
         room: &mut Room,
+        watch: Watch<'_>,
     ) -> Result<Self, BlockError> {
         let needed_bytes = Self::decoding_bytes(&stored, attributes, position)?;
         if needed_bytes > limit_bytes {
@@ -259,10 +265,10 @@ impl Block {
             Bytes::new()
         } else if !plan.codec.is_plain() && room.decoded.capacity() == plan.decoded_bytes {
             let mut output = std::mem::take(&mut room.decoded);
-            plan.codec.decode_into(&payload, plan.decoded_bytes, &mut output, &mut room.scratch)?;
+            plan.codec.decode_into(&payload, plan.decoded_bytes, &mut output, &mut room.scratch, watch)?;
             output.into()
         } else {
-            plan.codec.decode(payload, plan.decoded_bytes, &mut room.scratch)?
+            plan.codec.decode(payload, plan.decoded_bytes, &mut room.scratch, watch)?
         };
         if data.len() != plan.decoded_bytes {
             let found = format!("{} bytes", data.len());
@@ -295,13 +301,14 @@ impl<'a> Unpacked<'a> {
     /// [`Block::decode`] for a block that is pasted at once and not kept: `room` is used for one after the other.
     ///
     /// # Errors
-    /// As [`Block::decode`].
+    /// As [`Block::decode_with`].
     pub fn new(
         stored: &'a [u8],
         attributes: &DatasetAttributes,
         position: &GridPosition,
         limit_bytes: u64,
         room: &'a mut Room,
+        watch: Watch<'_>,
     ) -> Result<Self, BlockError> {
         let needed_bytes = Block::decoding_bytes(stored, attributes, position)?;
         if needed_bytes > limit_bytes {
@@ -314,7 +321,7 @@ impl<'a> Unpacked<'a> {
         } else if plan.decoded_bytes == 0 && payload.is_empty() {
             payload
         } else {
-            plan.codec.decode_into(payload, plan.decoded_bytes, &mut room.decoded, &mut room.scratch)?;
+            plan.codec.decode_into(payload, plan.decoded_bytes, &mut room.decoded, &mut room.scratch, watch)?;
             room.decoded.as_slice()
         };
         if data.len() != plan.decoded_bytes {

@@ -20,7 +20,7 @@ mod statistics;
 pub use array::{Array, clear, paste, paste_stored};
 pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
 pub use block::{Block, BlockError, BlockHeader, Mode, Room, Unpacked};
-pub use compression::{CODECS, Codec, CodecError, Compression, Encoding, Scratch};
+pub use compression::{CODECS, Codec, CodecError, Compression, Encoding, Scratch, Watch};
 pub use convert::{ConvertError, convert};
 pub use data_type::DataType;
 pub use encode::{big_endian, encode_block};

@@ -51,6 +51,7 @@ pub(super) fn failed(dataset: &Dataset, position: &GridPosition, error: &ReadErr
             CodecError::WrongLength { .. } => Kind::WrongLength,
             CodecError::Trailing { .. } => Kind::TrailingBytes,
             CodecError::Memory { .. } => Kind::UndecodableBlock,
+            CodecError::Abandoned => Kind::UnreadableFile,
         },
     };
     finding(kind, dataset, position, block.to_string())

@@ -16,6 +16,7 @@
 mod access;
 mod access_jwt;
 mod architecture;
+mod blocks;
 mod bounds;
 mod concurrency;
 mod config;

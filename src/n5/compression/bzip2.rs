@@ -5,10 +5,12 @@ use std::sync::Arc;
 use ::bzip2::{Decompress, Status};
 use serde_json::{Map, Value};
 
-use super::stream::{self, Decoder, Step, damaged};
-use super::{Codec, CodecError, Scratch};
+use super::stream::{self, Decoder, Step, Target, damaged};
+use super::{Codec, CodecError, Scratch, Watch};
 
 const NAME: &str = "bzip2";
+/// More than a block takes that cannot be compressed. None of it comes out before all of it is in.
+const BLOCK_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 struct Bzip2;
@@ -18,10 +20,19 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Bzip2 {
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>, _: &mut Scratch) -> Result<(), CodecError> {
+    fn decode_into(
+        &self,
+        payload: &[u8],
+        len: usize,
+        output: &mut Vec<u8>,
+        _: &mut Scratch,
+        watch: Watch<'_>,
+    ) -> Result<(), CodecError> {
         let begins = |rest: &[u8]| rest.starts_with(b"BZh");
-        stream::decode_all(NAME, payload, len, begins, output, |input, output| {
-            stream::run(NAME, &mut Decompress::new(false), input, output, len)
+        stream::filled(output, len);
+        let target = Target::new(NAME, output, watch).with_slack(BLOCK_BYTES);
+        stream::decode_all(payload, target, begins, |input, target| {
+            stream::run(&mut Decompress::new(false), input, target)
         })
     }
 
@@ -38,10 +49,11 @@ impl Codec for Bzip2 {
 }
 
 impl Decoder for Decompress {
-    fn step(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Step, CodecError> {
-        let before = self.total_in();
-        let status = self.decompress_vec(input, output).map_err(|error| damaged(NAME, error))?;
-        let consumed = stream::advance(before, self.total_in());
-        Ok(Step { consumed, ended: status == Status::StreamEnd })
+    fn step(&mut self, input: &[u8], room: &mut [u8]) -> Result<Step, CodecError> {
+        let before = (self.total_in(), self.total_out());
+        let status = self.decompress(input, room).map_err(|error| damaged(NAME, error))?;
+        let consumed = stream::advance(before.0, self.total_in());
+        let produced = stream::advance(before.1, self.total_out());
+        Ok(Step { consumed, produced, ended: status == Status::StreamEnd })
     }
 }

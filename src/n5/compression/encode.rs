@@ -146,7 +146,7 @@ impl Encoding {
 mod tests {
     use serde_json::Value;
 
-    use super::super::{Compression, Scratch};
+    use super::super::{Compression, Scratch, Watch};
     use super::*;
 
     fn noise(len: usize) -> Vec<u8> {
@@ -170,7 +170,11 @@ mod tests {
                     assert!(encoded.len() as u64 <= encoding.most_bytes(len as u64), "{encoding:?} {len}");
                     assert!(encoding.is_one_stream(&encoded, len), "{encoding:?} {len}");
                     assert_eq!(
-                        compression.codec().unwrap().decode(encoded, len, &mut Scratch::default()).unwrap(),
+                        compression
+                            .codec()
+                            .unwrap()
+                            .decode(encoded, len, &mut Scratch::default(), Watch::ALWAYS)
+                            .unwrap(),
                         plain
                     );
                 }

@@ -14,13 +14,16 @@ use lz4::frame::FrameDecoder;
 use serde_json::{Map, Value};
 use xxhash_rust::xxh32::xxh32;
 
-use super::stream::{self, after_padding, damaged, more, only_padding, wrong_length};
-use super::{Codec, CodecError, Scratch};
+use super::stream::{self, Target, after_padding, damaged, more, only_padding, wrong_length};
+use super::watch::{CHEAP_MEMBER_BYTES, Members, Pace};
+use super::{Codec, CodecError, Scratch, Watch};
 
 const NAME: &str = "lz4";
 const JAVA_MAGIC: &[u8] = b"LZ4Block";
 const JAVA_HEADER_BYTES: usize = 21;
 const JAVA_SEED: u32 = 0x9747_b28c;
+/// A block of an LZ4 frame is read whole before any of it comes out.
+const FRAME_BLOCK_BYTES: usize = 5 << 20;
 const FRAME_MAGIC: &[u8] = &[0x04, 0x22, 0x4d, 0x18];
 
 #[derive(Debug)]
@@ -31,13 +34,23 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Lz4 {
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>, _: &mut Scratch) -> Result<(), CodecError> {
+    fn decode_into(
+        &self,
+        payload: &[u8],
+        len: usize,
+        output: &mut Vec<u8>,
+        _: &mut Scratch,
+        watch: Watch<'_>,
+    ) -> Result<(), CodecError> {
+        watch.look()?;
         if payload.starts_with(JAVA_MAGIC) {
-            return java(payload, len, output);
+            return java(payload, len, output, watch);
         }
         if payload.starts_with(FRAME_MAGIC) {
             let begins = |rest: &[u8]| rest.starts_with(FRAME_MAGIC);
-            return stream::decode_all(NAME, payload, len, begins, output, |input, output| frame(input, output, len));
+            stream::filled(output, len);
+            let target = Target::new(NAME, output, watch).with_slack(FRAME_BLOCK_BYTES);
+            return stream::decode_all(payload, target, begins, frame);
         }
         match payload.split_first_chunk() {
             Some((size, block)) if u64::from(u32::from_le_bytes(*size)) == len as u64 => {
@@ -62,10 +75,11 @@ impl Codec for Lz4 {
 /// Frames of lz4-java. The mark that ends them may be missing: every frame has its own checksum.
 ///
 /// Source: lz4-java's `LZ4BlockInputStream.java`.
-fn java(payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+fn java(payload: &[u8], len: usize, output: &mut Vec<u8>, watch: Watch<'_>) -> Result<(), CodecError> {
     stream::filled(output, len);
     let mut room = output.as_mut_slice();
     let mut rest = payload;
+    let (mut empty, mut pace) = (Members::of(NAME, CHEAP_MEMBER_BYTES), Pace::new(watch));
     while let Some(next) = after_padding(rest) {
         if !next.starts_with(JAVA_MAGIC) {
             return Err(CodecError::Trailing { codec: NAME, bytes: rest.len() });
@@ -74,6 +88,10 @@ fn java(payload: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecErr
             next.split_at_checked(JAVA_HEADER_BYTES).ok_or_else(|| damaged(NAME, "a frame's header ends early"))?;
         let header = JavaHeader::parse(header.get(JAVA_MAGIC.len()..).unwrap_or_default())?;
         let (data, after) = body.split_at_checked(header.stored).ok_or_else(|| damaged(NAME, "a frame ends early"))?;
+        if header.decoded == 0 {
+            empty.begin(len.saturating_sub(room.len()))?;
+        }
+        pace.advance(JAVA_HEADER_BYTES.saturating_add(header.stored).saturating_add(header.decoded))?;
         let (target, behind) = room.split_at_mut_checked(header.decoded).ok_or_else(|| more(len))?;
         header.decode(data, target)?;
         (room, rest) = (behind, after);
@@ -136,23 +154,32 @@ impl JavaHeader {
     }
 }
 
-/// Appends the LZ4 frame that `input` begins with, and returns what follows it.
-fn frame<'a>(input: &'a [u8], output: &mut Vec<u8>, len: usize) -> Result<&'a [u8], CodecError> {
+/// Decodes the LZ4 frame that `input` begins with, and returns what follows it.
+fn frame<'i>(input: &'i [u8], target: &mut Target<'_>) -> Result<&'i [u8], CodecError> {
     let failed = |error| damaged(NAME, error);
     let whole = end_of_frame(input).and_then(|end| input.split_at_checked(end));
     let mut decoder = FrameDecoder::new(whole.map_or(input, |(frame, _)| frame));
-    // The decoder pauses at every block that holds nothing, as it does at the end.
+    let mut empty = Members::of(NAME, CHEAP_MEMBER_BYTES);
     loop {
+        target.look()?;
         let left = decoder.get_ref().len();
-        let room = len.saturating_sub(output.len());
-        let read = decoder.by_ref().take(room as u64).read_to_end(output).map_err(failed)?;
-        if read == room && decoder.read(&mut [0]).map_err(failed)? > 0 {
-            return Err(more(len));
+        let mut surplus = [0];
+        let room = target.next_room();
+        let is_full = room.is_empty();
+        let read = decoder.read(if is_full { &mut surplus } else { room }).map_err(failed)?;
+        if is_full && read > 0 {
+            return Err(more(target.len()));
         }
-        match (whole, decoder.get_ref().len()) {
-            (Some((_, rest)), 0) => return Ok(rest),
-            (_, now) if now == left => return Err(damaged(NAME, "the frame ends early")),
-            _ => {}
+        let now = decoder.get_ref().len();
+        target.advance(left.saturating_sub(now), read)?;
+        if read > 0 {
+            continue;
+        }
+        // The decoder pauses at every block that holds nothing, as it does at the end.
+        match whole {
+            Some((_, rest)) if now == 0 => return Ok(rest),
+            _ if now == left => return Err(damaged(NAME, "the frame ends early")),
+            _ => empty.begin(target.filled())?,
         }
     }
 }

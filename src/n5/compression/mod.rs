@@ -12,6 +12,7 @@ mod raw;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod xz;
 mod zstd;
 
@@ -22,21 +23,26 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 pub use encode::Encoding;
+pub use watch::Watch;
 
 /// Decodes the payload of a block: what follows the block's header.
 pub trait Codec: fmt::Debug + Send + Sync {
     /// Decodes `payload` to exactly `len` bytes, the stored big-endian elements.
     ///
     /// The whole payload is consumed, so that checksums at the end of a stream are verified. Further
-    /// members, streams or frames are decoded and appended; zero padding after the last is ignored.
+    /// members, streams or frames are decoded and appended, as many as what they yield allows; zero padding after the last
+    /// is ignored.
+    ///
+    /// `watch` is asked whether to go on. Not within one gzip member, zlib stream or zstd frame of up to 8 MiB, nor within a
+    /// bare LZ4 block or blosc buffer of large parts: these take the libraries at most half a second.
     ///
     /// # Errors
     /// [`CodecError`] when the payload is damaged, ends early, decodes to another length than `len`,
-    /// is followed by anything else, or asks for more memory than decoding may use. Never allocates
-    /// more than `len` plus [`Codec::scratch_bytes`] plus a few KiB.
-    fn decode(&self, payload: Bytes, len: usize, scratch: &mut Scratch) -> Result<Bytes, CodecError> {
+    /// is followed by anything else, or asks for more memory than decoding may use; [`CodecError::Abandoned`] when `watch`
+    /// says that nobody waits. Never allocates more than `len` plus [`Codec::scratch_bytes`] plus a few KiB.
+    fn decode(&self, payload: Bytes, len: usize, scratch: &mut Scratch, watch: Watch<'_>) -> Result<Bytes, CodecError> {
         let mut output = Vec::new();
-        self.decode_into(&payload, len, &mut output, scratch)?;
+        self.decode_into(&payload, len, &mut output, scratch, watch)?;
         Ok(output.into())
     }
 
@@ -50,6 +56,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
         len: usize,
         output: &mut Vec<u8>,
         scratch: &mut Scratch,
+        watch: Watch<'_>,
     ) -> Result<(), CodecError>;
 
     /// Whether what is stored is the elements as they are.
@@ -122,6 +129,9 @@ pub enum CodecError {
         /// Bytes allowed.
         limit_bytes: u64,
     },
+    /// Says nothing of the stream: nobody waited for it any more.
+    #[error("decoding was given up: nobody waits for the block any more")]
+    Abandoned,
 }
 
 /// Builds a codec from the members of the attribute `compression`; odd members never make it fail.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Codec, CodecError, Scratch, stream};
+use super::{Codec, CodecError, Scratch, Watch, stream};
 
 #[derive(Debug)]
 struct Raw;
@@ -16,7 +16,7 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 
 impl Codec for Raw {
     /// Shares the payload's buffer.
-    fn decode(&self, payload: Bytes, len: usize, _: &mut Scratch) -> Result<Bytes, CodecError> {
+    fn decode(&self, payload: Bytes, len: usize, _: &mut Scratch, _: Watch<'_>) -> Result<Bytes, CodecError> {
         if payload.len() == len {
             Ok(payload)
         } else {
@@ -24,7 +24,14 @@ impl Codec for Raw {
         }
     }
 
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>, _: &mut Scratch) -> Result<(), CodecError> {
+    fn decode_into(
+        &self,
+        payload: &[u8],
+        len: usize,
+        output: &mut Vec<u8>,
+        _: &mut Scratch,
+        _: Watch<'_>,
+    ) -> Result<(), CodecError> {
         output.clear();
         output.extend_from_slice(payload);
         stream::exactly(len, output)

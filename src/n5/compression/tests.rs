@@ -8,14 +8,16 @@ use serde_json::Map;
 use xxhash_rust::xxh32::xxh32;
 use xz2::stream::{Check, Filters, LzmaOptions, Stream};
 
-use super::{CODECS, Codec, CodecError, Scratch, blosc_sys};
+use super::{CODECS, Codec, CodecError, Scratch, Watch, blosc_sys};
+
+mod bounds;
 
 fn codec(name: &str) -> std::sync::Arc<dyn Codec> {
     CODECS.iter().find(|row| row.0 == name).unwrap().1(&Map::new())
 }
 
 fn decode(name: &str, payload: &[u8], len: usize) -> Result<Vec<u8>, CodecError> {
-    let decoded = codec(name).decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default())?;
+    let decoded = codec(name).decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), Watch::ALWAYS)?;
     assert_eq!(decoded.len(), len, "{name} returns another length without an error");
     Ok(decoded.to_vec())
 }
@@ -197,8 +199,8 @@ fn what_was_decoded_before_changes_nothing() {
         for (payload, len) in payloads {
             for (payload, len) in [(&payload, len), (&other, large.len()), (&one, small.len())] {
                 let mut fresh = Vec::new();
-                let expected = codec.decode_into(payload, len, &mut fresh, &mut Scratch::default());
-                let found = codec.decode_into(payload, len, &mut room, &mut scratch);
+                let expected = codec.decode_into(payload, len, &mut fresh, &mut Scratch::default(), Watch::ALWAYS);
+                let found = codec.decode_into(payload, len, &mut room, &mut scratch, Watch::ALWAYS);
                 assert_eq!(found.is_ok(), expected.is_ok(), "{encoding}: {found:?} {expected:?}");
                 if found.is_ok() {
                     assert_eq!(room, fresh, "{encoding}");

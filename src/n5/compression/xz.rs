@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use xz2::stream::{Action, CONCATENATED, Error, Status, Stream, TELL_ANY_CHECK};
 
-use super::stream::{self, Decoder, Step, damaged};
-use super::{Codec, CodecError, Scratch};
+use super::stream::{self, Decoder, Step, Target, damaged};
+use super::{Codec, CodecError, Scratch, Watch};
 
 const NAME: &str = "xz";
 const MAGIC: &[u8] = b"\xfd7zXZ\0";
@@ -30,21 +30,23 @@ impl Codec for Xz {
         len: usize,
         output: &mut Vec<u8>,
         scratch: &mut Scratch,
+        watch: Watch<'_>,
     ) -> Result<(), CodecError> {
         let limit_bytes = memory_limit(len);
-        scratch.xz = single(payload, len, output, scratch.xz.take());
+        stream::filled(output, len);
+        scratch.xz = single(payload, Target::new(NAME, output, watch), scratch.xz.take());
         if scratch.xz.is_some() {
             return Ok(());
         }
         let begins = |rest: &[u8]| rest.starts_with(MAGIC);
-        stream::decode_all(NAME, payload, len, begins, output, |input, output| {
+        stream::decode_all(payload, Target::new(NAME, output, watch), begins, |input, target| {
             let stream = if begins(input) {
                 Stream::new_stream_decoder(limit_bytes, 0)
             } else {
                 Stream::new_lzma_decoder(limit_bytes)
             };
             let stream = stream.map_err(|error| damaged(NAME, error))?;
-            stream::run(NAME, &mut Limited { stream, limit_bytes }, input, output, len)
+            stream::run(&mut Limited { stream, limit_bytes }, input, target)
         })
     }
 
@@ -64,41 +66,44 @@ impl Codec for Xz {
 const EMPTY: &[u8] = b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4\x46\0\0\0\0\x1c\xdf\x44\x21\x1f\xb6\xf3\x7d\x01\0\0\0\0\x04YZ";
 const HEADER_BYTES: usize = 12;
 
-/// Decodes a payload that is one sound stream of `len` bytes and nothing else, the common case, with what an
-/// earlier one has allocated; returns that for the next. `None` for everything else.
+/// Decodes a payload that is one sound stream that fills `target` and nothing else, the common case, with what an
+/// earlier one has allocated; returns that for the next. `None` for everything else, also once nobody waits.
 ///
 /// A decoder for one stream cannot be used again, one for many can, but does not say when a stream has ended. So it
 /// is given an empty one after each: it says that it has read a header exactly where one was expected.
-fn single(payload: &[u8], len: usize, output: &mut Vec<u8>, used: Option<Stream>) -> Option<Stream> {
-    let limit_bytes = memory_limit(len);
+fn single(payload: &[u8], mut target: Target<'_>, used: Option<Stream>) -> Option<Stream> {
+    let limit_bytes = memory_limit(target.len());
     let again = used.and_then(|mut used| used.set_memlimit(limit_bytes).ok().map(|()| used));
     let new = || Stream::new_stream_decoder(limit_bytes, CONCATENATED | TELL_ANY_CHECK).ok();
     let mut stream = again.or_else(new)?;
-    stream::emptied(output, len);
     let (header, rest) = payload.split_at_checked(HEADER_BYTES)?;
-    take_all(&mut stream, header, output, Status::GetCheck)?;
-    take_all(&mut stream, rest, output, Status::Ok)?;
-    if output.len() != len {
+    take_all(&mut stream, header, &mut target, Status::GetCheck)?;
+    take_all(&mut stream, rest, &mut target, Status::Ok)?;
+    if target.filled() != target.len() {
         return None;
     }
     let (header, rest) = EMPTY.split_at_checked(HEADER_BYTES)?;
-    let mut nothing = Vec::new();
+    let mut nothing = Target::new(NAME, &mut [], Watch::ALWAYS);
     take_all(&mut stream, header, &mut nothing, Status::GetCheck)?;
     take_all(&mut stream, rest, &mut nothing, Status::Ok)?;
     Some(stream)
 }
 
 /// Gives all of `input` to the decoder, which must say `status` at its end, and before it nothing but `Ok`.
-fn take_all(stream: &mut Stream, mut input: &[u8], output: &mut Vec<u8>, status: Status) -> Option<()> {
+fn take_all(stream: &mut Stream, mut input: &[u8], target: &mut Target<'_>, status: Status) -> Option<()> {
     loop {
-        let (before, found) = (stream.total_in(), output.len());
-        let said = stream.process_vec(input, output, Action::Run).ok()?;
-        let consumed = stream::advance(before, stream.total_in());
+        target.look().ok()?;
+        let (before_in, before_out) = (stream.total_in(), stream.total_out());
+        let piece = input.get(..stream::INPUT_BYTES).unwrap_or(input);
+        let said = stream.process(piece, target.next_room(), Action::Run).ok()?;
+        let consumed = stream::advance(before_in, stream.total_in());
+        let produced = stream::advance(before_out, stream.total_out());
         input = input.get(consumed..)?;
+        target.advance(consumed, produced).ok()?;
         if input.is_empty() {
             return (said == status).then_some(());
         }
-        if said != Status::Ok || (consumed == 0 && output.len() == found) {
+        if said != Status::Ok || (consumed == 0 && produced == 0) {
             return None;
         }
     }
@@ -115,15 +120,16 @@ struct Limited {
 }
 
 impl Decoder for Limited {
-    fn step(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Step, CodecError> {
-        let before = self.stream.total_in();
-        let status = match self.stream.process_vec(input, output, Action::Run) {
+    fn step(&mut self, input: &[u8], room: &mut [u8]) -> Result<Step, CodecError> {
+        let before = (self.stream.total_in(), self.stream.total_out());
+        let status = match self.stream.process(input, room, Action::Run) {
             Ok(status) => status,
             Err(Error::MemLimit) => return Err(self.over_limit()),
             Err(error) => return Err(damaged(NAME, error)),
         };
-        let consumed = stream::advance(before, self.stream.total_in());
-        Ok(Step { consumed, ended: status == Status::StreamEnd })
+        let consumed = stream::advance(before.0, self.stream.total_in());
+        let produced = stream::advance(before.1, self.stream.total_out());
+        Ok(Step { consumed, produced, ended: status == Status::StreamEnd })
     }
 }
 

@@ -1,12 +1,14 @@
 //! `zstd`: one or more frames, with or without their content size, among skippable ones.
 
+use std::io::Cursor;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ::zstd::zstd_safe::{self, DCtx, zstd_sys::ZSTD_ErrorCode};
 use serde_json::{Map, Value};
 
 use super::stream::{self, damaged};
-use super::{Codec, CodecError, Scratch};
+use super::watch::{CHEAP_MEMBER_BYTES, Members};
+use super::{Codec, CodecError, Scratch, Watch};
 
 const NAME: &str = "zstd";
 
@@ -18,16 +20,34 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 }
 
 impl Codec for Zstd {
-    /// All frames at once into the result, which serves as the window: whatever window a frame asks
+    /// Each frame at once into the result, which serves as the window: whatever window a frame asks
     /// for, no memory is taken for it.
-    fn decode_into(&self, payload: &[u8], len: usize, output: &mut Vec<u8>, _: &mut Scratch) -> Result<(), CodecError> {
-        let frames = frames(payload, len)?;
+    fn decode_into(
+        &self,
+        payload: &[u8],
+        len: usize,
+        output: &mut Vec<u8>,
+        _: &mut Scratch,
+        watch: Watch<'_>,
+    ) -> Result<(), CodecError> {
+        let mut frames = frames(payload, len)?;
         stream::emptied(output, len);
-        match with_context(|context| context.decompress(output, frames)) {
-            Ok(_) => stream::exactly(len, output),
-            Err(code) if is_too_small(code) => Err(stream::more(len)),
-            Err(code) => Err(failure(code)),
-        }
+        with_context(|context| {
+            let mut members = Members::of(NAME, CHEAP_MEMBER_BYTES);
+            while !frames.is_empty() {
+                watch.look()?;
+                members.begin(output.len())?;
+                let size = zstd_safe::find_frame_compressed_size(frames).map_err(failure)?;
+                let (frame, rest) = frames.split_at_checked(size).ok_or_else(|| damaged(NAME, "it ends early"))?;
+                let mut target = Cursor::new(&mut *output);
+                target.set_position(target.get_ref().len() as u64);
+                context
+                    .decompress(&mut target, frame)
+                    .map_err(|code| if is_too_small(code) { stream::more(len) } else { failure(code) })?;
+                frames = rest;
+            }
+            stream::exactly(len, output)
+        })
     }
 
     /// A run of 128 KiB takes 4 bytes.
@@ -38,6 +58,16 @@ impl Codec for Zstd {
     /// A decompression context.
     fn scratch_bytes(&self, _: &[u8], _: usize) -> usize {
         192 << 10
+    }
+}
+
+/// Decodes the frames of `part` to all of `room`.
+pub(super) fn part(codec: &'static str, part: &[u8], room: &mut [u8]) -> Result<(), CodecError> {
+    let len = room.len();
+    match with_context(|context| context.decompress(room, part)) {
+        Ok(found) if found == len => Ok(()),
+        Ok(found) => Err(damaged(codec, format_args!("a part decodes to {found} bytes, not {len}"))),
+        Err(code) => Err(damaged(codec, zstd_safe::get_error_name(code))),
     }
 }
 

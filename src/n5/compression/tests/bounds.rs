@@ -1,0 +1,224 @@
+//! Decoding that can be given up, and payloads that cost much and hold little.
+
+use std::cell::Cell;
+
+use super::*;
+
+/// Decodes until `watch` was asked `looks` times; how often it was asked, and what came of it.
+fn decode_for(looks: usize, name: &str, payload: &[u8], len: usize) -> (usize, Result<Bytes, CodecError>) {
+    let asked = Cell::new(0);
+    let goes_on = || {
+        asked.set(asked.get() + 1);
+        asked.get() <= looks
+    };
+    let payload = Bytes::copy_from_slice(payload);
+    let done = codec(name).decode(payload, len, &mut Scratch::default(), Watch::new(&goes_on));
+    (asked.get(), done)
+}
+
+fn damage(result: Result<Vec<u8>, CodecError>) -> String {
+    match result {
+        Err(CodecError::Damaged { reason, .. }) => reason,
+        other => panic!("{:?}", other.map(|bytes| bytes.len())),
+    }
+}
+
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 1u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_be_bytes()[0]
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn lz4_frame_of(data: &[u8], size: lz4::frame::BlockSize) -> Vec<u8> {
+    let info = lz4::frame::FrameInfo::new().block_size(size);
+    let mut encoder = lz4::frame::FrameEncoder::with_frame_info(info, Vec::new());
+    encoder.write_all(data).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn decoding_ends_as_soon_as_nobody_waits() {
+    for (name, encoding, encode) in ENCODINGS.iter().filter(|row| row.0 != "raw") {
+        let payload = encode(&sample(300_000));
+        let (looks, done) = decode_for(0, name, &payload, 300_000);
+        // xz tries another way after the first, which is given up, too.
+        let is_given_up = matches!(done, Err(CodecError::Abandoned));
+        assert!(looks <= 2 && is_given_up, "{encoding}: {looks} looks");
+    }
+}
+
+#[test]
+fn somebody_is_asked_for_between_members_and_within_long_ones() {
+    let (data, many) = (noise(8 << 20), sample(2000));
+    let each = |encode: Encode| (0..40).flat_map(|_| encode(&many)).collect::<Vec<u8>>();
+    let blosc = blosc_sys::compress(&sample(8 << 20), c"lz4", 1, 2, 1 << 20);
+    for (name, payload, len, most_bytes_a_look) in [
+        ("bzip2", bzip2(&data), data.len(), 1 << 20),
+        ("xz", xz(&data), data.len(), 1 << 20),
+        ("xz", lzma(&data), data.len(), 1 << 20),
+        ("gzip", gzip(&[&data[..], &data].concat()), 16 << 20, 1 << 20),
+        ("lz4", lz4_frame(&data), data.len(), 1 << 20),
+        ("lz4", lz4_java(&data, 32 << 10, true), data.len(), 1 << 20),
+        ("blosc", blosc, data.len(), 2 << 20),
+        ("bzip2", each(bzip2), 80_000, 2000),
+        ("xz", each(xz), 80_000, 2000),
+        ("gzip", each(gzip), 80_000, 2000),
+        ("gzip", each(zlib), 80_000, 2000),
+        ("zstd", each(zstd), 80_000, 2000),
+        ("lz4", each(lz4_frame), 80_000, 2000),
+    ] {
+        let (looks, done) = decode_for(usize::MAX, name, &payload, len);
+        assert!(done.is_ok(), "{name}: {:?}", done.err());
+        assert!(looks >= len / most_bytes_a_look, "{name} of {len} bytes: {looks} looks");
+        // And no further than to the next one: what is given up half-way is not decoded again, either.
+        let (asked, done) = decode_for(looks / 2, name, &payload, len);
+        assert!(matches!(done, Err(CodecError::Abandoned)), "{name}");
+        assert!(asked <= looks / 2 + 2, "{name}: {asked} of {looks} looks");
+    }
+}
+
+#[test]
+fn members_that_hold_nothing_or_little_are_refused_after_a_few() {
+    let of_64_kib: Encode = |data| lz4_frame_of(data, lz4::frame::BlockSize::Max64KB);
+    let of_4_mib: Encode = |data| lz4_frame_of(data, lz4::frame::BlockSize::Max4MB);
+    let skippable: Encode = |_| vec![0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0];
+    let forms: [(&str, Encode); 8] = [
+        ("bzip2", bzip2),
+        ("xz", xz),
+        ("gzip", gzip),
+        ("gzip", zlib),
+        ("zstd", zstd),
+        ("zstd", skippable),
+        ("lz4", of_64_kib),
+        ("lz4", of_4_mib),
+    ];
+    for (name, encode) in forms {
+        for held in [0, 1] {
+            let member = encode(&vec![7; held]);
+            let told = damage(decode(name, &member.repeat(900), 1000));
+            assert!(told.starts_with("its first 6") && told.contains("members hold only"), "{name}: {told}");
+            // Neither at the end, nor in the middle.
+            let (before, after) = (encode(&sample(900)), encode(&sample(100)));
+            let few = [&before[..], &encode(&[]).repeat(60), &after].concat();
+            if member != skippable(&[]) {
+                assert_eq!(decode(name, &few, 1000).map(|bytes| bytes.len()), Ok(1000), "{name}");
+            }
+            let many = [&before[..], &encode(&[]).repeat(100), &after].concat();
+            assert!(decode(name, &many, 1000).is_err(), "{name}");
+        }
+    }
+    let told = damage(decode("lz4", &lz4_java(&[], 1, true).repeat(3000), 1000));
+    assert!(told.contains("members hold only 0 bytes"), "{told}");
+    // Blocks that hold nothing in one LZ4 frame.
+    let frame = lz4_frame(&sample(1000));
+    let blocks = [&frame[..7], &[1, 0, 0, 0, 0].repeat(3000), &frame[7..]].concat();
+    assert!(damage(decode("lz4", &blocks, 1000)).contains("members hold only 0 bytes"));
+}
+
+/// Bits, the lowest of each byte first.
+#[derive(Default)]
+struct Bits(Vec<u8>, u32);
+
+impl Bits {
+    fn put(&mut self, bits: u32, count: u32) {
+        for bit in (0..count).map(|n| bits >> n & 1) {
+            if self.1.is_multiple_of(8) {
+                self.0.push(0);
+            }
+            *self.0.last_mut().unwrap() |= u8::try_from(bit << (self.1 % 8)).unwrap();
+            self.1 += 1;
+        }
+    }
+}
+
+/// A zlib stream of blocks with Huffman tables of their own which hold nothing, and no end.
+fn empty_deflate_blocks(bytes: usize) -> Vec<u8> {
+    let mut bits = Bits::default();
+    // Eight of them are whole bytes.
+    for _ in 0..8 {
+        for (value, count) in [(0, 1), (2, 2), (0, 10), (14, 4)] {
+            bits.put(value, count);
+        }
+        // Code lengths 1 and 18 have one bit each; then 256 zeros, the end's code, and one code of a distance.
+        for symbol in [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1] {
+            bits.put(u32::from(symbol == 18 || symbol == 1), 3);
+        }
+        for (value, count) in [(1, 1), (127, 7), (1, 1), (107, 7), (0, 1), (0, 1), (0, 1)] {
+            bits.put(value, count);
+        }
+    }
+    assert!(bits.1.is_multiple_of(8));
+    [&[0x78, 0x9c][..], &bits.0.repeat(bytes / bits.0.len())].concat()
+}
+
+#[test]
+fn a_stream_that_goes_on_without_holding_anything_is_refused_early() {
+    let payload = empty_deflate_blocks(20 << 20);
+    let told = damage(decode("gzip", &payload, 64 << 20));
+    assert!(told.starts_with("its first 327680 bytes hold only 0"), "{told}");
+    let (looks, _) = decode_for(usize::MAX, "gzip", &payload, 64 << 20);
+    assert!(looks < 10, "{looks} looks");
+}
+
+/// As bgzip writes it: members of up to 64 KiB with an extra field, and an empty one at the end.
+#[test]
+fn what_writers_make_of_several_members_decodes() {
+    let same = |found: Result<Vec<u8>, CodecError>, data: &[u8]| found.is_ok_and(|found| found == data);
+    let data = sample(3 << 20);
+    let bgzip: Vec<u8> = data.chunks(0xff00).chain([&[][..]]).flat_map(gzip).collect();
+    assert!(same(decode("gzip", &bgzip, data.len()), &data), "bgzip");
+    let small: Vec<u8> = data.chunks(100).flat_map(gzip).collect();
+    assert!(same(decode("gzip", &small, data.len()), &data), "small");
+    let pbzip2: Vec<u8> = data.chunks(900_000).flat_map(bzip2).collect();
+    assert!(same(decode("bzip2", &pbzip2, data.len()), &data), "pbzip2");
+    let pixz: Vec<u8> = data.chunks(64 << 10).flat_map(xz).collect();
+    assert!(same(decode("xz", &pixz, data.len()), &data), "pixz");
+    // The seekable form of zstd, and pzstd: frames, and skippable ones before each or at the end.
+    let skippable = [&[0x5e, 0x2a, 0x4d, 0x18, 4, 0, 0, 0][..], b"seek"].concat();
+    let pzstd: Vec<u8> = data
+        .chunks(4 << 10)
+        .flat_map(|part| [skippable.clone(), zstd(part)].concat())
+        .chain(skippable.clone())
+        .collect();
+    assert!(same(decode("zstd", &pzstd, data.len()), &data), "pzstd");
+    // Noise does not get shorter, and is read for a whole block before any of it comes out of bzip2.
+    let noise = noise(4 << 20);
+    for (name, encoding, encode) in ENCODINGS {
+        assert!(same(decode(name, &encode(&noise), noise.len()), &noise), "{encoding}");
+    }
+}
+
+/// A blosc buffer, not shuffled nor split, of blocks of `size` bytes which are all `part`, or one and the same.
+fn blosc_of(inner: u8, size: usize, blocks: usize, part: &[u8], is_shared: bool) -> Vec<u8> {
+    let word = |n: usize| u32::try_from(n).unwrap().to_le_bytes();
+    let starts = 16 + 4 * blocks;
+    let step = if is_shared { 0 } else { 4 + part.len() };
+    let stored = [&word(part.len())[..], part].concat();
+    let stored = stored.repeat(if is_shared { 1 } else { blocks });
+    let head = [&[2, 1, inner << 5 | 0x10, 1][..], &word(size * blocks), &word(size), &word(starts + stored.len())];
+    let starts: Vec<u8> = (0..blocks).flat_map(|n| word(starts + n * step)).collect();
+    [&head.concat()[..], &starts, &stored].concat()
+}
+
+#[test]
+fn parts_of_a_blosc_buffer_are_neither_shared_nor_tiny_nor_longer_than_what_they_hold() {
+    let plain = [7; 256];
+    let snappy = snap::raw::Encoder::new().compress_vec(&plain).unwrap();
+    for (inner, part) in [(1, lz4_bare(&plain)), (2, snappy), (3, zlib(&plain)), (4, zstd(&plain))] {
+        let own = blosc_of(inner, 256, 1000, &part, false);
+        assert_eq!(decode("blosc", &own, 256_000).as_deref(), Ok(&vec![7; 256_000][..]), "{inner}");
+        let told = damage(decode("blosc", &blosc_of(inner, 256, 1000, &part, true), 256_000));
+        assert_eq!(told, "parts overlap", "{inner}");
+    }
+    assert!(decode("blosc", &blosc_of(1, 8, 100, &[7; 8], false), 800).is_err());
+    let told = damage(decode("blosc", &blosc_of(3, 4096, 1, &empty_deflate_blocks(40_000), false), 4096));
+    assert_eq!(told, "a part is longer than what it holds");
+    // What follows the end of a part's stream is passed over, as c-blosc does.
+    let trailing = [zlib(&plain), vec![9; 3]].concat();
+    assert!(decode("blosc", &blosc_of(3, 256, 4, &trailing, false), 1024).is_ok());
+    let short = blosc_of(3, 256, 4, &zlib(&plain[1..]), false);
+    assert!(damage(decode("blosc", &short, 1024)).contains("255 bytes, not 256"));
+}

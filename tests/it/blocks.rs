@@ -1,0 +1,171 @@
+//! Blocks that cost much: damaged ones, slow ones, and what other clients have of it.
+
+use std::fs;
+use std::io::Write;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::Request;
+use bzip2::Compression;
+use bzip2::write::BzEncoder;
+use http_body_util::BodyExt;
+use metrics_exporter_prometheus::PrometheusHandle;
+use n5_server::container::Settings;
+
+use crate::support::stores::Probe;
+use crate::support::writer::N5;
+use crate::support::{Client, loads, local, options, settings};
+
+const MIB: u64 = 1 << 20;
+
+/// A dataset of one block of so many bytes, stored as that.
+fn one_block(n5: &N5, path: &str, len: usize, payload: &[u8]) {
+    let attributes = serde_json::json!({
+        "dimensions": [len], "blockSize": [len], "dataType": "uint8", "compression": {"type": "bzip2", "blockSize": 9},
+    });
+    n5.file(&format!("{path}/attributes.json"), attributes.to_string());
+    let header = [&[0, 0, 0, 1][..], &u32::try_from(len).unwrap().to_be_bytes()].concat();
+    n5.file(&format!("{path}/0"), [&header, payload].concat());
+}
+
+fn bzip2(data: &[u8]) -> Vec<u8> {
+    let mut encoder = BzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(data).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// A sound block that takes a core so many times a twentieth of a second, or longer; its length.
+fn slow(n5: &N5, path: &str, twentieths: usize) -> usize {
+    let mut state = 1u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_be_bytes()[0]
+    };
+    let data: Vec<u8> = (0..890_000).map(|_| next()).collect();
+    one_block(n5, path, twentieths * data.len(), &bzip2(&data).repeat(twentieths));
+    twentieths * data.len()
+}
+
+fn generous() -> Settings {
+    Settings { decode_budget: 256 * MIB, slice_budget: 128 * MIB, ..settings() }
+}
+
+fn counted(handle: &PrometheusHandle, name: &str) -> u64 {
+    let text = handle.render();
+    let lines = text.lines().filter(|line| line.starts_with(name));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let come = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(60), come).await.is_ok(), "{what}");
+}
+
+fn ask(client: &Client, address: &str, path: &str) -> tokio::task::JoinHandle<u16> {
+    let mut request = Request::get(path).header("host", "x").body(Body::empty()).unwrap();
+    request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
+    let client = client.clone();
+    tokio::spawn(async move {
+        let answer = client.ask(request).await;
+        let status = answer.status().as_u16();
+        answer.into_body().collect().await.unwrap();
+        status
+    })
+}
+
+/// Once it took 20 s of a core, and as much for each request.
+#[tokio::test]
+async fn a_bad_block_is_decoded_once_as_long_as_its_file_is_the_same() {
+    let recorder = loads::recorder();
+    let _counted = metrics::set_default_local_recorder(&recorder);
+    let n5 = N5::new();
+    let empty = bzip2(&[]);
+    assert_eq!(empty.len(), 14);
+    one_block(&n5, "bad", 1000, &empty.repeat(15_000_000 / 14));
+    let probe = Probe::new(local(n5.root()));
+    let client =
+        Client::new(Arc::<Probe>::clone(&probe), Settings { decode_budget: 32 * MIB, ..settings() }, options());
+    let first = client.get("/slice/bad").await;
+    assert_eq!((first.status.as_u16(), first.problem().as_str()), (422, "corrupt-block"));
+    let text = first.json()["detail"].as_str().unwrap().to_owned();
+    assert!(text.contains("its first 64 members hold only 0 bytes"), "{text}");
+    assert_eq!(counted(&recorder.handle(), "n5_decode_errors_total"), 1);
+    let gets = probe.gets();
+    for path in ["/slice/bad", "/slice/bad?start=5&size=1", "/zarr3/bad/c/0", "/stats/bad"] {
+        let again = client.get(path).await;
+        assert_eq!(again.status, 422, "{path}");
+        assert!(String::from_utf8_lossy(&again.body).contains("hold only 0 bytes"), "{path}: {:?}", again.body);
+    }
+    assert_eq!((probe.gets() - gets, counted(&recorder.handle(), "n5_decode_errors_total")), (0, 1));
+    // Another file is another matter.
+    one_block(&n5, "bad", 1000, &bzip2(&[7; 1000]));
+    let mended = client.get("/slice/bad").await;
+    assert_eq!((mended.status.as_u16(), &mended.body[..]), (200, &[7; 1000][..]));
+    fs::remove_file(n5.root().join("bad/0")).unwrap();
+    assert_eq!(&client.get("/slice/bad").await.body[..], &[0; 1000][..]);
+}
+
+/// What may only be due to the moment is tried again.
+#[tokio::test]
+async fn a_fault_of_the_store_is_not_remembered() {
+    let n5 = N5::new();
+    one_block(&n5, "a", 1000, &bzip2(&[7; 1000]));
+    let probe = Probe::new(local(n5.root()));
+    let client = Client::new(Arc::<Probe>::clone(&probe), settings(), options());
+    assert_eq!(client.get("/info/a").await.status, 200);
+    probe.fail(4);
+    assert!(client.get("/slice/a").await.status.is_server_error());
+    probe.fail(0);
+    assert_eq!(client.get("/slice/a").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_slow_block_is_given_up_when_nobody_waits_for_it() {
+    let recorder = loads::recorder();
+    let _counted = metrics::set_default_local_recorder(&recorder);
+    let n5 = N5::new();
+    let len = slow(&n5, "slow", 50);
+    let client = Client::new(local(n5.root()), generous(), options());
+    let cpu = client.container.resources().cpu().clone();
+    let leaves = ask(&client, "192.0.2.1", "/slice/slow");
+    until("it is decoded", || cpu.running() > 0).await;
+    leaves.abort();
+    assert!(leaves.await.is_err());
+    until("it is given up", || cpu.running() == 0).await;
+    assert_eq!(counted(&recorder.handle(), "n5_blocks_decoded_total"), 0);
+    assert_eq!(counted(&recorder.handle(), "n5_decode_errors_total"), 0);
+    // Nothing bad is remembered of it, and who comes back soon enough finds it begun.
+    let leaves = ask(&client, "192.0.2.1", "/slice/slow");
+    until("it is decoded again", || cpu.running() > 0).await;
+    leaves.abort();
+    assert!(leaves.await.is_err());
+    let reply = client.get("/slice/slow").await;
+    assert_eq!((reply.status.as_u16(), reply.body.len()), (200, len));
+    assert_eq!(counted(&recorder.handle(), "n5_blocks_decoded_total"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_blocks_of_one_client_do_not_keep_others_waiting() {
+    let n5 = N5::new();
+    for path in ["slow/0", "slow/1", "slow/2"] {
+        slow(&n5, path, 15);
+    }
+    n5.dataset("quick", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
+    let client = Client::new(local(n5.root()), generous(), options());
+    let cpu = client.container.resources().cpu().clone();
+    let slow: Vec<_> =
+        ["slow/0", "slow/1", "slow/2"].map(|path| ask(&client, "192.0.2.1", &format!("/slice/{path}"))).into();
+    until("all cores are taken", || cpu.running() == cpu.cores()).await;
+    assert_eq!(ask(&client, "192.0.2.2", "/slice/quick").await.unwrap(), 200);
+    assert!(slow.iter().all(|slow| !slow.is_finished()), "it waited for a block of somebody else");
+    for slow in slow {
+        assert_eq!(slow.await.unwrap(), 200);
+    }
+}
