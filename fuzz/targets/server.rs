@@ -53,6 +53,7 @@ fn options() -> Options {
         origins: vec!["*".to_owned()],
         compress_slices: false,
         credentials: false,
+        private_network: true,
         control: None,
         frame_ancestors: Vec::new(),
         clients: n5_server::http::Limits { requests: 0, bytes_per_second: 0, burst_bytes: 0, wait: Duration::ZERO },

@@ -27,6 +27,8 @@ pub struct Options {
     pub compress_slices: bool,
     /// Whether browsers may send cookies along; for listed origins only.
     pub credentials: bool,
+    /// Whether preflights for private networks are allowed.
+    pub private_network: bool,
     /// Who may read what; without it everybody may read everything.
     pub control: Option<Arc<Control>>,
     /// Origins that may show pages within theirs; `*` for all, none for none.

@@ -386,6 +386,10 @@ async fn preflight_is_answered_without_a_body() {
     }
     assert_eq!(reply.header("access-control-max-age"), Some("86400"));
     assert_eq!(reply.header("access-control-allow-private-network"), Some("true"));
+    let closed = Client::new(local(n5.root()), settings(), Options { private_network: false, ..options() });
+    let reply = closed.send("OPTIONS", "/a/b/0/0", &asked).await;
+    assert_eq!((reply.status.as_u16(), reply.header("access-control-allow-origin")), (204, Some("*")));
+    assert_eq!(reply.header("access-control-allow-private-network"), None);
 }
 
 #[tokio::test]
