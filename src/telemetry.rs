@@ -94,7 +94,8 @@ pub fn install_log(log: &Log) -> Result<LogGuard, TelemetryError> {
     match log.format {
         LogFormat::Text => {
             let colours = io::stderr().is_terminal();
-            let lines = tracing_subscriber::fmt::layer().fmt_fields(QuotedFields).with_writer(writer).with_ansi(colours);
+            let lines =
+                tracing_subscriber::fmt::layer().fmt_fields(QuotedFields).with_writer(writer).with_ansi(colours);
             registry.with(lines).try_init()?;
         }
         LogFormat::Json => {
