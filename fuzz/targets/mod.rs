@@ -12,6 +12,7 @@
     clippy::unwrap_used
 )]
 
+mod access;
 mod attributes;
 mod block;
 mod blosc;
@@ -40,6 +41,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("views", views::run),
     ("lane", lane::run),
     ("slice", slice::run),
+    ("access", access::run),
 ];
 
 /// Numbers made of an input's bytes; zeros after its end.
