@@ -18,6 +18,7 @@ mod block;
 mod blosc;
 mod codec;
 mod deflate;
+mod http2;
 mod lane;
 mod lz4;
 mod request;
@@ -42,6 +43,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("lane", lane::run),
     ("slice", slice::run),
     ("access", access::run),
+    ("http2", http2::run),
 ];
 
 /// Numbers made of an input's bytes; zeros after its end.
@@ -65,6 +67,10 @@ impl<'a> Numbers<'a> {
 
     pub(crate) fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     pub(crate) fn rest(self) -> &'a [u8] {
