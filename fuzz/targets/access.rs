@@ -237,7 +237,8 @@ impl Reference {
         if who.iter().any(|word| word == "public") {
             return true;
         }
-        let Some(caller) = caller.filter(|caller| !caller.is_bad && who.first().is_none_or(|word| word != "nobody")) else {
+        let Some(caller) = caller.filter(|caller| !caller.is_bad && who.first().is_none_or(|word| word != "nobody"))
+        else {
             return false;
         };
         let is_group = |word: &String| word.strip_prefix('@').is_some_and(|group| caller.groups.contains(&group));
@@ -279,7 +280,9 @@ impl Reference {
             None => status == 401 || (is_walk && status == 404),
         };
         assert!(refused, "it may not be read: {what}");
-        assert!(["etag", "last-modified", "content-range", "location"].iter().all(|name| answer.header(name).is_none()));
+        assert!(
+            ["etag", "last-modified", "content-range", "location"].iter().all(|name| answer.header(name).is_none())
+        );
         assert_eq!(answer.header("cache-control"), Some("no-store"), "{what}");
     }
 }
@@ -311,7 +314,10 @@ fn objects() -> Vec<(String, Bytes)> {
         ("em/v/attributes.json", dataset("uint8", "")),
         ("em/v/0/0", block(1)),
         ("em/v/1/0", block(2)),
-        ("em/p/attributes.json", text(r#"{"scales":[[1,1],[2,2]],"pixelResolution":{"unit":"nm","dimensions":[4,4]}}"#)),
+        (
+            "em/p/attributes.json",
+            text(r#"{"scales":[[1,1],[2,2]],"pixelResolution":{"unit":"nm","dimensions":[4,4]}}"#),
+        ),
         ("em/p/s0/attributes.json", dataset("uint8", "")),
         ("em/p/s0/0/0", block(3)),
         ("em/p/s1/attributes.json", dataset("uint8", r#","downsamplingFactors":[2,2]"#)),

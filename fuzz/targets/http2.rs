@@ -129,7 +129,11 @@ pub(crate) fn run(data: &[u8]) {
     }
     listen(&mut connection, data);
     drop(connection);
-    if how & 2 == 0 { over_http1(data) } else { over_http2(data) }
+    if how & 2 == 0 {
+        over_http1(data)
+    } else {
+        over_http2(data)
+    }
     let run = RUNS.with_borrow_mut(|runs| std::mem::replace(runs, *runs + 1));
     // Where other tests have servers in the same process, the metrics are theirs, too.
     if run % LOOKS == 0 && std::env::var_os("N5_FUZZ_TARGET").is_some() {
@@ -328,7 +332,8 @@ fn nothing_is_left(data: &[u8]) {
         let mut answer = Vec::new();
         connection.read_to_end(&mut answer).unwrap();
         let text = String::from_utf8_lossy(&answer);
-        let gauge = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned);
+        let gauge =
+            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned);
         let left = [gauge("n5_connections_open"), gauge("n5_http_requests_in_flight")];
         if left.iter().all(|left| left.as_deref() == Some("1")) {
             return;

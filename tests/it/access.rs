@@ -348,6 +348,24 @@ async fn what_may_not_be_read_is_refused_alike_whether_it_exists_or_not() {
 }
 
 #[tokio::test]
+async fn headers_do_not_tell_whether_a_private_part_exists() {
+    let absent = |config: &mut Config| {
+        config.access.rules.extend(["/seg/pyramid/absent = @lab".into(), "/seg/open/s0 = @lab".into()]);
+    };
+    let site = Site::with(absent).await;
+    for path in
+        ["/seg/pyramid/", "/seg/open/", "/info/seg/pyramid", "/stats/seg/pyramid", "/zarr3/seg/pyramid/zarr.json"]
+    {
+        let answer = site.get(path).await;
+        assert_eq!(status(&answer), 200, "{path}");
+        assert!(answer.header("cache-control").unwrap().starts_with("private"), "{path}");
+        assert!(answer.all("vary").contains("authorization"), "{path}");
+    }
+    // Of its own it depends on nobody.
+    assert_eq!(site.get("/seg/v/0/0").await.header("cache-control"), Some("no-cache"));
+}
+
+#[tokio::test]
 async fn conditions_ranges_heads_and_options_tell_nothing() {
     let site = Site::new().await;
     let known = site.get_as(&site.alice, "/em/v/0/0").await;
