@@ -130,13 +130,13 @@ pub(crate) fn run(data: &[u8]) {
     listen(&mut connection, data);
     drop(connection);
     if how & 2 == 0 {
-        over_http1(data)
+        over_http1(data);
     } else {
-        over_http2(data)
+        over_http2(data);
     }
     let run = RUNS.with_borrow_mut(|runs| std::mem::replace(runs, *runs + 1));
     // Where other tests have servers in the same process, the metrics are theirs, too.
-    if run % LOOKS == 0 && std::env::var_os("N5_FUZZ_TARGET").is_some() {
+    if run.is_multiple_of(LOOKS) && std::env::var_os("N5_FUZZ_TARGET").is_some() {
         nothing_is_left(data);
     }
 }

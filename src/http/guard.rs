@@ -178,7 +178,8 @@ impl Asking<'_> {
             View::Stored if !self.target.trailing_slash => None,
             // Documents are about the directory that they are in.
             View::Other(_) if !self.target.trailing_slash => path.split_last().map(|(_name, directory)| directory),
-            _ => Some(path),
+            View::Stored | View::Other(_) | View::Slice | View::Info | View::Stats => Some(path),
+            View::Viewer | View::Operation(_) => None,
         }
     }
 

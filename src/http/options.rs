@@ -10,6 +10,7 @@ use crate::access::Control;
 
 /// What the HTTP layer itself is told; everything else it gets from the containers.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Options {
     /// Prefix of every path, empty or `/prefix`.
     pub base_path: String,
