@@ -133,6 +133,7 @@ fn server(recheck: Recheck) -> (Router, Container) {
         origins: vec!["*".to_owned()],
         compress_slices: false,
         credentials: false,
+        private_network: true,
         control: None,
         frame_ancestors: Vec::new(),
         clients: n5_server::http::Limits { requests: 0, bytes_per_second: 0, burst_bytes: 0, wait: Duration::ZERO },

@@ -1,5 +1,7 @@
 //! Installs what logs and metrics go to. Called by `main` and `app` only; everything below speaks to the facades.
 
+mod quoted;
+
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +16,7 @@ use tracing_subscriber::reload;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 
 use crate::config::{Log, LogFormat};
+use quoted::{EscapedJson, QuotedFields};
 
 /// Upper bounds of the buckets of every `_duration_seconds` histogram, in seconds: those of OpenTelemetry, with finer
 /// ones below for blocks that come from memory.
@@ -85,13 +88,14 @@ pub fn install_log(log: &Log) -> Result<LogGuard, TelemetryError> {
         .lossy(true)
         .buffered_lines_limit(WAITING_LINES)
         .thread_name("n5-log")
-        .finish(CountingFailures(io::stderr()));
+        .finish(CountingFailures(output(log.format)));
     let _ = DROPPED.set(writer.error_counter());
     let registry = tracing_subscriber::registry().with(filter);
     match log.format {
         LogFormat::Text => {
             let colours = io::stderr().is_terminal();
-            let lines = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(colours);
+            let lines =
+                tracing_subscriber::fmt::layer().fmt_fields(QuotedFields).with_writer(writer).with_ansi(colours);
             registry.with(lines).try_init()?;
         }
         LogFormat::Json => {
@@ -101,6 +105,14 @@ pub fn install_log(log: &Log) -> Result<LogGuard, TelemetryError> {
         }
     }
     Ok(LogGuard(guard))
+}
+
+/// Standard error, with what lines of this format still need to be escaped.
+fn output(format: LogFormat) -> Box<dyn Write + Send> {
+    match format {
+        LogFormat::Text => Box::new(io::stderr()),
+        LogFormat::Json => Box::new(EscapedJson(io::stderr())),
+    }
 }
 
 /// What decides which lines are written, once logging is installed.

@@ -12,11 +12,13 @@
     clippy::unwrap_used
 )]
 
+mod access;
 mod attributes;
 mod block;
 mod blosc;
 mod codec;
 mod deflate;
+mod http2;
 mod lane;
 mod lz4;
 mod request;
@@ -40,6 +42,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("views", views::run),
     ("lane", lane::run),
     ("slice", slice::run),
+    ("access", access::run),
+    ("http2", http2::run),
 ];
 
 /// Numbers made of an input's bytes; zeros after its end.
@@ -63,6 +67,10 @@ impl<'a> Numbers<'a> {
 
     pub(crate) fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     pub(crate) fn rest(self) -> &'a [u8] {

@@ -182,7 +182,7 @@ impl Mounts {
         let mut opened = Self::default();
         for ((container, found), mounted) in config.containers.iter().zip(looked).zip(&self.0) {
             if found.is_some() {
-                tracing::info!("{} can be opened now", named(container));
+                tracing::info!(container = named(container), "can be opened now");
             }
             opened.add(found.unwrap_or_else(|| mounted.place.clone()), container, resources, self);
         }

@@ -102,6 +102,7 @@ pub(super) fn options(config: &Config, viewer: Option<Viewer>) -> http::Options 
         concurrent_requests: config.limits.concurrent_requests,
         origins: config.cors.origins.clone(),
         credentials: config.cors.credentials,
+        private_network: config.cors.private_network,
         control: None,
         frame_ancestors: config.server.frame_ancestors.clone(),
         clients: http::Limits {

@@ -128,7 +128,7 @@ impl Default for Jwt {
 
 impl Default for Cors {
     fn default() -> Self {
-        Self { origins: vec!["*".to_owned()], credentials: false }
+        Self { origins: vec!["*".to_owned()], credentials: false, private_network: true }
     }
 }
 

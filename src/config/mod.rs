@@ -296,6 +296,8 @@ pub struct Cors {
     pub origins: Vec<String>,
     /// Whether browsers may send cookies and client certificates along.
     pub credentials: bool,
+    /// Whether preflights for private networks are allowed (`Access-Control-Allow-Private-Network`).
+    pub private_network: bool,
 }
 
 /// `[compression]`

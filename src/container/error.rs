@@ -54,6 +54,16 @@ pub enum ReadError {
         /// Why.
         error: BlockError,
     },
+    /// A parameter of the query whose value does not exist, or does not go with the dataset.
+    #[error("{detail}")]
+    Parameter {
+        /// Its name.
+        parameter: &'static str,
+        /// What was asked, what is allowed; the text is for the client.
+        detail: String,
+        /// The values that exist, where they are few.
+        known: Vec<&'static str>,
+    },
     /// The elements are sound, but not what was asked for can be made of them.
     #[error("{0}")]
     Unmakeable(String),
@@ -125,6 +135,7 @@ impl ReadError {
             | Self::NotADataset { .. }
             | Self::StoredTooLarge { .. }
             | Self::TooLarge(_)
+            | Self::Parameter { .. }
             | Self::Block { .. }
             | Self::Unmakeable(_)
             | Self::Convert(_)
@@ -148,6 +159,7 @@ impl ReadError {
             | Self::AttributesTooLarge { .. }
             | Self::StoredTooLarge { .. }
             | Self::TooLarge(_)
+            | Self::Parameter { .. }
             | Self::Unmakeable(_)
             | Self::Convert(_)
             | Self::Budget(_)

@@ -60,8 +60,8 @@ pub(super) fn cors(options: &Options) -> CorsLayer {
             HeaderName::from_static("x-request-id"),
         ])
         .expose_headers(exposed)
-        .max_age(std::time::Duration::from_secs(86_400))
-        .allow_private_network(AllowPrivateNetwork::yes());
+        .max_age(std::time::Duration::from_secs(86_400));
+    let layer = if options.private_network { layer.allow_private_network(AllowPrivateNetwork::yes()) } else { layer };
     if any {
         layer.allow_origin(AllowOrigin::any()).vary([])
     } else {

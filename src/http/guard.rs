@@ -161,7 +161,26 @@ impl Asking<'_> {
             // The list of the containers is for whoever may read one of them.
             mounts.iter().filter(|mount| viewpoint.may_read(&mount.name)).count() > 0 || mounts.is_empty()
         };
-        if may { Ok(Some(Arc::new(viewpoint))) } else { Err(self.refuse(viewpoint.caller.as_ref())) }
+        if !may {
+            return Err(self.refuse(viewpoint.caller.as_ref()));
+        }
+        // What is told of a directory depends on who asks where a rule is about something below it, also where that does
+        // not exist: else the headers would tell whether it does.
+        if let Some(directory) = self.directory(path) {
+            viewpoint.learn(control.policy().decide_below(&directory.join("/"), viewpoint.caller.as_ref()));
+        }
+        Ok(Some(Arc::new(viewpoint)))
+    }
+
+    /// The directory in the container of which an answer may tell more than of one object.
+    fn directory<'a>(&self, path: &'a [String]) -> Option<&'a [String]> {
+        match self.target.view {
+            View::Stored if !self.target.trailing_slash => None,
+            // Documents are about the directory that they are in.
+            View::Other(_) if !self.target.trailing_slash => path.split_last().map(|(_name, directory)| directory),
+            View::Stored | View::Other(_) | View::Slice | View::Info | View::Stats => Some(path),
+            View::Viewer | View::Operation(_) => None,
+        }
     }
 
     /// Who asks; a token that is given must be good, also where none is needed.

@@ -8,6 +8,7 @@ use axum::http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
 use super::compress::Compressible;
+use super::parameters::{invalid, unknown_value};
 use super::problem::{self, Problem};
 use super::{Answer, Ask, Mount, page, query, respond, target, vary};
 use crate::container::{EntryKind, Listed, ListedEntry, Memory, ReadError};
@@ -30,7 +31,7 @@ pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
         .map(|mount| ListedEntry { name: mount.name.clone(), kind: EntryKind::Group })
         .collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
-    let is_html = wants_html(ask)?;
+    let Wanted { is_html, .. } = Wanted::by(ask)?;
     if let Some(page) = page_with_token(ask, is_html) {
         return Ok(page);
     }
@@ -41,12 +42,10 @@ pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
 
 /// The listing of a group or dataset.
 pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Answer {
-    let is_html = wants_html(ask)?;
+    let Wanted { is_html, after, blocks } = Wanted::by(ask)?;
     if let Some(page) = page_with_token(ask, is_html) {
         return Ok(page);
     }
-    let after = query::parameter(ask.query(), "after");
-    let blocks = query::parameter(ask.query(), "blocks").is_some_and(|value| value == "1");
     let memory = mount.container.reserve(PAGE_BYTES).await?;
     let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, blocks);
     let listed = ReadError::or_hidden(mount.container.unless_needed(key, Box::pin(listed)).await)?;
@@ -60,11 +59,10 @@ pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Ans
 
 /// The listing of a directory as a view shows it: `documents` in place of `attributes.json`.
 pub(super) async fn of_view(ask: &Ask<'_>, mount: &Mount, key: &Key, documents: &[String]) -> Answer {
-    let is_html = wants_html(ask)?;
+    let Wanted { is_html, after, .. } = Wanted::by(ask)?;
     if let Some(page) = page_with_token(ask, is_html) {
         return Ok(page);
     }
-    let after = query::parameter(ask.query(), "after");
     let memory = mount.container.reserve(PAGE_BYTES).await?;
     let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, false);
     let listed = ReadError::or_hidden(mount.container.unless_needed(key, Box::pin(listed)).await)?;
@@ -81,13 +79,47 @@ pub(super) async fn of_view(ask: &Ask<'_>, mount: &Mount, key: &Key, documents: 
     Ok(response)
 }
 
-/// HTML unless JSON is asked for, by `format=json` or by an `Accept` that names it and not HTML.
-fn wants_html(ask: &Ask<'_>) -> Result<bool, Problem> {
-    match query::parameter(ask.query(), "format").as_deref() {
-        Some("json") => return Ok(false),
-        Some("html") => return Ok(true),
-        _ => {}
+/// The parameters of a listing; others are ignored, as clients add their own.
+struct Wanted {
+    is_html: bool,
+    /// `after`: entries behind this name.
+    after: Option<String>,
+    /// `blocks`: grid components, too.
+    blocks: bool,
+}
+
+impl Wanted {
+    /// HTML unless JSON is asked for, by `format=json` or by an `Accept` that names it and not HTML.
+    ///
+    /// # Errors
+    /// 400 for a value that does not exist, 406 where `Accept` allows neither form.
+    fn by(ask: &Ask<'_>) -> Result<Self, Problem> {
+        let (mut format, mut after, mut blocks) = (None, None, None);
+        for (name, value) in query::pairs(ask.query()) {
+            let (given, known): (_, &[&'static str]) = match name.as_str() {
+                "format" => (&mut format, &["html", "json"]),
+                "blocks" => (&mut blocks, &["0", "1"]),
+                "after" => (&mut after, &[]),
+                _ => continue,
+            };
+            let Some(value) = value else {
+                return Err(invalid(&name, format!("{name} is not percent-encoded UTF-8")).into());
+            };
+            if !known.is_empty() && !known.contains(&value.as_str()) {
+                return Err(unknown_value(&name, &value, known).into());
+            }
+            // The first of a name counts.
+            given.get_or_insert(value);
+        }
+        let is_html = match format.as_deref() {
+            Some(format) => format == "html",
+            None => accepts_html(ask)?,
+        };
+        Ok(Self { is_html, after, blocks: blocks.is_some_and(|value| value == "1") })
     }
+}
+
+fn accepts_html(ask: &Ask<'_>) -> Result<bool, Problem> {
     let accept = ask.list_header(&axum::http::header::ACCEPT);
     match output::best_of(&["text/html", "application/json"], accept.as_deref()) {
         Some("application/json") => Ok(false),

@@ -257,11 +257,13 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
     let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let path = parts.uri.path();
     let (mut route, mut viewpoint, mut may_be_held) = ("unmatched", None, false);
+    let mut is_key = !path.ends_with('/');
     let presented = parts.extensions.get::<Presented>().cloned().unwrap_or_default();
     let work = async {
         ask::check(&parts)?;
         let Some(target) = Target::parse(path, &app.options.base_path)? else { return Err(Problem::missing()) };
         route = route_name(target.view);
+        is_key = target.is_key();
         // Operations answer also when everything else is too much, and at once.
         may_be_held = !matches!(target.view, View::Operation(_));
         if let Some(control) = &app.options.control {
@@ -312,7 +314,7 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
     let is_held = may_be_held && outcome.as_ref().is_err_and(Problem::is_of_load);
     let mut response = outcome.unwrap_or_else(|problem| {
         problem.log(id, path);
-        problem.into_response(path, id)
+        if is_key { problem.of_key(&parts.headers, path, id) } else { problem.into_response(path, id) }
     });
     if let Some(viewpoint) = &viewpoint {
         viewpoint.mark(response.headers_mut());

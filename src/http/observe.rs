@@ -10,8 +10,10 @@ use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_LENGTH, HeaderName, STRICT_TRANSPORT_SECURITY};
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use axum::http::header::{
+    CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, HeaderName, STRICT_TRANSPORT_SECURITY, TRANSFER_ENCODING,
+};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
 use axum::middleware::Next;
 use bytes::Bytes;
 use futures_util::stream;
@@ -63,7 +65,13 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
         let trace = Arc::clone(trace);
         request.extensions_mut().insert(trace);
     }
+    let (closes, version) = (closes(&request), request.version());
     let mut response = next.run(request).await;
+    if closes {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        // To a client of HTTP/1.0 hyper else says that it is kept, too.
+        *response.version_mut() = version;
+    }
     line.route = response.extensions().get::<Route>().map_or("unmatched", |route| route.0);
     let is_preflight = line.method == Method::OPTIONS && response.status() == StatusCode::OK;
     if is_preflight {
@@ -90,6 +98,15 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     let is_empty = http_body::Body::is_end_stream(&body) || line.method == Method::HEAD;
     line.stage = if is_empty { Stage::Done } else { Stage::Sent(length) };
     Response::from_parts(parts, Body::new(Watched { body, line }))
+}
+
+/// Whether the connection ends with the answer to this request: one of HTTP/1 with a body, which is not read. The client
+/// may still be sending it, or wait for `100 Continue`, and what it sends must not be taken for the next request.
+fn closes(request: &Request) -> bool {
+    let headers = request.headers();
+    let is_empty = headers.get_all(CONTENT_LENGTH).iter().all(|length| length.as_bytes().iter().all(|b| *b == b'0'));
+    let has_body = !is_empty || headers.contains_key(TRANSFER_ENCODING);
+    request.version() <= Version::HTTP_11 && (has_body || !http_body::Body::is_end_stream(request.body()))
 }
 
 /// What is the same on every answer.

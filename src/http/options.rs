@@ -10,6 +10,7 @@ use crate::access::Control;
 
 /// What the HTTP layer itself is told; everything else it gets from the containers.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Options {
     /// Prefix of every path, empty or `/prefix`.
     pub base_path: String,
@@ -27,6 +28,8 @@ pub struct Options {
     pub compress_slices: bool,
     /// Whether browsers may send cookies along; for listed origins only.
     pub credentials: bool,
+    /// Whether preflights for private networks are allowed.
+    pub private_network: bool,
     /// Who may read what; without it everybody may read everything.
     pub control: Option<Arc<Control>>,
     /// Origins that may show pages within theirs; `*` for all, none for none.

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
+    ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde_json::{Map, Value, json};
@@ -12,6 +12,8 @@ use crate::container::{BudgetError, ReadError, Refusal};
 use crate::n5::{BlockError, CodecError, ConvertError};
 use crate::seldom::Seldom;
 use crate::store::StoreError;
+
+const MEDIA_TYPE: &str = "application/problem+json";
 
 /// Where the problem types are described.
 const TYPES: &str = "https://github.com/n5-server/n5-server/blob/main/docs/PROBLEMS.md#";
@@ -108,7 +110,7 @@ impl Problem {
         self
     }
 
-    /// 404 for a key that is not there: the body stays tiny, clients ask for thousands of these.
+    /// 404 for what is not there.
     pub fn missing() -> Self {
         Self::new(NOT_FOUND, "no such key")
     }
@@ -152,7 +154,7 @@ impl Problem {
     /// With `Cache-Control`, where it says that something is missing: all else may pass, and is for nobody to keep.
     #[must_use]
     pub fn cached(self, policy: HeaderValue) -> Self {
-        if self.0.kind.status == StatusCode::NOT_FOUND { self.with_policy(policy) } else { self }
+        if self.is_missing() { self.with_policy(policy) } else { self }
     }
 
     fn with_policy(mut self, policy: HeaderValue) -> Self {
@@ -196,34 +198,55 @@ impl Problem {
 
     /// The answer. `instance` is the request's path; a problem of the server's own names the request.
     pub fn into_response(self, instance: &str, request_id: &str) -> Response<Body> {
-        let (status, headers, body) = self.into_parts(instance, request_id);
-        let mut response = Response::new(Body::from(body));
-        *response.status_mut() = status;
-        *response.headers_mut() = headers;
-        response
-    }
-
-    /// [`Self::into_response`], in parts.
-    pub(super) fn into_parts(self, instance: &str, request_id: &str) -> (StatusCode, HeaderMap, String) {
-        let this = *self.0;
-        let own = this.cause.is_some();
-        let detail = if own { format!("{}; request {request_id}", this.detail) } else { this.detail };
         let mut document = Map::new();
-        document.insert("type".into(), format!("{TYPES}{}", this.kind.name).into());
-        document.insert("title".into(), this.kind.title.into());
-        document.insert("status".into(), this.kind.status.as_u16().into());
+        let (detail, own) = (&self.0.detail, self.0.cause.is_some());
+        let detail = if own { format!("{detail}; request {request_id}") } else { detail.clone() };
+        document.insert("type".into(), format!("{TYPES}{}", self.0.kind.name).into());
+        document.insert("title".into(), self.0.kind.title.into());
+        document.insert("status".into(), self.0.kind.status.as_u16().into());
         document.insert("detail".into(), detail.into());
         document.insert("instance".into(), shown(instance).into());
         if own {
             document.insert("request_id".into(), request_id.into());
         }
-        document.extend(this.members);
-        let body = Value::Object(document).to_string();
-        let mut headers = this.headers;
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        document.extend(self.0.members.clone());
+        let mut response = self.with_body(Value::Object(document).to_string());
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        response
+    }
+
+    /// The answer to a request for a key: without a body where the key is missing, unless `headers` ask for one.
+    pub(super) fn of_key(self, headers: &HeaderMap, instance: &str, request_id: &str) -> Response<Body> {
+        if !self.is_missing() {
+            return self.into_response(instance, request_id);
+        }
+        let is_named = headers.get_all(ACCEPT).iter().any(|accept| Self::is_named_by(accept.as_bytes()));
+        if is_named { self.varying("accept").into_response(instance, request_id) } else { self.of_missing_key() }
+    }
+
+    /// Clients ask for thousands of missing keys and read no body of any: if there was one, the JDK would not use the
+    /// connection again before its garbage collector has run.
+    pub(super) fn of_missing_key(self) -> Response<Body> {
+        self.with_body(String::new())
+    }
+
+    /// Whether an `Accept` names problem documents: then a missing key has one, too.
+    pub(super) fn is_named_by(accept: &[u8]) -> bool {
+        accept.windows(MEDIA_TYPE.len()).any(|part| part.eq_ignore_ascii_case(MEDIA_TYPE.as_bytes()))
+    }
+
+    fn is_missing(&self) -> bool {
+        self.0.kind.status == StatusCode::NOT_FOUND
+    }
+
+    fn with_body(self, body: String) -> Response<Body> {
+        let mut headers = self.0.headers;
         headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         headers.entry(CACHE_CONTROL).or_insert(NO_STORE);
-        (this.kind.status, headers, body)
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = self.0.kind.status;
+        *response.headers_mut() = headers;
+        response
     }
 }
 
@@ -250,6 +273,10 @@ impl From<ReadError> for Problem {
             )
             .with("limit", limit_bytes),
             ReadError::TooLarge(detail) => Self::new(TOO_LARGE, detail),
+            ReadError::Parameter { parameter, detail, known } => {
+                let problem = Self::new(INVALID_PARAMETER, detail).with("parameter", parameter);
+                if known.is_empty() { problem } else { problem.with("known", known) }
+            }
             ReadError::Unmakeable(detail) => Self::new(NOT_REPRESENTABLE, detail),
             ReadError::Convert(error) => conversion_problem(error),
             ReadError::Block { key, position, error } => block_problem(&key, &position, error),

@@ -9,16 +9,13 @@ pub(super) fn parameter(query: Option<&str>, name: &str) -> Option<String> {
     percent_decode_str(value).decode_utf8().ok().map(std::borrow::Cow::into_owned)
 }
 
-/// All names and values, decoded; what is no UTF-8 is left out.
-pub(super) fn pairs(query: Option<&str>) -> Vec<(String, String)> {
-    let decoded = |text: &str| percent_decode_str(text).decode_utf8().ok().map(std::borrow::Cow::into_owned);
-    let pairs = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
-    pairs
-        .filter_map(|pair| {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            Some((decoded(name)?, decoded(value)?))
-        })
-        .collect()
+/// All names and values, decoded; `None` for a value that is not UTF-8.
+pub(super) fn pairs(query: Option<&str>) -> impl Iterator<Item = (String, Option<String>)> {
+    query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let value = percent_decode_str(value).decode_utf8().ok().map(std::borrow::Cow::into_owned);
+        (percent_decode_str(name).decode_utf8_lossy().into_owned(), value)
+    })
 }
 
 /// The query string as it may be logged: tokens are secrets.
@@ -43,6 +40,13 @@ mod tests {
         assert_eq!(parameter(Some("b=a+b"), "b").as_deref(), Some("a+b"));
         assert_eq!(parameter(Some("b=%ff"), "b"), None);
         assert_eq!(parameter(None, "b"), None);
+    }
+
+    #[test]
+    fn a_value_that_is_not_utf_8_is_not_lost() {
+        let pairs: Vec<_> = pairs(Some("%61=b%20c&&d=%ff&e")).collect();
+        let expected = [("a", Some("b c")), ("d", None), ("e", Some(""))];
+        assert_eq!(pairs, expected.map(|(name, value)| (name.to_owned(), value.map(str::to_owned))));
     }
 
     #[test]

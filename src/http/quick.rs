@@ -16,6 +16,7 @@ use axum::http::{Method, StatusCode};
 use bytes::Bytes;
 
 use super::observe::{self, Line, Stage};
+use super::problem::Problem;
 use super::recent::{self, Seen};
 use super::target::Target;
 use super::templates::Template;
@@ -153,6 +154,7 @@ fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
             }
             5 if is("range") => is_quick = false,
             6 if is("origin") => asked.has_origin = true,
+            6 if is("accept") => is_quick &= !Problem::is_named_by(header.value),
             6 if is("expect") => return Asking::Other,
             7 if is("upgrade") => return Asking::Other,
             8 if is("if-range") || is("if-match") => is_quick = false,
@@ -310,13 +312,9 @@ impl Begun<'_> {
 
     /// There is nothing of that name.
     pub(super) fn missing(&self, asked: &Asked<'_>, template: &Template, route: &'static str) -> Reply {
-        // Nothing in a plain path is escaped in JSON.
-        let (before, after) = &template.missing_body;
-        let body = [before, &*observe::shown(asked.path), after].concat();
         let mut head = head(b"HTTP/1.1 404 Not Found\r\n");
         head.extend_from_slice(&template.missing);
-        let _ = write!(head, "content-length: {}\r\n", body.len());
-        self.reply(asked, route, StatusCode::NOT_FOUND, head, Content::Bytes(body.into()))
+        self.reply(asked, route, StatusCode::NOT_FOUND, head, Content::none())
     }
 
     /// What all answers end with.
@@ -426,6 +424,7 @@ mod tests {
         assert_eq!(ask("HEAD /a/0 HTTP/1.1\nHost: x\nIf-None-Match: \"x\"\nIf-Modified-Since: x\n\n"), "quick");
         for line in [
             "Range: bytes=0-1",
+            "Accept: application/problem+json",
             "If-Match: *",
             "If-Range: \"x\"",
             "Connection: close",

@@ -106,6 +106,16 @@ impl Target {
         self.segments.last().is_some_and(|name| name.starts_with(|first: char| first.is_ascii_digit()))
     }
 
+    /// Whether it addresses a key of a container, as stored or in a view, and neither a directory nor a document about
+    /// one. `/info` alone is the key by which clients look for precomputed volumes.
+    pub(super) fn is_key(&self) -> bool {
+        match self.view {
+            View::Stored | View::Other(_) => !self.trailing_slash,
+            View::Info => self.bare,
+            View::Slice | View::Viewer | View::Stats | View::Operation(_) => false,
+        }
+    }
+
     /// Takes the raw path apart. `base_path` is empty or begins with a slash and does not end in one.
     ///
     /// `Ok(None)`: a path outside the base path.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::http::header::{CONTENT_LENGTH, ETAG};
+use axum::http::header::ETAG;
 use axum::http::{HeaderMap, Request, Response, StatusCode};
 use futures_util::FutureExt;
 use tower::{Layer, ServiceExt, service_fn};
@@ -11,9 +11,6 @@ use super::problem::Problem;
 use super::quick::header;
 use super::{Mount, Options, forwarded, guard, observe, stored};
 use crate::store::Meta;
-
-/// A path that stands for any other in a template.
-const PLACEHOLDER: &str = "/path/of/the/request";
 
 /// What every answer of a mount says, as `name: value` lines.
 pub(super) struct Templates {
@@ -29,9 +26,8 @@ pub(super) struct Template {
     pub(super) attributes: Vec<u8>,
     pub(super) block: Vec<u8>,
     pub(super) not_modified: Vec<u8>,
+    /// With the length, 0.
     pub(super) missing: Vec<u8>,
-    /// The problem document of a missing key, before and after its path.
-    pub(super) missing_body: (String, String),
 }
 
 impl Templates {
@@ -45,17 +41,13 @@ impl Templates {
                 headers.remove(ETAG);
                 lines(headers, status, options, &cors)
             };
-            let problem = Problem::missing().cached(mount.cache_missing.clone());
-            let (status, mut missing, body) = problem.into_parts(PLACEHOLDER, "");
-            missing.remove(CONTENT_LENGTH);
-            let (before, after) = body.split_once(PLACEHOLDER).unwrap_or_default();
+            let missing = Problem::missing().cached(mount.cache_missing.clone()).of_missing_key();
             Template {
                 is_open: guard::is_open(options.control.as_deref(), &mount.name),
                 attributes: found(StatusCode::OK, true),
                 block: found(StatusCode::OK, false),
                 not_modified: found(StatusCode::NOT_MODIFIED, false),
-                missing: lines(missing, status, options, &cors),
-                missing_body: (before.to_owned(), after.to_owned()),
+                missing: lines(missing.headers().clone(), missing.status(), options, &cors),
             }
         };
         let by_origin = !options.origins.iter().any(|origin| origin == "*");

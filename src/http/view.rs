@@ -22,10 +22,13 @@ pub(super) async fn answer(ask: &Ask<'_>, view: &dyn View) -> Answer {
     if !view.accepts(parameters) {
         return Err(Problem::missing());
     }
+    // What is not UTF-8 is no value that a view knows.
+    let query: Vec<_> =
+        query::pairs(ask.query()).map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into()))).collect();
+    view.check(&query)?;
     let Some((mount, key)) = ask.locate(path)? else {
         return if ask.target.trailing_slash { listing::of_mounts(ask) } else { Err(Problem::missing()) };
     };
-    let query = query::pairs(ask.query());
     let lookup = Lookup { container: &mount.container, access: ask.access, parameters, key: &key, query: &query };
     let blame = |error: ReadError| Problem::from(error).cached(mount.cache_missing.clone());
     if ask.target.trailing_slash {

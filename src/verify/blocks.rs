@@ -30,6 +30,7 @@ pub(super) fn failed(dataset: &Dataset, position: &GridPosition, error: &ReadErr
         | ReadError::NotADataset { .. }
         | ReadError::AttributesTooLarge { .. }
         | ReadError::TooLarge(_)
+        | ReadError::Parameter { .. }
         | ReadError::Unmakeable(_)
         | ReadError::Convert(_)
         | ReadError::Store(_)

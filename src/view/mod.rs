@@ -117,6 +117,15 @@ pub trait View: fmt::Debug + Send + Sync {
         true
     }
 
+    /// Refuses values that do not exist of the query's parameters that the view knows; other parameters are ignored, as
+    /// clients add their own.
+    ///
+    /// # Errors
+    /// [`ReadError::Parameter`].
+    fn check(&self, _query: &[(String, String)]) -> Result<(), ReadError> {
+        Ok(())
+    }
+
     /// Whether a chunk depends on nothing but its dataset and its blocks: not on groups around them, for one.
     fn is_local(&self) -> bool {
         false

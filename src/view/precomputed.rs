@@ -17,7 +17,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use self::scale::{Encoding, Extent, ScaleForm, parse_box};
+use self::scale::{DEFAULT_QUALITY, Encoding, Extent, ScaleForm, parse_box};
 use super::{Chunk, Document, Found, Lookup, View, read_node};
 use crate::container::{GroupState, Memory, ReadError};
 use crate::metadata::{self, AxisKind, Description, Node, Space, Volume};
@@ -34,6 +34,18 @@ pub(super) struct Precomputed;
 impl View for Precomputed {
     fn name(&self) -> &'static str {
         "precomputed"
+    }
+
+    fn check(&self, query: &[(String, String)]) -> Result<(), ReadError> {
+        for (name, value) in query {
+            match name.as_str() {
+                "type" => drop(volume(value)?),
+                "encoding" => drop(Encoding::named(value, DEFAULT_QUALITY)?),
+                "quality" => drop(scale::quality(value)?),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn link(&self, node: &Node, _description: &Description) -> Option<&'static str> {
@@ -78,7 +90,7 @@ impl View for Precomputed {
     async fn documents(&self, lookup: &Lookup<'_>) -> Result<Vec<String>, ReadError> {
         match info(lookup, lookup.key).await {
             Ok(_) => Ok(vec![INFO.to_owned()]),
-            Err(ReadError::NotADataset { .. } | ReadError::NotFound(_)) => Ok(Vec::new()),
+            Err(ReadError::NotADataset { .. } | ReadError::NotFound(_) | ReadError::Parameter { .. }) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
     }
@@ -100,7 +112,7 @@ async fn info(lookup: &Lookup<'_>, key: &Key) -> Result<(Value, Option<Memory>),
     let known = read_node(lookup.container, lookup.access, key).await?;
     let refused = |reason| ReadError::NotADataset { key: key.clone(), reason };
     let levels = levels(&known.node).map_err(refused)?;
-    let (kind, encoding) = chosen(lookup, key, &known.node, &levels).map_err(refused)?;
+    let (kind, encoding) = chosen(lookup, key, &known.node, &levels)?;
     Ok((describe(&levels, kind, encoding), known.memory))
 }
 
@@ -156,34 +168,48 @@ fn levels(node: &Node) -> Result<Vec<Level>, String> {
     if levels.is_empty() { Err("its pyramid has no level".to_owned()) } else { Ok(levels) }
 }
 
+/// The volume that `type=` names.
+fn volume(name: &str) -> Result<Volume, ReadError> {
+    match name {
+        "image" => Ok(Volume::Image),
+        "segmentation" => Ok(Volume::Segmentation),
+        _ => Err(scale::unknown("type", name, vec!["image", "segmentation"])),
+    }
+}
+
 /// What the volume is taken for and how its chunks are encoded, by the query where that says so.
-fn chosen(lookup: &Lookup<'_>, key: &Key, node: &Node, levels: &[Level]) -> Result<(Volume, Encoding), String> {
-    let first = levels.first().ok_or("there is no level")?;
+fn chosen(lookup: &Lookup<'_>, key: &Key, node: &Node, levels: &[Level]) -> Result<(Volume, Encoding), ReadError> {
+    let refused = |reason: &str| ReadError::NotADataset { key: key.clone(), reason: reason.to_owned() };
+    let unfit = |parameter, detail| ReadError::Parameter { parameter, detail, known: Vec::new() };
+    let first = levels.first().ok_or_else(|| refused("there is no level"))?;
     let (data_type, channels) = (first.dataset.data_type(), first.extent.channels);
-    let kind = match lookup.parameter("type") {
+    let kind = match lookup.parameter("type").map(volume).transpose()? {
         None if channels > 1 => Volume::Image,
         None => metadata::volume(node, key.as_str()).unwrap_or(Volume::Image),
-        Some("image") => Volume::Image,
-        Some("segmentation") if channels > 1 => {
-            return Err(format!("type=segmentation is for volumes of one channel, this one has {channels}"));
+        Some(Volume::Segmentation) if channels > 1 => {
+            let detail = format!("type=segmentation is for volumes of one channel, this one has {channels}");
+            return Err(unfit("type", detail));
         }
-        Some("segmentation") if *data_type == DataType::Float32 => {
-            return Err("type=segmentation is for integers, the data type is float32".to_owned());
+        Some(Volume::Segmentation) if *data_type == DataType::Float32 => {
+            return Err(unfit("type", "type=segmentation is for integers, the data type is float32".to_owned()));
         }
-        Some("segmentation") => Volume::Segmentation,
-        Some(other) => return Err(format!("type is image or segmentation, not {other:?}")),
+        Some(kind) => kind,
     };
     // Its tables are addressed with 24 bits; a box of 512 voxels takes at most 1282 words.
     let voxels =
         levels.iter().map(|level| level.extent.chunk.iter().fold(1u64, |n, size| n.saturating_mul(*size))).max();
     let compressible = matches!(data_type, DataType::UInt32 | DataType::UInt64) && voxels < Some(6_000_000);
+    let quality = lookup.parameter("quality").map_or(Ok(DEFAULT_QUALITY), scale::quality)?;
     let encoding = match lookup.parameter("encoding") {
         None if kind == Volume::Segmentation && compressible => Encoding::CompressedSegmentation,
         None => Encoding::Raw,
-        Some(name) => Encoding::named(name, lookup.parameter("quality"))?,
+        Some(name) => Encoding::named(name, quality)?,
     };
     for level in levels {
-        encoding.check(&level.extent, data_type)?;
+        encoding.check(&level.extent, data_type).map_err(|detail| match lookup.parameter("encoding") {
+            Some(_) => unfit("encoding", detail),
+            None => refused(&detail),
+        })?;
     }
     Ok((kind, encoding))
 }

@@ -155,7 +155,7 @@ def test_problem_types_are_those_of_the_page_about_them(demo):
     sections = re.findall(r"^## ([a-z-]+)$", page, re.M)
     pattern = DOCUMENT["components"]["schemas"]["ProblemType"]["pattern"]
     assert sorted(sections) == sorted(re.search(r"\((.*)\)", pattern)[1].split("|"))
-    address = demo.get("/nothing").json()["type"]
+    address = demo.get("/nothing/").json()["type"]
     assert address.split("#")[0].endswith("docs/PROBLEMS.md") and address.split("#")[1] in sections
 
 

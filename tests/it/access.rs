@@ -308,13 +308,15 @@ async fn a_refusal_asks_the_storage_nothing() {
 async fn what_may_not_be_read_is_refused_alike_whether_it_exists_or_not() {
     let site = Site::new().await;
     for token in [&site.nobody, &site.link] {
-        let mut seen = std::collections::BTreeSet::new();
+        // Keys and the rest: a missing key has no body.
+        let mut seen = [std::collections::BTreeSet::new(), std::collections::BTreeSet::new()];
         for path in [
             "/em/v/0/0",
             "/em/v/9/9",
             "/em/v/",
             "/em/v",
             "/em/absent/",
+            "/em/absent/0",
             "/em/attributes.json",
             "/slice/em/v",
             "/slice/em/absent",
@@ -333,12 +335,34 @@ async fn what_may_not_be_read_is_refused_alike_whether_it_exists_or_not() {
                     ["cache-control", "content-type", "vary", "etag", "last-modified", "accept-ranges"]
                         .map(|name| answer.header(name).map(str::to_owned))
                         .to_vec();
-                seen.insert((answer.status.clone(), headers, body));
+                let is_key = ["/em/", "/zarr3/"].iter().any(|view| path.starts_with(view)) && !path.ends_with('/');
+                assert_eq!(body.is_empty(), is_key, "{path}");
+                seen[usize::from(is_key)].insert((answer.status.clone(), headers, body));
             }
         }
-        assert_eq!(seen.len(), 1, "{seen:#?}");
-        assert!(seen.first().unwrap().0.contains("404"));
+        for seen in seen {
+            assert_eq!(seen.len(), 1, "{seen:#?}");
+            assert!(seen.first().unwrap().0.contains("404"));
+        }
     }
+}
+
+#[tokio::test]
+async fn headers_do_not_tell_whether_a_private_part_exists() {
+    let absent = |config: &mut Config| {
+        config.access.rules.extend(["/seg/pyramid/absent = @lab".into(), "/seg/open/s0 = @lab".into()]);
+    };
+    let site = Site::with(absent).await;
+    for path in
+        ["/seg/pyramid/", "/seg/open/", "/info/seg/pyramid", "/stats/seg/pyramid", "/zarr3/seg/pyramid/zarr.json"]
+    {
+        let answer = site.get(path).await;
+        assert_eq!(status(&answer), 200, "{path}");
+        assert!(answer.header("cache-control").unwrap().starts_with("private"), "{path}");
+        assert!(answer.all("vary").contains("authorization"), "{path}");
+    }
+    // Of its own it depends on nobody.
+    assert_eq!(site.get("/seg/v/0/0").await.header("cache-control"), Some("no-cache"));
 }
 
 #[tokio::test]

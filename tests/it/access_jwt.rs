@@ -9,6 +9,8 @@ use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyP
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::support::program::Program;
+
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::new();
@@ -232,5 +234,37 @@ fn algorithms_with_a_shared_secret_cannot_be_allowed() {
         let policy = Policy::parse::<&str>(true, &[], "public").unwrap();
         let keys = Where::File(issuer.directory.path().join("keys.json"));
         assert!(Control::open(policy, None, Some((keys, expected))).unwrap_err().contains("jwt.algorithms"), "{name}");
+    }
+}
+
+#[test]
+fn a_subject_forges_neither_a_field_nor_a_line_of_the_log() {
+    let issuer = Issuer::new();
+    let keys = issuer.directory.path().join("keys.json");
+    for format in ["text", "json"] {
+        let program = Program::start(&format!(
+            "[log]\nformat = \"{format}\"\n[access]\nrules = [\"/volume = nobody\"]\n\
+             [jwt]\nissuer = \"https://issuer\"\naudience = [\"n5\"]\nalgorithms = [\"EdDSA\"]\nkeys = {keys:?}\n"
+        ));
+        for subject in [
+            "alice route=slice status=200",
+            "alice\" status=200 x=\"",
+            "alice\u{2028}access refused caller=bob",
+            "alice\\\" caller=bob \u{202e}002=sutats",
+        ] {
+            let token = issuer.with(|claims| claims["sub"] = subject.into());
+            let mut connection = program.connect();
+            let answer = connection.get("/volume/attributes.json", &format!("Authorization: Bearer {token}\r\n"));
+            let answer = answer.unwrap();
+            assert_eq!(answer.status, 404, "{answer:?}");
+            let line = program.logged("access refused");
+            let caller = format!("jwt:{subject}");
+            if format == "json" {
+                assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["caller"], caller);
+            } else {
+                assert!(line.contains(&format!(" caller={caller:?} peer=127.0.0.1 ")), "{line}");
+            }
+            assert!(line.chars().all(|c| c == '"' || c == '\\' || c.escape_debug().len() == 1), "{line:?}");
+        }
     }
 }

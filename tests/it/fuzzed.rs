@@ -84,7 +84,7 @@ macro_rules! targets {
     };
 }
 
-targets!(block, deflate, lz4, blosc, streams, attributes, request, views, lane, slice);
+targets!(block, deflate, lz4, blosc, streams, attributes, request, views, lane, slice, access, http2);
 
 /// What is fuzzed is what is served, of the same crates.
 #[test]

@@ -257,7 +257,7 @@ async fn problems_and_operations_that_nobody_takes_keep_nobody_out() {
     let server = Program::start(&settings);
     let small = "/slice/v?start=0,0&size=4,4";
     let mut clients = Vec::new();
-    for path in ["/healthz", "/missing", "/metrics"] {
+    for path in ["/healthz", "/missing/", "/metrics"] {
         let client = Client::begin(&server, 0).await;
         client.send(&requests(path)).await.unwrap();
         let seen = client.until("answered", |seen| seen.answered == 100).await;

@@ -37,9 +37,18 @@ async fn info(client: &Client, path: &str) -> serde_json::Value {
 }
 
 async fn refusal(client: &Client, path: &str) -> String {
-    let reply = client.get(&format!("/precomputed/{path}")).await;
+    let accept = [("accept", "application/problem+json")];
+    let reply = client.get_with(&format!("/precomputed/{path}"), &accept).await;
     assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (404, "not-a-dataset"), "{path}");
     reply.json()["reason"].as_str().unwrap().to_owned()
+}
+
+/// The detail of the refusal of a parameter.
+async fn refused(client: &Client, path: &str, parameter: &str) -> String {
+    let reply = client.get(&format!("/precomputed/{path}")).await;
+    assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (400, "invalid-parameter"), "{path}");
+    assert_eq!(reply.json()["parameter"], parameter, "{path}");
+    reply.json()["detail"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
@@ -175,7 +184,7 @@ async fn channels_come_one_after_the_other_in_one_chunk() {
         .collect();
     assert_eq!(&chunk.body[..], &expected[..]);
     assert!(refusal(&client, "t/info").await.contains("fourth axis"));
-    assert!(refusal(&client, "c/info?type=segmentation").await.contains("one channel"));
+    assert!(refused(&client, "c/info?type=segmentation", "type").await.contains("one channel"));
 }
 
 #[tokio::test]
@@ -191,16 +200,31 @@ async fn what_the_format_does_not_hold_says_what_does() {
     for (path, reason) in [
         ("f/info", "/as/gzip,float32"),
         ("i/info", "/zarr3"),
-        ("g/info?type=segmentation", "integers"),
-        ("g/info?encoding=compressed_segmentation", "uint32 and uint64"),
-        ("u/info?encoding=jpeg2000", "raw, jpeg, png, compressed_segmentation"),
-        ("u/info?encoding=jpeg&quality=101", "1 to 100"),
-        ("u/info?type=labels", "image or segmentation"),
         ("five/info", "x, y, z and channels"),
         ("empty/info", "empty"),
     ] {
         let said = refusal(&client, path).await;
         assert!(said.contains(reason), "{path}: {said}");
+    }
+    for (path, parameter, detail) in [
+        ("g/info?type=segmentation", "type", "integers"),
+        ("g/info?encoding=compressed_segmentation", "encoding", "uint32 and uint64"),
+        ("u/info?encoding=jpeg2000", "encoding", "known: raw, jpeg, png, compressed_segmentation"),
+        ("u/info?encoding=jpeg&quality=101", "quality", "1 to 100"),
+        ("u/info?quality=best", "quality", "1 to 100"),
+        ("u/info?type=labels", "type", "known: image, segmentation"),
+        ("u/info?type=image&type=labels", "type", "known: image, segmentation"),
+        ("u/info?encoding=%ff", "encoding", "known: raw"),
+        ("u/info?enc%6fding=foo", "encoding", "known: raw"),
+        ("u/raw/0-8_0-8_0-8?encoding=foo", "encoding", "known: raw"),
+        ("u/?encoding=foo", "encoding", "known: raw"),
+        ("nothing/info?encoding=foo", "encoding", "known: raw"),
+    ] {
+        let said = refused(&client, path, parameter).await;
+        assert!(said.contains(detail), "{path}: {said}");
+    }
+    for path in ["u/info?cache=7&encodings=foo", "u/raw/0-8_0-8_0-8?v=%ff", "u/info?quality=7"] {
+        assert_eq!(client.get(&format!("/precomputed/{path}")).await.status, 200, "{path}");
     }
     assert_eq!(info(&client, "one/info").await["num_channels"], 2);
     assert_eq!(client.get("/precomputed/one/raw/0-2_0-2_0-2").await.body.len(), 16);

@@ -348,17 +348,6 @@ async fn requests_of_sound_framing_are_answered_each_once_and_in_turn() {
     for (name, sent, expected) in [
         ("empty lines first", "\r\n\r\nGET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n", vec!["200", "200"]),
         ("bare line feeds", "GET /v/0/0 HTTP/1.1\nHost: x\n\n", vec!["200", "200"]),
-        ("a body that is sent", "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", vec!["200", "200"]),
-        (
-            "the same length twice",
-            "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
-            vec!["200", "200"],
-        ),
-        (
-            "chunks",
-            "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: y\r\n\r\n",
-            vec!["200", "200"],
-        ),
         ("an absolute target", "GET http://elsewhere/v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n", vec!["200", "200"]),
         ("an asterisk", "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", vec!["204", "200"]),
         (
@@ -376,6 +365,40 @@ async fn requests_of_sound_framing_are_answered_each_once_and_in_turn() {
         assert_eq!(statuses(&answers), expected, "{name}");
         assert_eq!(answers.matches("x-request-id: last").count(), 1, "{name}");
     }
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_with_a_body_is_the_last_of_its_connection_and_its_answer_says_so() {
+    let mut server = Program::start(&["server.header_timeout=500ms"]);
+    let before = server.before().await;
+    let end = "GET /v/0/1 HTTP/1.1\r\nHost: x\r\nX-Request-Id: last\r\n\r\n";
+    let (get, sized) = ("GET /v/0/0 HTTP/1.1\r\nHost: x\r\n", "Content-Length: 3\r\n");
+    let chunked = "Transfer-Encoding: chunked\r\n\r\n";
+    for (name, sent, status) in [
+        ("a body that is sent", format!("{get}{sized}\r\nabc{end}"), "200"),
+        ("the same length twice", format!("{get}{sized}{sized}\r\nabc{end}"), "200"),
+        ("chunks", format!("{get}{chunked}3\r\nabc\r\n0\r\nX: y\r\n\r\n{end}"), "200"),
+        ("chunks that have not come", format!("{get}{chunked}"), "200"),
+        ("a body that has not come", format!("{get}{sized}\r\n"), "200"),
+        ("a part of a body", format!("{get}{sized}\r\nab"), "200"),
+        ("the library's", format!("GET /slice/v HTTP/1.1\r\nHost: x\r\n{sized}\r\n"), "200"),
+        ("a missing key", format!("GET /v/9/9 HTTP/1.1\r\nHost: x\r\n{sized}\r\n"), "404"),
+        ("HEAD", format!("HEAD /v/0/0 HTTP/1.1\r\nHost: x\r\n{sized}\r\n"), "200"),
+        ("a preflight", format!("OPTIONS /v/0/0 HTTP/1.1\r\nHost: x\r\n{sized}\r\nabc"), "204"),
+        ("what is refused", format!("POST /v/0/0 HTTP/1.1\r\nHost: x\r\n{sized}\r\n"), "405"),
+        ("a client that waits", format!("{get}{sized}Expect: 100-continue\r\n\r\n"), "200"),
+    ] {
+        let answer = server.exchange(sent.as_bytes()).await;
+        assert_eq!(statuses(&answer), [status], "{name}: {answer}");
+        assert_eq!(answer.matches("\r\nconnection: close\r\n").count(), 1, "{name}: {answer}");
+        assert!(!answer.contains("x-request-id: last"), "{name}");
+    }
+    let old = format!("GET /v/0/0 HTTP/1.0\r\nConnection: keep-alive\r\n{sized}\r\n");
+    let answer = server.exchange(old.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.0 200") && !answer.contains("keep-alive"), "{answer}");
+    let empty = format!("{get}Content-Length: 0\r\n\r\n{}", end.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n"));
+    assert_eq!(statuses(&server.exchange(empty.as_bytes()).await), ["200", "200"]);
     server.is_well(&before).await;
 }
 

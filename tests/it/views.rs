@@ -104,7 +104,7 @@ async fn holes_and_keys_of_other_forms_are_missing() {
         "/zarr3/scalar/c/0",
     ] {
         let reply = client.get(path).await;
-        assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (404, "not-found"), "{path}");
+        assert_eq!((reply.status.as_u16(), reply.header("content-length")), (404, Some("0")), "{path}");
     }
 }
 

@@ -24,7 +24,7 @@ const DATA_TYPES: [DataType; 8] = [
 ];
 
 /// TensorStore's.
-const DEFAULT_QUALITY: u8 = 75;
+pub(super) const DEFAULT_QUALITY: u8 = 75;
 
 /// A dataset as x, y, z and channels. Sizes are at least 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,15 +129,11 @@ impl Encoding {
     /// The encoding that a query names.
     ///
     /// # Errors
-    /// What is allowed, as text for the client.
-    pub(super) fn named(name: &str, quality: Option<&str>) -> Result<Self, String> {
-        let quality = match quality {
-            None => DEFAULT_QUALITY,
-            Some(text) => parse_quality(text).ok_or_else(|| format!("quality is 1 to 100, not {text:?}"))?,
-        };
+    /// [`ReadError::Parameter`].
+    pub(super) fn named(name: &str, quality: u8) -> Result<Self, ReadError> {
         let all = [Self::Raw, Self::Jpeg { quality }, Self::Png, Self::CompressedSegmentation];
         let found = all.into_iter().find(|encoding| encoding.name() == name);
-        found.ok_or_else(|| format!("encoding is {}, not {name:?}", all.map(Self::name).join(", ")))
+        found.ok_or_else(|| unknown("encoding", name, all.map(Self::name).to_vec()))
     }
 
     /// Its name in `info`.
@@ -185,6 +181,30 @@ impl Encoding {
     }
 }
 
+/// The quality that a query gives.
+///
+/// # Errors
+/// [`ReadError::Parameter`].
+pub(super) fn quality(text: &str) -> Result<u8, ReadError> {
+    let detail = || format!("quality is {:?}; give a whole number from 1 to 100", beginning(text));
+    parse_quality(text).ok_or_else(|| ReadError::Parameter {
+        parameter: "quality",
+        detail: detail(),
+        known: Vec::new(),
+    })
+}
+
+/// Refuses a parameter's value that does not exist, naming those that do.
+pub(super) fn unknown(parameter: &'static str, value: &str, known: Vec<&'static str>) -> ReadError {
+    let detail = format!("{parameter} is {:?}; known: {}", beginning(value), known.join(", "));
+    ReadError::Parameter { parameter, detail, known }
+}
+
+/// The beginning of a client's text, for repeating it.
+fn beginning(text: &str) -> String {
+    text.chars().take(40).collect()
+}
+
 fn parse_quality(text: &str) -> Option<u8> {
     text.parse().ok().filter(|quality: &u8| (1..=100).contains(quality) && quality.to_string() == text)
 }
@@ -206,7 +226,7 @@ impl ScaleForm {
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(',');
         let name = parts.next()?;
-        let quality = if name == "jpeg" { Some(parts.next()?) } else { None };
+        let quality = if name == "jpeg" { parse_quality(parts.next()?)? } else { DEFAULT_QUALITY };
         let encoding = Encoding::named(name, quality).ok()?;
         let mut offset = [0; 3];
         if let Some(x) = parts.next() {
@@ -392,7 +412,7 @@ mod tests {
     fn encodings_hold_the_types_channels_and_sizes_of_the_format() {
         let check = |name: &str, dimensions: &[u64], data_type: &str| {
             let extent = extent(dimensions, dimensions, data_type).unwrap();
-            Encoding::named(name, None).unwrap().check(&extent, &DataType::from_name(data_type))
+            Encoding::named(name, DEFAULT_QUALITY).unwrap().check(&extent, &DataType::from_name(data_type))
         };
         assert_eq!(check("raw", &[5, 5, 5, 9], "int16"), Ok(()));
         assert_eq!(check("jpeg", &[5, 5, 5, 3], "uint8"), Ok(()));
@@ -403,7 +423,10 @@ mod tests {
         assert!(check("png", &[5, 5], "uint32").unwrap_err().contains("uint8 and uint16"));
         assert!(check("compressed_segmentation", &[5], "uint8").unwrap_err().contains("uint32 and uint64"));
         assert!(check("png", &[70_000, 5], "uint8").unwrap_err().contains("65535"));
-        assert!(Encoding::named("gif", None).unwrap_err().contains("raw, jpeg, png, compressed_segmentation"));
-        assert!(Encoding::named("jpeg", Some("0")).unwrap_err().contains("1 to 100"));
+        let unknown = Encoding::named("gif", DEFAULT_QUALITY).unwrap_err().to_string();
+        assert!(unknown.contains("raw, jpeg, png, compressed_segmentation"), "{unknown}");
+        for text in ["0", "101", "+5", "", "1.5", "\u{fffd}"] {
+            assert!(quality(text).unwrap_err().to_string().contains("1 to 100"), "{text}");
+        }
     }
 }

@@ -54,6 +54,7 @@ pub fn options() -> Options {
         origins: vec!["*".to_owned()],
         compress_slices: false,
         credentials: false,
+        private_network: true,
         control: None,
         frame_ancestors: Vec::new(),
         clients: Limits { requests: 0, bytes_per_second: 0, burst_bytes: 0, wait: Duration::from_secs(10) },
