@@ -37,6 +37,11 @@ pub(super) const HEAD_COPIES: usize = 3;
 /// Most fields of a request, as of HTTP/1 in the library.
 pub(super) const MOST_FIELDS: usize = 100;
 
+/// Frames of header lists on one connection before others get their turn. One of [`TURN_FRAME_BYTES`] counts as two, for each
+/// of its bytes may be a field.
+const TURN_FRAMES: usize = 16;
+const TURN_FRAME_BYTES: usize = 128;
+
 /// What one connection has taken from the pool; given back when dropped. Cheap to clone; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Charge(Arc<Inner>);
@@ -56,6 +61,7 @@ struct Inner {
     most_streams: AtomicUsize,
     refusing: Notify,
     is_refusing: AtomicBool,
+    turn_frames: AtomicUsize,
 }
 
 impl Charge {
@@ -72,6 +78,7 @@ impl Charge {
             most_streams: AtomicUsize::new(0),
             refusing: Notify::new(),
             is_refusing: AtomicBool::new(false),
+            turn_frames: AtomicUsize::new(0),
         }))
     }
 
@@ -93,6 +100,16 @@ impl Charge {
     pub(super) fn give_back(&self, bytes: usize) {
         self.0.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.0.returned(bytes);
+    }
+
+    /// The connection has its turn among those of its thread.
+    pub(super) fn begin_turn(&self) {
+        self.0.turn_frames.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether as many frames were admitted in this turn as there may be.
+    pub(super) fn is_turn_over(&self) -> bool {
+        self.0.turn_frames.load(Ordering::Relaxed) >= TURN_FRAMES
     }
 
     /// Admits no further frame: the connection is to be ended.
@@ -123,6 +140,7 @@ impl Charge {
             return ControlFlow::Break(());
         }
         self.0.undelivered_bytes.fetch_add(fields + stream, Ordering::Relaxed);
+        self.0.turn_frames.fetch_add(1 + frame.payload_bytes / TURN_FRAME_BYTES, Ordering::Relaxed);
         ControlFlow::Continue(())
     }
 

@@ -392,6 +392,7 @@ async fn answer<S: Socket + 'static>(
     let (mut is_closing, mut is_leaving) = (false, false);
     let reason = loop {
         let serving = poll_fn(|context| {
+            charge.begin_turn();
             let ended = connection.as_mut().poll(context);
             // It has made requests of all that it was given.
             charge.settle();

@@ -47,11 +47,6 @@ const NO_MEMORY: &[u8] =
 /// Answers on one connection before others get their turn.
 const TURN: usize = 16;
 
-/// Frames of header lists on one connection before others get their turn. One of this length counts as two, for each of its
-/// bytes may be a field.
-const TURN_FRAMES: usize = 16;
-const FRAME_BYTES: usize = 128;
-
 /// Bytes sent on one connection before others get their turn: about half a millisecond.
 const TURN_BYTES: u64 = 1 << 20;
 
@@ -94,8 +89,6 @@ pub(super) struct Lane<S> {
     /// Memory taken for long heads; the library keeps room for the longest that it was given.
     head_bytes: usize,
     frames: FrameScanner,
-    /// Frames of header lists since others last had their turn.
-    turn_frames: usize,
     memory: Option<MemoryWait>,
 }
 
@@ -133,7 +126,6 @@ impl<S: Socket> Lane<S> {
             bounds,
             head_bytes: 0,
             frames: FrameScanner::new(0),
-            turn_frames: 0,
             memory: None,
         }
     }
@@ -266,17 +258,14 @@ impl<S: Socket> Lane<S> {
 
     /// Has the frames that there is memory for handed to the library; false where none of what was received may be.
     fn admit_frames(&mut self) -> bool {
-        let Self { frames, received, bounds, handing, turn_frames, .. } = self;
+        let Self { frames, received, bounds, handing, .. } = self;
         let mut is_refused = false;
         *handing = frames.scan(received, |frame| {
-            if *turn_frames >= TURN_FRAMES {
+            if bounds.charge.is_turn_over() {
                 return ControlFlow::Break(());
             }
             let admitted = bounds.charge.admit(frame);
             is_refused = admitted.is_break();
-            if admitted.is_continue() {
-                *turn_frames += 1 + frame.payload_bytes / FRAME_BYTES;
-            }
             admitted
         });
         bounds.charge.set_in_header_list(frames.is_in_header_list());
@@ -372,7 +361,7 @@ impl<S: Socket> Lane<S> {
                     if self.bounds.charge.is_refusing() {
                         return Poll::Pending;
                     }
-                    if std::mem::take(&mut self.turn_frames) >= TURN_FRAMES {
+                    if self.bounds.charge.is_turn_over() {
                         // What has come of them goes first, and other connections.
                         give_way(context);
                         return Poll::Pending;

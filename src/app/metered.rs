@@ -121,7 +121,8 @@ impl SendQueue {
         } else {
             self.keep(needed)
         };
-        wanted.min(payload(FREE_BYTES.saturating_add(granted).saturating_sub(queued)))
+        let room = FREE_BYTES.saturating_add(granted).saturating_sub(queued);
+        if cost <= room { wanted } else { payload(room).min(wanted) }
     }
 
     fn sent(&self, bytes: usize) {
@@ -318,6 +319,14 @@ mod tests {
         socket.set_recv_buffer_size(4096).unwrap();
         let (reader, accepted) = tokio::join!(socket.connect(address), listener.accept());
         (Metered::new(accepted.unwrap().0, pool, rest), reader.unwrap())
+    }
+
+    #[test]
+    fn what_fits_into_so_much_memory_takes_no_more() {
+        for memory in (0..5000).chain([1 << 20, usize::MAX]) {
+            assert!(cost(payload(memory)) <= memory.max(PACKET_BYTES), "{memory}");
+        }
+        assert_eq!(payload(cost(1 << 20)), 1 << 20);
     }
 
     #[tokio::test]
