@@ -3,7 +3,7 @@
 //! A job on the CPU lane may read so. It saves two hops between threads per block, and a buffer: what is read
 //! goes into memory that the caller uses for one block after the other.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -11,6 +11,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use super::file_meta::meta_of;
+use super::reopen::reopen;
 use super::root::Root;
 use super::{Key, Meta, ReadAtOnce, SymlinkPolicy};
 
@@ -25,12 +26,11 @@ pub(super) struct RootReader {
 
 impl ReadAtOnce for RootReader {
     fn get(&mut self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<Meta>> {
-        let file: File = match self.open(key) {
-            Ok(file) => file.into(),
+        let (file, metadata) = match self.open(key) {
+            Ok(opened) => opened,
             Err(Errno::NOENT | Errno::NOTDIR) => return Some(None),
             Err(_) => return None,
         };
-        let metadata = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
         let meta = meta_of(&metadata);
         if meta.len > most_bytes {
             return None;
@@ -56,14 +56,22 @@ impl RootReader {
         Some(Self { opened: root.open_at_once().ok()?, root: root.clone(), symlinks })
     }
 
-    /// Opens the file at `key`. Below the root, no other file system's: opening a file there may ask a server.
-    pub(super) fn open(&self, key: &Key) -> Result<OwnedFd, Errno> {
+    /// Opens the file at `key`; [`Errno::ISDIR`] where something else is there, which is not opened. Below the root, no
+    /// other file system's: opening a file there may ask a server.
+    pub(super) fn open(&self, key: &Key) -> Result<(File, Metadata), Errno> {
         if key.is_root() {
             return Err(Errno::ISDIR);
         }
+        let named = File::from(self.find(key)?);
+        let metadata = named.metadata().ok().filter(Metadata::is_file).ok_or(Errno::ISDIR)?;
+        // Without /proc, whoever may wait opens it.
+        Ok((reopen(&named).ok_or(Errno::AGAIN)??.into(), metadata))
+    }
+
+    /// What `key` names, as a path.
+    fn find(&self, key: &Key) -> Result<OwnedFd, Errno> {
         let open = |resolve| {
-            // NONBLOCK: opening a FIFO that nobody writes must not wait.
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
             let resolve = ResolveFlags::CACHED | ResolveFlags::NO_XDEV | resolve;
             openat2(&self.opened, key.as_str(), flags, Mode::empty(), resolve)
         };

@@ -7,6 +7,7 @@ mod hops;
 mod key;
 mod local;
 mod memory;
+mod reopen;
 mod root;
 mod sendable;
 mod unopened;

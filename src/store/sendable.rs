@@ -40,8 +40,10 @@ impl Sendable {
     /// The file at `key`, if it has at most `most_bytes`, was not written just now, and opening and reading it would not
     /// wait.
     pub(super) fn open(root: &Root, symlinks: SymlinkPolicy, key: &Key, most_bytes: u64, hops: &Hops) -> Option<Self> {
-        let file: File = RootReader::begin(root, symlinks)?.open(key).ok()?.into();
-        let metadata = file.metadata().ok().filter(|metadata| metadata.is_file() && is_settled(metadata))?;
+        let (file, metadata) = RootReader::begin(root, symlinks)?.open(key).ok()?;
+        if !is_settled(&metadata) {
+            return None;
+        }
         let meta = meta_of(&metadata);
         let last = meta.len.checked_sub(1)?;
         let step = usize::try_from(STRIDE.max(meta.len / LOOKS)).ok()?;
