@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-use super::file_meta::meta_of;
+use super::file_meta::{EntityTag, meta_of};
 use super::reopen::reopen;
 use super::root::Root;
 use super::{Key, Meta, ReadAtOnce, SymlinkPolicy};
@@ -22,6 +22,7 @@ pub(super) struct RootReader {
     root: Root,
     opened: OwnedFd,
     symlinks: SymlinkPolicy,
+    tag: EntityTag,
 }
 
 impl ReadAtOnce for RootReader {
@@ -31,7 +32,7 @@ impl ReadAtOnce for RootReader {
             Err(Errno::NOENT | Errno::NOTDIR) => return Some(None),
             Err(_) => return None,
         };
-        let meta = meta_of(&metadata);
+        let meta = meta_of(&metadata, self.tag);
         if meta.len > most_bytes {
             return None;
         }
@@ -46,14 +47,19 @@ impl ReadAtOnce for RootReader {
                 _ => return None,
             }
         }
-        (meta_of(&file.metadata().ok()?) == meta).then_some(Some(meta))
+        (meta_of(&file.metadata().ok()?, self.tag) == meta).then_some(Some(meta))
     }
 }
 
 impl RootReader {
     /// `None` where the root is not there, or not in memory.
-    pub(super) fn begin(root: &Root, symlinks: SymlinkPolicy) -> Option<Self> {
-        Some(Self { opened: root.open_at_once().ok()?, root: root.clone(), symlinks })
+    pub(super) fn begin(root: &Root, symlinks: SymlinkPolicy, tag: EntityTag) -> Option<Self> {
+        Some(Self { opened: root.open_at_once().ok()?, root: root.clone(), symlinks, tag })
+    }
+
+    /// What entity tags are made of.
+    pub(super) fn tag(&self) -> EntityTag {
+        self.tag
     }
 
     /// Opens the file at `key`; [`Errno::ISDIR`] where something else is there, which is not opened. Below the root, no

@@ -2,6 +2,7 @@
 
 mod links;
 mod open_file;
+mod plain;
 mod scan;
 mod walk;
 
@@ -20,12 +21,12 @@ use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::at_once::RootReader;
-use super::file_meta::{CLOCK_TICK, has_content_of, is_settled, meta_of};
+use super::file_meta::{CLOCK_TICK, EntityTag, has_content_of, is_settled, meta_of};
 use super::glance::Glances;
 use super::hops::{HopError, Hops};
+use super::reopen::reopen;
 use super::root::{Gone, Root};
 use super::sendable::Sendable;
-use super::reopen::reopen;
 use super::{Data, Filter, Glance, Key, Listing, Load, Meta, Object, ReadAtOnce, Store, StoreError};
 use links::{Hidden, refused};
 use open_file::OpenFile;
@@ -51,6 +52,7 @@ pub struct LocalStore {
     symlinks: SymlinkPolicy,
     /// Whether the kernel resolves names within bounds; else [`walk()`] does, and nothing is known at a glance.
     has_openat2: bool,
+    tag: EntityTag,
     hops: Hops,
     glances: Glances,
 }
@@ -79,7 +81,14 @@ impl LocalStore {
                  that may wait for the disk"
             );
         }
-        Ok(Self { root, symlinks, has_openat2: refused.is_none(), hops: Hops::new(deadline), glances })
+        Ok(Self {
+            root,
+            symlinks,
+            has_openat2: refused.is_none(),
+            tag: EntityTag::default(),
+            hops: Hops::new(deadline),
+            glances,
+        })
     }
 
     /// The same tree, its names resolved component by component, as where the kernel or a sandbox refuses `openat2`.
@@ -92,8 +101,13 @@ impl LocalStore {
     #[must_use]
     pub fn with(&self, symlinks: SymlinkPolicy, deadline: Duration) -> Self {
         let glances = self.glances.following(symlinks == SymlinkPolicy::Follow);
-        let has_openat2 = self.has_openat2;
-        Self { root: self.root.clone(), symlinks, has_openat2, hops: Hops::new(deadline), glances }
+        Self { symlinks, hops: Hops::new(deadline), glances, ..self.clone() }
+    }
+
+    /// The same tree with entity tags made of that.
+    #[must_use]
+    pub fn tagged(self, tag: EntityTag) -> Self {
+        Self { tag, glances: self.glances.tagged(tag), ..self }
     }
 
     /// Whether something was mounted at the directory when it was opened: then something must be, or nothing below it is
@@ -182,6 +196,13 @@ impl LocalStore {
         }
     }
 
+    /// What opens files without waiting. On no other file system: opening one may ask a server there, and the kernel's
+    /// copy may be older than the file.
+    fn reader(&self) -> Option<RootReader> {
+        let may = self.has_openat2 && self.glances.are_local();
+        may.then(|| RootReader::begin(&self.root, self.symlinks, self.tag))?
+    }
+
     fn heads_now(&self, keys: &[Key]) -> io::Result<Vec<Option<Meta>>> {
         let root = self.root.open()?;
         keys.iter().map(|key| self.head_below(&root, key)).collect()
@@ -197,7 +218,7 @@ impl LocalStore {
         match self.open_below(root, key, OFlags::empty()) {
             Ok(file) => {
                 let metadata = file.metadata()?;
-                Ok(metadata.is_file().then(|| meta_of(&metadata)))
+                Ok(metadata.is_file().then(|| meta_of(&metadata, self.tag)))
             }
             Err(error) => self.missing(root, error, key),
         }
@@ -212,7 +233,7 @@ impl LocalStore {
                 Ok(None) => return Ok(None),
                 Err(error) => return self.missing(&root, error, key),
             };
-            let meta = meta_of(&metadata);
+            let meta = meta_of(&metadata, self.tag);
             if meta.len > inline_bytes && !is_settled(&metadata) {
                 // Its pieces could not be told from those of the next version.
                 std::thread::sleep(CLOCK_TICK);
@@ -302,16 +323,11 @@ impl Store for LocalStore {
     }
 
     fn at_once(&self) -> Option<Box<dyn ReadAtOnce>> {
-        // Elsewhere opening a file asks a server, and that may hang.
-        let may = self.has_openat2 && self.glances.are_local();
-        let reader = may.then(|| RootReader::begin(&self.root, self.symlinks))??;
-        Some(Box::new(reader))
+        Some(Box::new(self.reader()?))
     }
 
     fn open_at_once(&self, key: &Key, most_bytes: u64) -> Option<Sendable> {
-        // Elsewhere the kernel's copy may be older than the file.
-        let may = self.has_openat2 && self.glances.are_local();
-        may.then(|| Sendable::open(&self.root, self.symlinks, key, most_bytes, &self.hops))?
+        Sendable::open(&self.reader()?, key, most_bytes, &self.hops)
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {

@@ -188,10 +188,14 @@ async fn links_are_followed_as_far_as_the_policy_says() {
     link(format!("../../{name}/a").as_ref(), "b/around");
     std::os::unix::fs::symlink(dir.path(), outside.path().join("alias")).unwrap();
     link(&outside.path().join("alias/a/"), "alias");
-    let policies =
-        [(SymlinkPolicy::Inside, true, false), (SymlinkPolicy::Deny, false, false), (SymlinkPolicy::Follow, true, true)];
-    for (policy, inside, out, by_steps) in
-        policies.into_iter().flat_map(|(policy, inside, out)| [(policy, inside, out, false), (policy, inside, out, true)])
+    let policies = [
+        (SymlinkPolicy::Inside, true, false),
+        (SymlinkPolicy::Deny, false, false),
+        (SymlinkPolicy::Follow, true, true),
+    ];
+    for (policy, inside, out, by_steps) in policies
+        .into_iter()
+        .flat_map(|(policy, inside, out)| [(policy, inside, out, false), (policy, inside, out, true)])
     {
         let store = LocalStore::open(dir.path(), policy, Duration::from_secs(5)).unwrap();
         let store = if by_steps { store.without_openat2() } else { store };

@@ -115,7 +115,9 @@ impl Walk<'_> {
                 }
                 match self.at.take() {
                     Some(at) => return Ok(at),
-                    None if self.names.is_empty() => return Ok(openat(self.root, ".", PATH | OFlags::DIRECTORY, Mode::empty())?),
+                    None if self.names.is_empty() => {
+                        return Ok(openat(self.root, ".", PATH | OFlags::DIRECTORY, Mode::empty())?);
+                    }
                     // It ended with `..`.
                     None => {
                         self.directory = true;
