@@ -1,5 +1,6 @@
 //! `n5-server verify`: the container opened, the run watched, the report written; the exit status.
 
+mod reading;
 mod report;
 mod terminal;
 
@@ -55,7 +56,7 @@ async fn run(config: &Config, wanted: &Verify) -> anyhow::Result<u8> {
     let container = Container::new(Arc::clone(&store), Resources::new(settings));
     let roots = roots(&container, &wanted.datasets).await?;
     let header = Header::new(place, &roots, wanted.missing, container.resources().settings().decode_budget)?;
-    let Begun { report, earlier } = match &wanted.report {
+    let Begun { report, earlier, fault } = match &wanted.report {
         Some(path) => Report::begin(path, &header, wanted.resume).map_err(anyhow::Error::msg)?,
         None => Begun::default(),
     };
@@ -68,6 +69,9 @@ async fn run(config: &Config, wanted: &Verify) -> anyhow::Result<u8> {
     let mut terminal = Terminal::new(wanted.quiet.then_some(deny));
     if terminal.shows_progress() {
         terminal.expect(job.survey().await);
+    }
+    if let Some(fault) = &fault {
+        terminal.doubted(fault);
     }
     if let Some(earlier) = &earlier {
         terminal.resumed(&earlier.checkpoint);
