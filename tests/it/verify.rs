@@ -470,7 +470,7 @@ fn a_report_that_was_changed_is_gone_on_with_only_as_far_as_it_holds() {
     // Up to its last checkpoint, as a run that was stopped leaves it.
     let cut = |text: &str| {
         let at = text.rfind(r#""record":"checkpoint""#).unwrap();
-        text[..at + text[at..].find('\n').unwrap() + 1].to_owned()
+        text[..=at + text[at..].find('\n').unwrap()].to_owned()
     };
     let is_far = |text: &str| text.contains(r#""kind":"empty-block""#) && text.contains(r#""record":"dataset""#);
     let stopped = (0..20).find_map(|_| {

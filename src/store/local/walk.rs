@@ -246,11 +246,13 @@ fn enter(at: &OwnedFd, name: &[u8], directory: bool) -> Result<Entered, Stop> {
         }
     }
     let entered = openat(at, name, PATH, Mode::empty())?;
-    match FileType::from_raw_mode(fstat(&entered)?.st_mode) {
-        FileType::Symlink => Ok(Entered::Link(readlinkat(&entered, "", Vec::new())?.into_bytes())),
-        FileType::Directory => Ok(Entered::Other(entered)),
-        _ if directory => Err(Errno::NOTDIR.into()),
-        _ => Ok(Entered::Other(entered)),
+    let kind = FileType::from_raw_mode(fstat(&entered)?.st_mode);
+    if kind.is_symlink() {
+        Ok(Entered::Link(readlinkat(&entered, "", Vec::new())?.into_bytes()))
+    } else if directory && !kind.is_dir() {
+        Err(Errno::NOTDIR.into())
+    } else {
+        Ok(Entered::Other(entered))
     }
 }
 
