@@ -27,8 +27,12 @@ fn descriptors() -> Option<&'static OwnedFd> {
         .get_or_init(|| {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let opened = openat(CWD, "/proc/self/fd", flags, Mode::empty()).ok()?;
-            let kind = fstatfs(&opened).ok()?.f_type;
-            (u64::try_from(kind).ok()? == u64::try_from(PROC_SUPER_MAGIC).ok()?).then_some(opened)
+            is_proc(&opened).then_some(opened)
         })
         .as_ref()
+}
+
+/// Whether that is of the file system of processes.
+pub(super) fn is_proc(opened: impl AsFd) -> bool {
+    fstatfs(opened).is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC)
 }

@@ -157,12 +157,16 @@ async fn a_link_does_not_tell_what_exists_outside() {
         let back = at.join(back).join(above.strip_prefix("/").unwrap()).join(root);
         symlink(back, dir.path().join(format!("{name}-3"))).unwrap();
     }
+    // Through a process that there is, and one that there is not.
+    let through = |process: &str| format!("/proc/{process}/root{}", dir.path().display());
+    symlink(through("self"), dir.path().join("there-4")).unwrap();
+    symlink(through("4999999"), dir.path().join("gone-4")).unwrap();
     write(&dir.path().join("0"), "inside");
     for policy in [SymlinkPolicy::Inside, SymlinkPolicy::Deny] {
         let store = LocalStore::open(dir.path(), policy, Duration::from_secs(5)).unwrap();
         for store in [store.clone(), store.without_openat2()] {
             for name in ["there", "gone"] {
-                for path in ["1", "1/file", "2", "3", "3/0"].map(|end| format!("{name}-{end}")) {
+                for path in ["1", "1/file", "2", "3", "3/0", "4", "4/0"].map(|end| format!("{name}-{end}")) {
                     let path = key(&path);
                     let found = store.head(&path).await;
                     assert!(matches!(&found, Err(StoreError::NotFollowed(at)) if *at == path), "{policy:?} {found:?}");

@@ -11,6 +11,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat};
 use rustix::io::Errno;
 
 use crate::store::Key;
+use crate::store::reopen::is_proc;
 
 /// Links that one key may lead over, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -198,6 +199,10 @@ impl Walk<'_> {
     fn arrive(&mut self, outside: Outside) -> Result<(), Stop> {
         let (there, root) = (fstat(&outside.at)?, fstat(self.root)?);
         let is_root = (there.st_dev, there.st_ino) == (root.st_dev, root.st_ino);
+        // Links of processes would tell which there are.
+        if !is_root && is_proc(&outside.at) {
+            return Err(Stop::NotFollowed);
+        }
         self.outside = (!is_root).then_some(outside);
         Ok(())
     }
