@@ -268,3 +268,36 @@ fn hidden(stop: Stop) -> Stop {
         Stop::Errno(_) | Stop::NotFollowed => Stop::NotFollowed,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+
+    use super::*;
+
+    /// As without /proc, where a name opens a file.
+    #[test]
+    fn only_a_file_is_opened_for_reading() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("a")).unwrap();
+        #[expect(clippy::disallowed_methods, reason = "a test needs a file")]
+        std::fs::write(directory.path().join("a/0"), "inside").unwrap();
+        std::os::unix::fs::symlink("a/0", directory.path().join("link")).unwrap();
+        let fifo = directory.path().join("a/fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let root = openat(CWD, directory.path(), PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let open = |key: &str| walk(&root, &Key::parse(key).unwrap(), true, OFlags::RDONLY | OFlags::NONBLOCK);
+        for key in ["a/0", "link"] {
+            let mut text = String::new();
+            File::from(open(key).unwrap()).read_to_string(&mut text).unwrap();
+            assert_eq!(text, "inside");
+        }
+        for key in ["a/fifo", "a"] {
+            let named = File::from(open(key).unwrap());
+            assert_eq!(Errno::from_io_error(&(&named).read(&mut [0]).unwrap_err()), Some(Errno::BADF), "{key}");
+        }
+        assert_eq!(open("a/1").unwrap_err(), Stop::Errno(Errno::NOENT));
+        assert_eq!(open("a/0/1").unwrap_err(), Stop::Errno(Errno::NOTDIR));
+    }
+}
