@@ -13,11 +13,11 @@ use axum::http::HeaderValue;
 use futures_util::future::join_all;
 
 use super::bounded::off_thread;
-use crate::config::{CachePolicy, Config, ContainerConfig, Symlinks};
+use crate::config::{self, CachePolicy, Config, ContainerConfig, Symlinks};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
-use crate::store::{LocalStore, Store, SymlinkPolicy, Unopened};
+use crate::store::{EntityTag, LocalStore, Store, SymlinkPolicy, Unopened};
 
 /// How long a directory is looked at that is served already: whatever comes of it, serving goes on.
 pub(super) const LOOK: Duration = Duration::from_secs(2);
@@ -40,6 +40,7 @@ struct Local {
     wanted: PathBuf,
     store: LocalStore,
     symlinks: SymlinkPolicy,
+    tag: EntityTag,
     deadline: Duration,
     looks: Looks,
 }
@@ -51,7 +52,8 @@ impl Place {
         match (self, other) {
             (Self::Demo, Self::Demo) => true,
             (Self::Local(a), Self::Local(b)) => {
-                (a.store.root(), a.symlinks, a.deadline) == (b.store.root(), b.symlinks, b.deadline)
+                let how = |local: &Local| (local.symlinks, local.tag, local.deadline);
+                a.store.root() == b.store.root() && how(a) == how(b)
             }
             (Self::Unopened(a, _), Self::Unopened(b, _)) => a == b,
             (Self::Demo | Self::Local(_) | Self::Unopened(..), _) => false,
@@ -215,8 +217,9 @@ impl Mounts {
                 Place::Unopened(container.root.clone(), looks.clone())
             }
             Place::Local(local) => Place::Local(Local {
-                store: local.store.with(policy(container), deadline),
+                store: local.store.with(policy(container), deadline).tagged(tag(container)),
                 symlinks: policy(container),
+                tag: tag(container),
                 deadline,
                 ..local.clone()
             }),
@@ -282,8 +285,8 @@ async fn look(
         off_thread(limit, open).await
     };
     let store = store.await.with_context(|| format!("cannot serve {}", named(container)))?;
-    let (wanted, symlinks, looks) = (container.root.clone(), policy(container), looks.clone());
-    Ok(Place::Local(Local { wanted, store, symlinks, deadline, looks }))
+    let (symlinks, tag) = (policy(container), tag(container));
+    Ok(Place::Local(Local { wanted: container.root.clone(), store, symlinks, tag, deadline, looks: looks.clone() }))
 }
 
 /// What the configuration says of where a container is, opened. Waits for the disk.
@@ -303,7 +306,8 @@ fn deadline(config: &Config) -> Duration {
 
 fn opened(container: &ContainerConfig, deadline: Duration) -> anyhow::Result<LocalStore> {
     let store = LocalStore::open(&container.root, policy(container), deadline)
-        .context("it must be a directory that this user can read")?;
+        .context("it must be a directory that this user can read")?
+        .tagged(tag(container));
     if container.must_be_mount && !store.is_mount() {
         bail!("nothing is mounted there, and must_be_mount says that something must be");
     }
@@ -315,6 +319,13 @@ fn policy(container: &ContainerConfig) -> SymlinkPolicy {
         Symlinks::Inside => SymlinkPolicy::Inside,
         Symlinks::Deny => SymlinkPolicy::Deny,
         Symlinks::Follow => SymlinkPolicy::Follow,
+    }
+}
+
+fn tag(container: &ContainerConfig) -> EntityTag {
+    match container.entity_tag {
+        config::EntityTag::Mtime => EntityTag::Mtime,
+        config::EntityTag::Inode => EntityTag::Inode,
     }
 }
 

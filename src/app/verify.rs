@@ -1,5 +1,6 @@
 //! `n5-server verify`: the container opened, the run watched, the report written; the exit status.
 
+mod reading;
 mod report;
 mod terminal;
 
@@ -12,7 +13,7 @@ use self::report::{Begun, Header, Report};
 use self::terminal::Terminal;
 use super::mounts::store;
 use super::{settings, signal};
-use crate::config::{Config, Deny, Verify};
+use crate::config::{Config, ContainerConfig, Deny, EntityTag, Verify};
 use crate::container::{Container, Resources, Settings};
 use crate::store::Key;
 use crate::verify::{Ended, Event, Job, Listener, Severity, control_root};
@@ -46,6 +47,8 @@ pub fn verify(config: &Config, wanted: &Verify) -> anyhow::Result<u8> {
 
 async fn run(config: &Config, wanted: &Verify) -> anyhow::Result<u8> {
     let [place] = config.containers.as_slice() else { bail!("verify takes one container") };
+    // A run may go on with the report of one on another machine.
+    let place = &ContainerConfig { entity_tag: EntityTag::default(), ..place.clone() };
     let store = store(place, config)?;
     let settings = settings(config);
     let cores = wanted.threads.map_or(settings.cores, usize::from);
@@ -53,7 +56,7 @@ async fn run(config: &Config, wanted: &Verify) -> anyhow::Result<u8> {
     let container = Container::new(Arc::clone(&store), Resources::new(settings));
     let roots = roots(&container, &wanted.datasets).await?;
     let header = Header::new(place, &roots, wanted.missing, container.resources().settings().decode_budget)?;
-    let Begun { report, earlier } = match &wanted.report {
+    let Begun { report, earlier, fault } = match &wanted.report {
         Some(path) => Report::begin(path, &header, wanted.resume).map_err(anyhow::Error::msg)?,
         None => Begun::default(),
     };
@@ -66,6 +69,9 @@ async fn run(config: &Config, wanted: &Verify) -> anyhow::Result<u8> {
     let mut terminal = Terminal::new(wanted.quiet.then_some(deny));
     if terminal.shows_progress() {
         terminal.expect(job.survey().await);
+    }
+    if let Some(fault) = &fault {
+        terminal.doubted(fault);
     }
     if let Some(earlier) = &earlier {
         terminal.resumed(&earlier.checkpoint);

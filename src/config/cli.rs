@@ -228,7 +228,7 @@ impl Config {
             let slash = if container.name.is_empty() { "" } else { "/" };
             let _ = write!(
                 text,
-                "\nserves      {}/{}{slash} from {} (cache-control {}, symlinks {}{})",
+                "\nserves      {}/{}{slash} from {} (cache-control {}, symlinks {}{}{})",
                 self.server.base_path,
                 container.name,
                 container.root.display(),
@@ -239,6 +239,7 @@ impl Config {
                     super::Symlinks::Follow => "follow",
                 },
                 if container.must_be_mount { ", must be a mount" } else { "" },
+                if container.entity_tag == super::EntityTag::Inode { ", entity tags by inode" } else { "" },
             );
         }
         if self.is_guarded() {

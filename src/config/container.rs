@@ -24,6 +24,9 @@ pub struct ContainerConfig {
     /// Whether it is served only while something is mounted at the directory.
     #[serde(default)]
     pub must_be_mount: bool,
+    /// What a stored object's entity tag is made of.
+    #[serde(default)]
+    pub entity_tag: EntityTag,
 }
 
 /// `[container_defaults]`
@@ -36,6 +39,8 @@ pub struct ContainerDefaults {
     pub symlinks: Symlinks,
     /// Whether it is served only while something is mounted at the directory.
     pub must_be_mount: bool,
+    /// What a stored object's entity tag is made of.
+    pub entity_tag: EntityTag,
 }
 
 /// What `Cache-Control` says.
@@ -62,4 +67,15 @@ pub enum Symlinks {
     Deny,
     /// All.
     Follow,
+}
+
+/// What a stored object's entity tag is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EntityTag {
+    /// Length and modification time.
+    #[default]
+    Mtime,
+    /// Change time and inode, too.
+    Inode,
 }

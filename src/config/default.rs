@@ -178,6 +178,7 @@ mod tests {
             cache_control: ContainerDefaults::default().cache_control,
             symlinks: ContainerDefaults::default().symlinks,
             must_be_mount: false,
+            entity_tag: ContainerDefaults::default().entity_tag,
         };
         let config = Config { containers: vec![container], ..Config::default() };
         assert_eq!(toml::from_str::<Config>(&uncommented()).unwrap(), config);

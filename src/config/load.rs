@@ -9,7 +9,7 @@ use super::source::{self, Setting};
 use super::{Config, ContainerConfig, DEFAULTS, Fault, Faults, File, Origin, Sources};
 
 /// Keys of a table in `containers`.
-const CONTAINER_KEYS: [&str; 5] = ["name", "root", "cache_control", "symlinks", "must_be_mount"];
+const CONTAINER_KEYS: [&str; 6] = ["name", "root", "cache_control", "symlinks", "must_be_mount", "entity_tag"];
 
 impl Config {
     /// Builds the configuration from the defaults and `sources`, which are listed in [`Sources`] weakest first.
@@ -33,6 +33,7 @@ impl Config {
                     cache_control: defaults.cache_control,
                     symlinks: defaults.symlinks,
                     must_be_mount: defaults.must_be_mount,
+                    entity_tag: defaults.entity_tag,
                 })
                 .collect();
             merge.forget_containers();
@@ -215,6 +216,9 @@ impl Merge {
             }
             if table.get("must_be_mount").is_none() {
                 container.must_be_mount = config.container_defaults.must_be_mount;
+            }
+            if table.get("entity_tag").is_none() {
+                container.entity_tag = config.container_defaults.entity_tag;
             }
         }
         config

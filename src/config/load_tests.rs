@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{CachePolicy, Listen, LogFormat, Root, Symlinks};
+use crate::config::{CachePolicy, EntityTag, Listen, LogFormat, Root, Symlinks};
 
 fn from_file(text: &str) -> Sources {
     Sources { file: Some(File { name: "lab.toml".into(), text: text.into() }), ..Sources::default() }
@@ -105,8 +105,8 @@ fn containers_come_from_a_file_the_environment_or_roots() {
 
 #[test]
 fn containers_inherit_what_they_do_not_say() {
-    let text = "[container_defaults]\ncache_control = 'immutable'\nsymlinks = 'deny'\nmust_be_mount = true\n\
-                [[containers]]\nname = 'a'\nroot = '/a'\ncache_control = 'revalidate'\nmust_be_mount = false\n\
+    let text = "[container_defaults]\ncache_control = 'immutable'\nsymlinks = 'deny'\nmust_be_mount = true\nentity_tag = 'inode'\n\
+                [[containers]]\nname = 'a'\nroot = '/a'\ncache_control = 'revalidate'\nmust_be_mount = false\nentity_tag = 'mtime'\n\
                 [[containers]]\nname = 'b'\nroot = '/b'\nsymlinks = 'inside'\n";
     let config = Config::load(&from_file(text)).unwrap();
     let said = |index: usize| (config.containers[index].cache_control, config.containers[index].symlinks);
@@ -116,7 +116,9 @@ fn containers_inherit_what_they_do_not_say() {
     let mut sources = from_file(text);
     sources.roots = vec![Root { name: String::new(), path: "/c".into() }];
     let given = &Config::load(&sources).unwrap().containers[0];
-    assert_eq!((given.symlinks, given.must_be_mount), (Symlinks::Deny, true));
+    assert_eq!((given.symlinks, given.must_be_mount, given.entity_tag), (Symlinks::Deny, true, EntityTag::Inode));
+    let tags: Vec<_> = config.containers.iter().map(|container| container.entity_tag).collect();
+    assert_eq!(tags, [EntityTag::Mtime, EntityTag::Inode]);
 }
 
 #[test]

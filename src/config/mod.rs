@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use care::{Deny, Inspect, Verify};
 pub use cli::{Cli, Command, NewToken};
-pub use container::{CachePolicy, ContainerConfig, ContainerDefaults, Symlinks};
+pub use container::{CachePolicy, ContainerConfig, ContainerDefaults, EntityTag, Symlinks};
 pub use fault::{Fault, Faults, Origin};
 pub use source::{File, Root, Sources};
 

@@ -328,6 +328,7 @@ mod tests {
             cache_control: CachePolicy::Revalidate,
             symlinks: super::super::Symlinks::Inside,
             must_be_mount: false,
+            entity_tag: super::super::EntityTag::Mtime,
         };
         Config { containers: names.iter().map(container).collect(), ..Config::default() }
     }

@@ -37,6 +37,7 @@ pub mod target;
 mod templates;
 mod view;
 mod viewer;
+mod viewer_files;
 
 use std::fmt;
 use std::net::IpAddr;

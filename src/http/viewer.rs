@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::header::{
@@ -11,32 +11,34 @@ use axum::http::header::{
 };
 use axum::http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
-use tokio::sync::{Semaphore, mpsc};
-use tower_http::services::ServeDir;
-use tower_http::services::fs::ServeFileSystemResponseBody;
+use tokio::sync::mpsc;
+use tower_http::services::fs::{DefaultServeDirFallback, ServeDir};
 
 use super::problem::{self, Problem};
+use super::viewer_files::Files;
 use super::{Answer, Ask, page, stored, target, vary};
+use crate::store::{Key, LocalStore, SymlinkPolicy};
 
 /// What the viewer starts from.
 const INDEX: &str = "index.html";
 /// Bytes of a file that are read at a time.
 const CHUNK: usize = 16 << 10;
-/// Files that are looked for at a time, and the longest path of one in bytes. Who hangs up leaves the disk's call behind.
-const LOOKED_FOR: usize = 256;
+/// The longest path of one in bytes.
 const LONGEST: usize = 4096;
+/// How long the disk is waited for when a file is looked for.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A built viewer.
 #[derive(Debug, Clone)]
 pub struct Viewer {
     directory: PathBuf,
-    files: ServeDir,
-    places: Arc<Semaphore>,
+    files: ServeDir<DefaultServeDirFallback, Files>,
 }
 
 impl Viewer {
-    /// The viewer in `directory`, relative to the working directory; `None` where there is no `index.html`, or no
-    /// directory is named.
+    /// The viewer in `directory`, relative to the working directory and where links lead now; `None` where there is no
+    /// `index.html`, or no directory is named. Links out of the directory are not followed.
+    ///
     /// Beside a file may lie `.br` and `.gz`, its compressed copies.
     ///
     /// Waits for the disk.
@@ -47,24 +49,23 @@ impl Viewer {
         if directory.as_os_str().is_empty() {
             return Ok(None);
         }
-        #[expect(clippy::disallowed_methods, reason = "it is no file of a container")]
-        let index = match std::fs::metadata(directory.join(INDEX)) {
-            Ok(index) => index,
+        let store = match LocalStore::open(directory, SymlinkPolicy::Inside, DEADLINE) {
+            Ok(store) => store,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let files = ServeDir::new(directory)
+        let index = Key::root().child(INDEX).map_err(std::io::Error::other)?;
+        if !store.has_file(&index)? {
+            return Ok(None);
+        }
+        let files = ServeDir::with_backend("", Files(store))
             .append_index_html_on_directories(false)
             // A few of them are held for each answer: in the file's buffer, between the threads and on the way to the client.
             .with_buf_chunk_size(CHUNK)
             .ignore_multi_range_requests(true)
             .precompressed_br()
             .precompressed_gzip();
-        Ok(index.is_file().then(|| Self {
-            directory: directory.to_owned(),
-            files,
-            places: Arc::new(Semaphore::new(LOOKED_FOR)),
-        }))
+        Ok(Some(Self { directory: directory.to_owned(), files }))
     }
 
     /// Where its files are.
@@ -102,7 +103,7 @@ impl Viewer {
                 request.headers_mut().insert(name, value.clone());
             }
         }
-        let response = self.look(request).await.map_err(|error| self.unreadable(&error))?;
+        let response = self.files.clone().try_call(request).await.map_err(|error| self.unreadable(&error))?;
         match response.status() {
             StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED => {}
             StatusCode::PRECONDITION_FAILED => {
@@ -127,17 +128,6 @@ impl Viewer {
             vary(response.headers_mut(), "accept-encoding");
         }
         Ok(response)
-    }
-
-    /// Looks for it in a task that nobody ends: its place is free when the disk has answered.
-    async fn look(&self, request: Request<Body>) -> std::io::Result<Response<ServeFileSystemResponseBody>> {
-        let place = Arc::clone(&self.places).acquire_owned().await.map_err(std::io::Error::other)?;
-        let mut files = self.files.clone();
-        let looked = tokio::spawn(async move {
-            let _place = place;
-            files.try_call(request).await
-        });
-        looked.await.unwrap_or_else(|died| Err(std::io::Error::other(died)))
     }
 
     fn unreadable(&self, error: &std::io::Error) -> Problem {

@@ -3,14 +3,15 @@
 //! A job on the CPU lane may read so. It saves two hops between threads per block, and a buffer: what is read
 //! goes into memory that the caller uses for one block after the other.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-use super::file_meta::meta_of;
+use super::file_meta::{EntityTag, meta_of};
+use super::reopen::reopen;
 use super::root::Root;
 use super::{Key, Meta, ReadAtOnce, SymlinkPolicy};
 
@@ -21,17 +22,17 @@ pub(super) struct RootReader {
     root: Root,
     opened: OwnedFd,
     symlinks: SymlinkPolicy,
+    tag: EntityTag,
 }
 
 impl ReadAtOnce for RootReader {
     fn get(&mut self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<Meta>> {
-        let file: File = match self.open(key) {
-            Ok(file) => file.into(),
+        let (file, metadata) = match self.open(key) {
+            Ok(opened) => opened,
             Err(Errno::NOENT | Errno::NOTDIR) => return Some(None),
             Err(_) => return None,
         };
-        let metadata = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
-        let meta = meta_of(&metadata);
+        let meta = meta_of(&metadata, self.tag);
         if meta.len > most_bytes {
             return None;
         }
@@ -46,24 +47,37 @@ impl ReadAtOnce for RootReader {
                 _ => return None,
             }
         }
-        (meta_of(&file.metadata().ok()?) == meta).then_some(Some(meta))
+        (meta_of(&file.metadata().ok()?, self.tag) == meta).then_some(Some(meta))
     }
 }
 
 impl RootReader {
     /// `None` where the root is not there, or not in memory.
-    pub(super) fn begin(root: &Root, symlinks: SymlinkPolicy) -> Option<Self> {
-        Some(Self { opened: root.open_at_once().ok()?, root: root.clone(), symlinks })
+    pub(super) fn begin(root: &Root, symlinks: SymlinkPolicy, tag: EntityTag) -> Option<Self> {
+        Some(Self { opened: root.open_at_once().ok()?, root: root.clone(), symlinks, tag })
     }
 
-    /// Opens the file at `key`. Below the root, no other file system's: opening a file there may ask a server.
-    pub(super) fn open(&self, key: &Key) -> Result<OwnedFd, Errno> {
+    /// What entity tags are made of.
+    pub(super) fn tag(&self) -> EntityTag {
+        self.tag
+    }
+
+    /// Opens the file at `key`; [`Errno::ISDIR`] where something else is there, which is not opened. Below the root, no
+    /// other file system's: opening a file there may ask a server.
+    pub(super) fn open(&self, key: &Key) -> Result<(File, Metadata), Errno> {
         if key.is_root() {
             return Err(Errno::ISDIR);
         }
+        let named = File::from(self.find(key)?);
+        let metadata = named.metadata().ok().filter(Metadata::is_file).ok_or(Errno::ISDIR)?;
+        // Without /proc, whoever may wait opens it.
+        Ok((reopen(&named).ok_or(Errno::AGAIN)??.into(), metadata))
+    }
+
+    /// What `key` names, as a path.
+    fn find(&self, key: &Key) -> Result<OwnedFd, Errno> {
         let open = |resolve| {
-            // NONBLOCK: opening a FIFO that nobody writes must not wait.
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
             let resolve = ResolveFlags::CACHED | ResolveFlags::NO_XDEV | resolve;
             openat2(&self.opened, key.as_str(), flags, Mode::empty(), resolve)
         };

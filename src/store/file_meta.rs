@@ -1,7 +1,6 @@
 //! Facts about a file, and what tells its versions apart.
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{Statx, makedev};
@@ -13,9 +12,20 @@ use super::{Facts, Meta};
 /// so its time and length do not tell its versions apart yet.
 pub(super) const CLOCK_TICK: Duration = Duration::from_millis(20);
 
+/// What a file's entity tag is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EntityTag {
+    /// Length and modification time: equal for equal copies on other machines, and for a file that was replaced by one
+    /// that has both.
+    #[default]
+    Mtime,
+    /// Change time and inode, too: another for every other file. The change time is told as that of the last modification.
+    Inode,
+}
+
 /// What a store says of a file.
-pub(super) fn meta_of(metadata: &std::fs::Metadata) -> Meta {
-    stamp_of_metadata(metadata).facts().into()
+pub(super) fn meta_of(metadata: &std::fs::Metadata, tag: EntityTag) -> Meta {
+    stamp_of_metadata(metadata).facts(tag).into()
 }
 
 /// Whether an open file still has the content that it had with the facts `before`: it may have lost its name since.
@@ -30,8 +40,8 @@ pub(super) fn is_settled(metadata: &std::fs::Metadata) -> bool {
 }
 
 /// The same of what `statx` says.
-pub(super) fn facts_of(file: &Statx) -> Facts {
-    stamp_of(file).facts()
+pub(super) fn facts_of(file: &Statx, tag: EntityTag) -> Facts {
+    stamp_of(file).facts(tag)
 }
 
 /// Whether `version` was given to this file, as it is now, when its times already told its versions apart.
@@ -77,15 +87,21 @@ impl Stamp {
         xxh3_64(&bytes)
     }
 
-    fn facts(&self) -> Facts {
-        Facts { len: self.len, modified: self.modified, version: self.hash() ^ unsettled(self.modified) }
+    fn facts(&self, tag: EntityTag) -> Facts {
+        let Self { len, modified, changed, file: (_, inode) } = *self;
+        let changed = (tag == EntityTag::Inode).then_some((changed, inode));
+        Facts { len, modified, changed, version: self.hash() ^ unsettled(modified) }
     }
 }
 
 impl From<Facts> for Meta {
     fn from(facts: Facts) -> Self {
-        let Facts { len, modified, version } = facts;
-        Self { len, modified: time(modified), etag: Arc::from(format!("\"{len:x}-{modified:x}\"")), version }
+        let Facts { len, modified, changed, version } = facts;
+        let (etag, modified) = match changed {
+            None => (format!("\"{len:x}-{modified:x}\""), modified),
+            Some((changed, inode)) => (format!("\"{len:x}-{modified:x}-{changed:x}-{inode:x}\""), changed),
+        };
+        Self { len, modified: time(modified), etag: etag.into(), version }
     }
 }
 

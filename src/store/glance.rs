@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::at_once::has_nothing;
-use super::file_meta::{facts_of, is_version};
+use super::file_meta::{EntityTag, facts_of, is_version};
 use super::root::Root;
 use super::{Glance, Key};
 
@@ -31,6 +31,7 @@ pub(super) struct Glances {
     /// Device of the root; `None` where it is no local file system: then nothing is known at a glance.
     device: Option<(u32, u32)>,
     follow_links: bool,
+    tag: EntityTag,
 }
 
 impl Glances {
@@ -41,12 +42,17 @@ impl Glances {
             statfs(root).is_ok_and(|found| u64::try_from(found.f_type).is_ok_and(|kind| LOCAL.contains(&kind)));
         let stat = statx(CWD, root, AtFlags::empty(), StatxFlags::BASIC_STATS).ok();
         let device = stat.filter(|_| is_local).map(|stat| device_of(&stat));
-        Self { device, follow_links }
+        Self { device, follow_links, tag: EntityTag::default() }
     }
 
     /// The same, whether or not links may lead anywhere.
     pub(super) fn following(&self, follow_links: bool) -> Self {
         Self { follow_links, ..self.clone() }
+    }
+
+    /// The same with other entity tags.
+    pub(super) fn tagged(&self, tag: EntityTag) -> Self {
+        Self { tag, ..self.clone() }
     }
 
     /// Whether the root is of a local file system.
@@ -76,7 +82,7 @@ impl Glances {
             // Another file system may be mounted below the root.
             Ok(stat) if device_of(&stat) != device => Glance::Unknown,
             Ok(stat) if rustix::fs::FileType::from_raw_mode(stat.stx_mode.into()).is_file() => {
-                Glance::Object(facts_of(&stat))
+                Glance::Object(facts_of(&stat, self.tag))
             }
             Ok(_) => Glance::NoObject,
             Err(_) => Glance::Unknown,

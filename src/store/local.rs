@@ -2,13 +2,15 @@
 
 mod links;
 mod open_file;
+mod plain;
 mod scan;
+mod walk;
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,14 +21,16 @@ use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::at_once::RootReader;
-use super::file_meta::{CLOCK_TICK, has_content_of, is_settled, meta_of};
+use super::file_meta::{CLOCK_TICK, EntityTag, has_content_of, is_settled, meta_of};
 use super::glance::Glances;
 use super::hops::{HopError, Hops};
+use super::reopen::reopen;
 use super::root::{Gone, Root};
 use super::sendable::Sendable;
 use super::{Data, Filter, Glance, Key, Listing, Load, Meta, Object, ReadAtOnce, Store, StoreError};
 use links::{Hidden, refused};
 use open_file::OpenFile;
+use walk::{Stop, walk};
 
 /// Which symbolic links below the root are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +50,9 @@ pub enum SymlinkPolicy {
 pub struct LocalStore {
     root: Root,
     symlinks: SymlinkPolicy,
+    /// Whether the kernel resolves names within bounds; else [`walk()`] does, and nothing is known at a glance.
+    has_openat2: bool,
+    tag: EntityTag,
     hops: Hops,
     glances: Glances,
 }
@@ -64,14 +71,43 @@ impl LocalStore {
         #[expect(clippy::disallowed_methods, reason = "disk is touched here")]
         std::fs::read_dir(&root)?;
         let glances = Glances::new(&root, symlinks == SymlinkPolicy::Follow);
-        Ok(Self { root: Root::new(&root), symlinks, hops: Hops::new(deadline), glances })
+        let root = Root::new(&root);
+        let refused = root.refuses_openat2()?;
+        if let Some(why) = refused {
+            tracing::warn!(
+                root = %root.path().display(),
+                %why,
+                "openat2 is refused: names are resolved component by component, and nothing is answered without a thread \
+                 that may wait for the disk"
+            );
+        }
+        Ok(Self {
+            root,
+            symlinks,
+            has_openat2: refused.is_none(),
+            tag: EntityTag::default(),
+            hops: Hops::new(deadline),
+            glances,
+        })
+    }
+
+    /// The same tree, its names resolved component by component, as where the kernel or a sandbox refuses `openat2`.
+    #[must_use]
+    pub fn without_openat2(self) -> Self {
+        Self { has_openat2: false, ..self }
     }
 
     /// The same tree by another policy or deadline, without looking whether it is there now.
     #[must_use]
     pub fn with(&self, symlinks: SymlinkPolicy, deadline: Duration) -> Self {
         let glances = self.glances.following(symlinks == SymlinkPolicy::Follow);
-        Self { root: self.root.clone(), symlinks, hops: Hops::new(deadline), glances }
+        Self { symlinks, hops: Hops::new(deadline), glances, ..self.clone() }
+    }
+
+    /// The same tree with entity tags made of that.
+    #[must_use]
+    pub fn tagged(self, tag: EntityTag) -> Self {
+        Self { tag, glances: self.glances.tagged(tag), ..self }
     }
 
     /// Whether something was mounted at the directory when it was opened: then something must be, or nothing below it is
@@ -104,54 +140,67 @@ impl LocalStore {
         }
     }
 
-    /// Opens what `key` names within the bounds of the symlink policy.
+    /// Opens what `key` names as a path (`O_PATH`), within the bounds of the symlink policy: it can be looked at, and
+    /// nothing is done to it.
     fn open_key(&self, key: &Key, flags: OFlags) -> io::Result<File> {
         self.open_below(&self.root.open()?, key, flags)
     }
 
     /// [`Self::open_key`] with the root opened already.
     fn open_below(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> io::Result<File> {
-        // NONBLOCK: opening a FIFO that nobody writes must not wait.
-        let wait = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK };
-        let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | wait;
+        self.open_as(root, key, OFlags::PATH | flags).map(File::from)
+    }
+
+    fn open_as(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> io::Result<OwnedFd> {
+        let flags = flags | OFlags::CLOEXEC;
         let below = if key.is_root() { "." } else { key.as_str() };
         let resolve = match self.symlinks {
-            SymlinkPolicy::Follow => return Ok(openat(root, below, flags, Mode::empty())?.into()),
+            SymlinkPolicy::Follow => return Ok(openat(root, below, flags, Mode::empty())?),
             SymlinkPolicy::Inside => ResolveFlags::BENEATH,
             SymlinkPolicy::Deny => ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
         };
-        match openat2(root, below, flags, Mode::empty(), resolve) {
-            Ok(file) => Ok(file.into()),
-            // BENEATH refuses absolute links, also those that lead back inside, and gives up on a race.
-            Err(Errno::XDEV | Errno::AGAIN) if self.symlinks == SymlinkPolicy::Inside => {
-                let target = self.contained(key)?;
-                let flat = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-                Ok(openat2(root, &target, flags, Mode::empty(), flat)?.into())
-            }
+        let opened =
+            if self.has_openat2 { openat2(root, below, flags, Mode::empty(), resolve) } else { Err(Errno::NOSYS) };
+        match opened {
+            Ok(file) => Ok(file),
             Err(Errno::LOOP) if self.symlinks == SymlinkPolicy::Deny => Err(refused(key)),
-            // A kernel or sandbox without openat2: the check and the opening are two steps.
-            Err(Errno::NOSYS | Errno::PERM) => {
-                let target = self.contained(key)?;
-                let as_named = target.as_os_str() == key.as_str() || key.is_root();
-                if self.symlinks == SymlinkPolicy::Deny && !as_named {
-                    return Err(refused(key));
-                }
-                Ok(openat(root, &target, flags | OFlags::NOFOLLOW, Mode::empty())?.into())
+            // A kernel or sandbox without openat2. Or BENEATH, which refuses absolute links, also those that lead back
+            // inside, and gives up on a race.
+            Err(Errno::NOSYS | Errno::PERM | Errno::XDEV | Errno::AGAIN) => {
+                walk(root, key, self.symlinks == SymlinkPolicy::Inside, flags).map_err(|stop| match stop {
+                    Stop::NotFollowed => refused(key),
+                    Stop::Errno(errno) => errno.into(),
+                })
             }
             Err(other) => Err(other.into()),
         }
     }
 
-    /// The path of what `key` leads to, relative to the root, without symbolic links.
-    fn contained(&self, key: &Key) -> io::Result<PathBuf> {
-        #[expect(clippy::disallowed_methods, reason = "disk is touched here")]
-        let real = std::fs::canonicalize(self.path(key))?;
-        let below = real.strip_prefix(self.root.path()).map_err(|_outside| refused(key))?;
-        Ok(if below.as_os_str().is_empty() { PathBuf::from(".") } else { below.to_owned() })
+    /// Opens the file at `key` for reading; `None` where something else is there, which is not opened.
+    fn open_file(&self, root: &OwnedFd, key: &Key) -> io::Result<Option<(File, Metadata)>> {
+        let named = self.open_below(root, key, OFlags::empty())?;
+        let metadata = named.metadata()?;
+        if !metadata.is_file() {
+            return Ok(None);
+        }
+        if let Some(opened) = reopen(&named) {
+            return Ok(Some((opened?.into(), metadata)));
+        }
+        // By its name, and it may be another file by now.
+        let opened = File::from(self.open_as(root, key, OFlags::RDONLY | OFlags::NONBLOCK)?);
+        let now = opened.metadata()?;
+        if (now.dev(), now.ino()) == (metadata.dev(), metadata.ino()) {
+            Ok(Some((opened, metadata)))
+        } else {
+            Err(io::Error::other(Written))
+        }
     }
 
-    fn path(&self, key: &Key) -> PathBuf {
-        self.root.path().join(key.as_str())
+    /// What opens files without waiting. On no other file system: opening one may ask a server there, and the kernel's
+    /// copy may be older than the file.
+    fn reader(&self) -> Option<RootReader> {
+        let may = self.has_openat2 && self.glances.are_local();
+        may.then(|| RootReader::begin(&self.root, self.symlinks, self.tag))?
     }
 
     fn heads_now(&self, keys: &[Key]) -> io::Result<Vec<Option<Meta>>> {
@@ -166,10 +215,10 @@ impl LocalStore {
     }
 
     fn head_below(&self, root: &OwnedFd, key: &Key) -> io::Result<Option<Meta>> {
-        match self.open_below(root, key, OFlags::PATH) {
+        match self.open_below(root, key, OFlags::empty()) {
             Ok(file) => {
                 let metadata = file.metadata()?;
-                Ok(metadata.is_file().then(|| meta_of(&metadata)))
+                Ok(metadata.is_file().then(|| meta_of(&metadata, self.tag)))
             }
             Err(error) => self.missing(root, error, key),
         }
@@ -179,15 +228,12 @@ impl LocalStore {
         let root = self.root.open()?;
         // A file that is being written is read again a little later: a clock's tick apart, its times tell versions apart.
         for _ in 0..ATTEMPTS {
-            let mut file = match self.open_below(&root, key, OFlags::empty()) {
-                Ok(file) => file,
+            let (mut file, metadata) = match self.open_file(&root, key) {
+                Ok(Some(opened)) => opened,
+                Ok(None) => return Ok(None),
                 Err(error) => return self.missing(&root, error, key),
             };
-            let metadata = file.metadata()?;
-            if !metadata.is_file() {
-                return Ok(None);
-            }
-            let meta = meta_of(&metadata);
+            let meta = meta_of(&metadata, self.tag);
             if meta.len > inline_bytes && !is_settled(&metadata) {
                 // Its pieces could not be told from those of the next version.
                 std::thread::sleep(CLOCK_TICK);
@@ -218,7 +264,7 @@ impl LocalStore {
 
     fn identity_now(&self, key: &Key) -> io::Result<Option<u64>> {
         let root = self.root.open()?;
-        match self.open_below(&root, key, OFlags::PATH | OFlags::DIRECTORY) {
+        match self.open_below(&root, key, OFlags::DIRECTORY) {
             Ok(directory) => {
                 let metadata = directory.metadata()?;
                 Ok(Some(xxh3_64(&[metadata.dev().to_le_bytes(), metadata.ino().to_le_bytes()].concat())))
@@ -229,7 +275,7 @@ impl LocalStore {
 
     fn is_directory_now(&self, key: &Key) -> io::Result<bool> {
         let root = self.root.open()?;
-        match self.open_below(&root, key, OFlags::PATH) {
+        match self.open_below(&root, key, OFlags::empty()) {
             Ok(file) => Ok(file.metadata()?.is_dir()),
             Err(error) => self.absent(&root, error, key).map(|found: Option<()>| found.is_some()),
         }
@@ -254,11 +300,11 @@ impl Store for LocalStore {
     }
 
     fn glance(&self, key: &Key) -> Glance {
-        self.glances.look(&self.root, key)
+        if self.has_openat2 { self.glances.look(&self.root, key) } else { Glance::Unknown }
     }
 
     fn is_unchanged(&self, key: &Key, version: u64) -> bool {
-        self.glances.is_unchanged(self.root.path(), key, version)
+        self.has_openat2 && self.glances.is_unchanged(self.root.path(), key, version)
     }
 
     async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
@@ -277,14 +323,11 @@ impl Store for LocalStore {
     }
 
     fn at_once(&self) -> Option<Box<dyn ReadAtOnce>> {
-        // Elsewhere opening a file asks a server, and that may hang.
-        let reader = self.glances.are_local().then(|| RootReader::begin(&self.root, self.symlinks))??;
-        Some(Box::new(reader))
+        Some(Box::new(self.reader()?))
     }
 
     fn open_at_once(&self, key: &Key, most_bytes: u64) -> Option<Sendable> {
-        // Elsewhere the kernel's copy may be older than the file.
-        self.glances.are_local().then(|| Sendable::open(&self.root, self.symlinks, key, most_bytes, &self.hops))?
+        Sendable::open(&self.reader()?, key, most_bytes, &self.hops)
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {

@@ -7,6 +7,7 @@ mod hops;
 mod key;
 mod local;
 mod memory;
+mod reopen;
 mod root;
 mod sendable;
 mod unopened;
@@ -19,6 +20,7 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use bytes::Bytes;
 
+pub use file_meta::EntityTag;
 pub use key::{Key, KeyError};
 pub use local::{LocalStore, SymlinkPolicy};
 pub use memory::MemoryStore;
@@ -160,6 +162,8 @@ pub struct Facts {
     pub len: u64,
     /// Last modification, in nanoseconds since 1970.
     pub modified: i128,
+    /// Change time and inode, where the entity tag has them.
+    pub changed: Option<(i128, u64)>,
     /// As [`Meta::version`].
     pub version: u64,
 }

@@ -55,6 +55,17 @@ impl Root {
         openat2(CWD, &*self.path, flags, Mode::empty(), ResolveFlags::CACHED)
     }
 
+    /// Why `openat2` cannot be used here: a kernel without it, or a sandbox, says something else than for `openat`.
+    ///
+    /// # Errors
+    /// [`Gone`], and whatever else the system says.
+    pub(super) fn refuses_openat2(&self) -> io::Result<Option<Errno>> {
+        let root = self.open()?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = openat2(&root, ".", flags, Mode::empty(), ResolveFlags::BENEATH);
+        Ok(opened.err().filter(|_| openat(&root, ".", flags, Mode::empty()).is_ok()))
+    }
+
     /// Whether a root opened by [`Self::open_at_once`] is what was served from the start.
     pub(super) fn is_whole(&self, root: &OwnedFd) -> bool {
         !self.is_mount || look(root, Path::new(""), AtFlags::NO_AUTOMOUNT).is_ok_and(|found| is_mounted(&found))

@@ -14,8 +14,7 @@ use rustix::io::{ReadWriteFlags, preadv2};
 use super::at_once::RootReader;
 use super::file_meta::{has_content_of, is_settled, meta_of};
 use super::hops::{HopError, Hops};
-use super::root::Root;
-use super::{Key, Meta, SymlinkPolicy};
+use super::{Key, Meta};
 
 /// Least distance of the bytes that are looked at to see whether the kernel has a file in memory. What it lets go of, it
 /// lets go of in larger pieces, mostly.
@@ -39,10 +38,12 @@ pub struct Sendable {
 impl Sendable {
     /// The file at `key`, if it has at most `most_bytes`, was not written just now, and opening and reading it would not
     /// wait.
-    pub(super) fn open(root: &Root, symlinks: SymlinkPolicy, key: &Key, most_bytes: u64, hops: &Hops) -> Option<Self> {
-        let file: File = RootReader::begin(root, symlinks)?.open(key).ok()?.into();
-        let metadata = file.metadata().ok().filter(|metadata| metadata.is_file() && is_settled(metadata))?;
-        let meta = meta_of(&metadata);
+    pub(super) fn open(reader: &RootReader, key: &Key, most_bytes: u64, hops: &Hops) -> Option<Self> {
+        let (file, metadata) = reader.open(key).ok()?;
+        if !is_settled(&metadata) {
+            return None;
+        }
+        let meta = meta_of(&metadata, reader.tag());
         let last = meta.len.checked_sub(1)?;
         let step = usize::try_from(STRIDE.max(meta.len / LOOKS)).ok()?;
         let at_hand = |at| is_in_memory(&file, at);

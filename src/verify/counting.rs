@@ -51,7 +51,7 @@ impl<'a> Counting<'a> {
     }
 
     pub(super) fn found(&mut self, finding: &Finding) -> io::Result<()> {
-        self.at.totals.count(finding);
+        self.at.totals.count(finding.kind, finding.severity);
         self.listener.take(Event::Found(finding))
     }
 
@@ -82,10 +82,12 @@ impl<'a> Counting<'a> {
     fn item(&mut self, item: Item) -> io::Result<()> {
         match item {
             Item::Start(number) => self.at.root = number,
-            Item::Group => self.at.totals.groups += 1,
+            Item::Group => increase(&mut self.at.totals.groups),
             Item::Open { dataset, resumed } => {
                 let begun = self.unfinished.iter().position(|tally| resumed && tally.dataset == dataset.key.as_str());
-                self.at.totals.datasets += u64::from(!resumed);
+                if !resumed {
+                    increase(&mut self.at.totals.datasets);
+                }
                 let tally = begun.map_or_else(|| DatasetTally::of(&dataset), |at| self.unfinished.swap_remove(at));
                 self.at.open.push(tally);
             }
@@ -101,7 +103,7 @@ impl<'a> Counting<'a> {
                         .map(|kind| kind.row().name)
                         .contains(&finding.kind)
                 {
-                    tally.unreadable += 1;
+                    increase(&mut tally.unreadable);
                 }
                 self.found(&finding)?;
             }
@@ -124,9 +126,9 @@ impl<'a> Counting<'a> {
     fn block(&mut self, verdict: Verdict) -> io::Result<()> {
         let Checkpoint { totals, open, .. } = &mut self.at;
         let mut tally = open.last_mut();
-        totals.blocks += 1;
+        increase(&mut totals.blocks);
         if let Some(tally) = &mut tally {
-            tally.blocks += 1;
+            increase(&mut tally.blocks);
         }
         let finding = match verdict {
             Verdict::Sound { stored_bytes, decoded_bytes, finding } => {
@@ -138,9 +140,9 @@ impl<'a> Counting<'a> {
                 finding
             }
             Verdict::Unverified(finding) => {
-                totals.unverified += 1;
+                increase(&mut totals.unverified);
                 if let Some(tally) = tally {
-                    tally.unverified += 1;
+                    increase(&mut tally.unverified);
                 }
                 finding
             }
@@ -154,7 +156,7 @@ impl<'a> Counting<'a> {
             tally.untold = tally.untold.saturating_add(hole.blocks());
             return Ok(());
         }
-        tally.ranges += 1;
+        increase(&mut tally.ranges);
         let key = tally.dataset.clone();
         let (first, last) = (hole.first.to_vec(), hole.last.to_vec());
         let message = match hole.blocks() {
@@ -182,4 +184,9 @@ impl<'a> Counting<'a> {
         }
         self.listener.take(Event::Done(&tally))
     }
+}
+
+/// Counts one more, from whatever a report says that there were.
+fn increase(count: &mut u64) {
+    *count = count.saturating_add(1);
 }

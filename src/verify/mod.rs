@@ -7,6 +7,7 @@ mod ahead;
 mod attributes;
 mod blocks;
 mod counting;
+mod earlier;
 mod finding;
 mod gaps;
 mod patience;
@@ -14,7 +15,6 @@ mod place;
 mod tally;
 mod walk;
 
-use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -26,6 +26,7 @@ use futures_util::stream::unfold;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+pub use earlier::{Earlier, Recount};
 pub use finding::{Finding, KINDS, Kind, Row, Severity};
 pub use tally::{DatasetTally, Totals};
 
@@ -65,17 +66,6 @@ pub struct Checkpoint {
     pub totals: Totals,
     /// The datasets that it is in, the outermost first.
     pub open: Vec<DatasetTally>,
-}
-
-/// What an earlier run has left.
-#[derive(Debug, Clone, Default)]
-pub struct Earlier {
-    /// Where it stopped.
-    pub checkpoint: Checkpoint,
-    /// The datasets that it finished before.
-    pub finished: Vec<DatasetTally>,
-    /// Keys of datasets of which it was told before that they have changed.
-    pub changed: BTreeSet<String>,
 }
 
 /// What is told while a run goes on.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::finding::{Finding, Severity};
+use super::finding::Severity;
 use crate::container::Dataset;
 
 /// Everything counted since the run began, also before it was resumed.
@@ -35,15 +35,15 @@ pub struct Totals {
 }
 
 impl Totals {
-    pub(super) fn count(&mut self, finding: &Finding) {
-        let severity = match finding.severity {
+    pub(super) fn count(&mut self, kind: &str, severity: Severity) {
+        let count = match severity {
             Severity::Error => &mut self.errors,
             Severity::Warning => &mut self.warnings,
             Severity::Note => &mut self.notes,
         };
-        *severity = severity.saturating_add(1);
-        let kind = self.kinds.entry(finding.kind.to_owned()).or_default();
-        *kind = kind.saturating_add(1);
+        *count = count.saturating_add(1);
+        let count = self.kinds.entry(kind.to_owned()).or_default();
+        *count = count.saturating_add(1);
     }
 
     /// The worst that was found.

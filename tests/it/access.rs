@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
 use n5_server::access::issue;
-use n5_server::config::{Config, ContainerConfig, Exposure, Symlinks};
+use n5_server::config::{Config, ContainerConfig, EntityTag, Exposure, Symlinks};
 use n5_server::http::Options;
 use serde_json::json;
 use tempfile::TempDir;
@@ -100,6 +100,7 @@ fn container(name: &str, n5: &N5) -> ContainerConfig {
         cache_control: defaults.cache_control,
         symlinks: Symlinks::Inside,
         must_be_mount: false,
+        entity_tag: EntityTag::Mtime,
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
-use n5_server::config::{Config, ContainerConfig, Recheck, Symlinks};
+use n5_server::config::{Config, ContainerConfig, EntityTag, Recheck, Symlinks};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -24,6 +24,7 @@ async fn serve_within(n5: &N5, header_timeout: Duration, change: impl FnOnce(&mu
         cache_control: config.container_defaults.cache_control,
         symlinks: Symlinks::Inside,
         must_be_mount: false,
+        entity_tag: EntityTag::Mtime,
     }];
     change(&mut config);
     start_with(header_timeout, config).await

@@ -22,6 +22,7 @@ mod concurrency;
 mod config;
 mod conformance;
 mod connections;
+mod containment;
 mod docs;
 mod faults;
 mod fuzzed;

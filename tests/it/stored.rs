@@ -5,6 +5,7 @@ use std::time::Duration;
 use n5_server::container::Settings;
 use n5_server::http::Options;
 
+use crate::support::program::{self, Program};
 use crate::support::stores::{self, Probe};
 use crate::support::writer::N5;
 use crate::support::{Client, local, options, settings};
@@ -472,4 +473,86 @@ async fn listed_origins_are_told_apart() {
     for reply in [good, evil] {
         assert!(reply.headers.get_all("vary").iter().any(|v| v.to_str().unwrap().eq_ignore_ascii_case("origin")));
     }
+}
+
+#[test]
+fn a_file_replaced_by_one_of_equal_length_and_time_is_read_anew_and_has_another_tag_by_inode() {
+    let n5 = nested();
+    let path = n5.root().join("one/0");
+    let modified = std::time::SystemTime::now() - Duration::from_secs(3600);
+    // As `rsync -t` does.
+    let replace = |bytes: &[u8]| {
+        let new = n5.root().join("one/.0.new");
+        std::fs::write(&new, bytes).unwrap();
+        std::fs::File::options().write(true).open(&new).unwrap().set_modified(modified).unwrap();
+        std::fs::rename(new, &path).unwrap();
+    };
+    let before = std::fs::read(&path).unwrap();
+    let after: Vec<u8> = before.iter().enumerate().map(|(at, byte)| if at < 12 { *byte } else { byte ^ 1 }).collect();
+    let root = n5.root().display();
+    let program = Program::start(&format!(
+        "[[containers]]\nname = \"m\"\nroot = \"{root}\"\n\
+         [[containers]]\nname = \"i\"\nroot = \"{root}\"\nentity_tag = \"inode\"\n"
+    ));
+    let mut connection = program.connect();
+    // By the lane, which remembers, and by the library, which an unusual header takes it to.
+    for (path, lines) in [("one/0", ""), ("one/0", "If-Unmodified-Since: x\r\n"), ("slice/m", ""), ("zarr2/m", "")] {
+        let at = |container: &str| match path {
+            "slice/m" => format!("/slice/{container}/one?size=8"),
+            "zarr2/m" => format!("/zarr2/{container}/one/0"),
+            path => format!("/{container}/{path}"),
+        };
+        replace(&before);
+        std::thread::sleep(Duration::from_millis(40));
+        let mut get = |container: &str, more: &str| connection.get(&at(container), &format!("{lines}{more}")).unwrap();
+        let first: Vec<_> = ["m", "i"].map(|container| (0..3).map(|_| get(container, "")).last().unwrap()).into();
+        assert!(first.iter().all(|reply| reply.status == 200), "{first:?}");
+        let known = |reply: &program::Reply| reply.header("etag").unwrap().to_owned();
+        assert_ne!(known(&first[0]), known(&first[1]));
+        for (reply, container) in first.iter().zip(["m", "i"]) {
+            let again = get(container, &format!("If-None-Match: {}\r\n", known(reply)));
+            assert_eq!(again.status, 304, "{path} of {container}");
+        }
+        // A second, as dates count.
+        std::thread::sleep(Duration::from_millis(1100));
+        replace(&after);
+        std::thread::sleep(Duration::from_millis(40));
+        for (reply, container) in first.iter().zip(["m", "i"]) {
+            let is_told = container == "i";
+            let etag = known(reply);
+            let conditional = get(container, &format!("If-None-Match: {etag}\r\n"));
+            assert_eq!(conditional.status == 304, !is_told, "{path} of {container}: {conditional:?}");
+            // Whoever asks without a condition gets what is there.
+            let whole = get(container, "");
+            assert_eq!(whole.status, 200);
+            assert_ne!(whole.body, reply.body, "{path} of {container} is stale");
+            assert_eq!(known(&whole) == etag, !is_told, "{path} of {container}");
+            if path == "one/0" {
+                let part = get(container, &format!("If-Range: {etag}\r\nRange: bytes=0-3\r\n"));
+                assert_eq!(part.status == 206, !is_told, "{path} of {container}");
+                let date = reply.header("last-modified").unwrap();
+                let dated = get(container, &format!("If-Range: {date}\r\nRange: bytes=0-3\r\n"));
+                assert_eq!(dated.status == 206, !is_told, "{path} of {container}");
+                let since = get(container, &format!("If-Modified-Since: {date}\r\n"));
+                assert_eq!(since.status == 304, !is_told, "{path} of {container}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reload_changes_entity_tags() {
+    let n5 = nested();
+    let config = |tag: &str| format!("[[containers]]\nroot = \"{}\"\nentity_tag = \"{tag}\"\n", n5.root().display());
+    let program = Program::start(&config("mtime"));
+    std::thread::sleep(Duration::from_millis(40));
+    let mut connection = program.connect();
+    let mut etag = || connection.get("/one/0", "").unwrap().header("etag").unwrap().to_owned();
+    let (short, again) = (etag(), etag());
+    assert_eq!(short, again);
+    program.reload(&config("inode"));
+    let long = etag();
+    assert!(long.len() > short.len() && long.starts_with(short.trim_end_matches('"')), "{short} {long}");
+    program.reload(&config("mtime"));
+    assert_eq!(etag(), short);
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use n5_server::config::{CachePolicy, Config, ContainerConfig, Symlinks};
+use n5_server::config::{CachePolicy, Config, ContainerConfig, EntityTag, Symlinks};
 use rcgen::{CertifiedKey, KeyPair, date_time_ymd, generate_simple_self_signed};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -88,6 +88,7 @@ impl Secure {
             cache_control: CachePolicy::default(),
             symlinks: Symlinks::default(),
             must_be_mount: false,
+            entity_tag: EntityTag::Mtime,
         };
         let mut config = Config { containers: vec![container], ..Config::default() };
         config.tls.certificate = directory.path().join("tls.crt");

@@ -459,6 +459,78 @@ fn a_report_of_another_version_or_other_limits_is_not_resumed() {
 }
 
 #[test]
+fn a_report_that_was_changed_is_gone_on_with_only_as_far_as_it_holds() {
+    let (n5, folder, _) = damaged();
+    n5.dataset("z", &[200, 120], &[2, 4], "gzip").fill(|_| true, |_| false);
+    let report = folder.path().join("changed");
+    let root = n5.root().to_str().unwrap();
+    let arguments = ["verify", root, "--missing", "--report", report.to_str().unwrap(), "--resume"];
+    assert_eq!(run(&arguments).status.code(), Some(1));
+    let whole = told(&report);
+    // Up to its last checkpoint, as a run that was stopped leaves it.
+    let cut = |text: &str| {
+        let at = text.rfind(r#""record":"checkpoint""#).unwrap();
+        text[..=at + text[at..].find('\n').unwrap()].to_owned()
+    };
+    let is_far = |text: &str| text.contains(r#""kind":"empty-block""#) && text.contains(r#""record":"dataset""#);
+    let stopped = (0..20).find_map(|_| {
+        fs::write(&report, "").unwrap();
+        let mut child = command(&arguments).stdout(Stdio::null()).spawn().unwrap();
+        while child.try_wait().unwrap().is_none() {
+            if is_far(&fs::read_to_string(&report).unwrap()) {
+                assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+                child.wait().unwrap();
+            }
+        }
+        Some(cut(&fs::read_to_string(&report).unwrap())).filter(|text| is_far(text))
+    });
+    let stopped = stopped.unwrap();
+    let line_with = |text: &str| {
+        let line = stopped.lines().rfind(|line| line.contains(text)).unwrap();
+        (line.to_owned(), serde_json::from_str::<Value>(line).unwrap())
+    };
+    let (checkpoint, _) = line_with(r#""record":"checkpoint""#);
+    let changed = |change: &dyn Fn(&mut Value)| {
+        let mut line: Value = serde_json::from_str(&checkpoint).unwrap();
+        change(&mut line);
+        stopped.replace(&checkpoint, &line.to_string())
+    };
+    let (finding, _) = line_with(r#""kind":"empty-block""#);
+    let long = format!("{{\"record\":\"finding\",\"message\":\"{}", "x".repeat(9 << 20));
+    let cases: Vec<(&str, String)> = vec![
+        ("skips", changed(&|line| line["after"] = json!("zzz"))),
+        ("skips all", changed(&|line| line["root"] = json!(7))),
+        ("forgets", changed(&|line| line["totals"]["errors"] = json!(0))),
+        ("overflows", changed(&|line| line["totals"]["groups"] = json!(u64::MAX))),
+        ("forgets a finding", stopped.replace(&format!("{finding}\n"), "")),
+        ("says a finding twice", stopped.replace(&finding, &format!("{finding}\n{finding}"))),
+        ("is garbled", stopped.replace(&finding, &finding.replace(':', ";"))),
+        ("has no sum", changed(&|line| drop(line.as_object_mut().unwrap().remove("sum")))),
+        ("has a line without an end", format!("{}{long}", stopped.replace(&checkpoint, "{}"))),
+        ("has another record", stopped.replace(&finding, "{\"record\":\"spam\"}")),
+    ];
+    for (what, text) in cases {
+        fs::write(&report, text).unwrap();
+        let output = run(&arguments);
+        assert_eq!(output.status.code(), Some(1), "{what}: {}", shown(&output));
+        assert!(shown(&output).contains("what this program has not written"), "{what}: {}", shown(&output));
+        assert_eq!(told(&report), whole, "{what}");
+    }
+    fs::write(&report, &stopped).unwrap();
+    let output = run(&arguments);
+    assert!(shown(&output).contains("resumed after") && !shown(&output).contains("has not written"), "it holds");
+    // What was gone on with can be gone on with again.
+    fs::write(&report, cut(&fs::read_to_string(&report).unwrap())).unwrap();
+    let output = run(&arguments);
+    assert!(
+        shown(&output).contains("resumed after") && !shown(&output).contains("has not written"),
+        "{}",
+        shown(&output)
+    );
+    assert_eq!(told(&report), whole);
+}
+
+#[test]
 fn attributes_that_changed_since_are_noticed_once() {
     let (n5, folder, undisturbed) = damaged();
     let whole = fs::read_to_string(&undisturbed).unwrap();

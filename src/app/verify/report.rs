@@ -1,7 +1,6 @@
 //! The report: a JSON object a line, appended as it is found. Checkpoints stand among the findings, so that what is after
 //! the last of them can be cut off and found again.
 
-use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
@@ -13,9 +12,10 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::reading::{Kept, MAX_LINE, Sum, is_run, read};
 use crate::config::{ContainerConfig, Symlinks};
 use crate::store::Key;
-use crate::verify::{Checkpoint, DatasetTally, Earlier, Event, Totals};
+use crate::verify::{Earlier, Event, Totals};
 
 /// Version of the form of reports.
 const VERSION: u64 = 1;
@@ -24,15 +24,12 @@ const VERSION: u64 = 1;
 /// everything waits until one is on the disk.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Longer lines are none of ours.
-const MAX_LINE: u64 = 16 << 20;
-
 /// The first line of a report: what it is of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Header {
     version: u64,
     root: String,
-    roots: Vec<String>,
+    pub(super) roots: Vec<String>,
     missing: bool,
     /// The program's version, and what else decides what is found.
     server: String,
@@ -69,7 +66,7 @@ impl Header {
     }
 
     /// Why a run cannot go on with what `earlier` has found; `None` where it can.
-    fn differs(&self, earlier: &Self) -> Option<String> {
+    pub(super) fn differs(&self, earlier: &Self) -> Option<String> {
         let say = |what: &str, then: &dyn std::fmt::Display, now: &dyn std::fmt::Display| {
             Some(format!("was written with {what} {then}, and this run has {now}: give it another name"))
         };
@@ -93,6 +90,8 @@ pub(super) struct Report {
     file: File,
     /// When there was a checkpoint; the first file gives the first.
     kept: Option<Instant>,
+    /// Of all lines.
+    sum: Sum,
 }
 
 /// A report to be written, and what it holds already.
@@ -100,6 +99,8 @@ pub(super) struct Report {
 pub(super) struct Begun {
     pub(super) report: Option<Report>,
     pub(super) earlier: Option<Earlier>,
+    /// Why the report is not gone on with to its end, or at all.
+    pub(super) fault: Option<String>,
 }
 
 impl Report {
@@ -119,11 +120,21 @@ impl Report {
             if !is_ours {
                 return Err(format!("{shown} is no report of verify, and is not overwritten: give another name"));
             }
-            None
+            Kept::default()
         };
-        let (earlier, len) = read.map_or((None, 0), |(earlier, len)| (Some(earlier), len));
+        let Kept { earlier, fault } = read;
+        let fault = fault.map(|why| {
+            let then = if earlier.is_some() {
+                "what follows the last checkpoint before is done again"
+            } else {
+                "the run begins anew"
+            };
+            format!("the report {shown} {why}: {then}")
+        });
+        let (earlier, len, sum) =
+            earlier.map_or((None, 0, Sum::default()), |(earlier, len, sum)| (Some(earlier), len, sum));
         file.set_len(len).and_then(|()| file.seek(SeekFrom::End(0))).map_err(of)?;
-        let mut report = Self { file, kept: None };
+        let mut report = Self { file, kept: None, sum };
         if earlier.is_none() {
             #[expect(clippy::disallowed_methods, reason = "the report says when it was begun")]
             let started = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
@@ -133,7 +144,7 @@ impl Report {
             // Without this line nobody would take the file for a report again.
             report.file.sync_data().map_err(of)?;
         }
-        Ok(Begun { report: Some(report), earlier })
+        Ok(Begun { report: Some(report), earlier, fault })
     }
 
     pub(super) fn wants_checkpoint(&self) -> bool {
@@ -146,7 +157,9 @@ impl Report {
             Event::Done(tally) => self.line("dataset", &json!(tally)),
             Event::Checkpoint(checkpoint) => {
                 // What has been found must be on the disk before it is passed over.
-                self.line("checkpoint", &json!(checkpoint))?;
+                let mut line = json!({ "sum": self.sum.with(checkpoint) });
+                merge(&mut line, checkpoint);
+                self.line("checkpoint", &line)?;
                 self.file.sync_data()?;
                 self.kept = Some(Instant::now());
                 Ok(())
@@ -169,6 +182,7 @@ impl Report {
         merge(&mut line, members);
         let mut text = line.to_string();
         text.push('\n');
+        self.sum.add(text.as_bytes());
         self.file.write_all(text.as_bytes())
     }
 }
@@ -230,75 +244,14 @@ fn first_line(file: &File) -> io::Result<Option<Vec<u8>>> {
     Ok((len > 0).then_some(text))
 }
 
-fn is_run(line: &[u8]) -> bool {
-    serde_json::from_slice::<Value>(line).is_ok_and(|line| line.get("record").is_some_and(|record| record == "run"))
-}
-
-/// What the run that wrote a report has left, and the length of what counts of it; `None` where there is nothing to go on
-/// from: no checkpoint, or an end.
-///
-/// # Errors
-/// What is wrong with it, in words.
-fn read(file: &File, header: &Header) -> Result<Option<(Earlier, u64)>, String> {
-    let mut reader = BufReader::new(file);
-    let (mut offset, mut kept) = (0_u64, None);
-    let (mut finished, mut changed): (Vec<DatasetTally>, BTreeSet<String>) = (Vec::new(), BTreeSet::new());
-    let mut text = Vec::new();
-    loop {
-        text.clear();
-        let len = io::Read::take(&mut reader, MAX_LINE)
-            .read_until(b'\n', &mut text)
-            .map_err(|error| format!("cannot be read: {error}"))?;
-        // The last line may be torn.
-        if text.last() != Some(&b'\n') {
-            if offset == 0 && !text.is_empty() {
-                return Err(
-                    "is no report of verify, or one that was torn in its first line: give it another name".to_owned()
-                );
-            }
-            break;
-        }
-        let Ok(line) = serde_json::from_slice::<Value>(&text) else {
-            return Err(format!("holds a line that is no JSON, at byte {offset}: it is no report of verify"));
-        };
-        let record = line.get("record").and_then(Value::as_str).unwrap_or_default();
-        if offset == 0 {
-            let of = (record == "run").then(|| Header::deserialize(&line).ok()).flatten();
-            match of.map(|of| header.differs(&of)) {
-                Some(None) => {}
-                Some(Some(why)) => return Err(why),
-                None => return Err("is no report of verify: give it another name".to_owned()),
-            }
-        }
-        offset += len as u64;
-        match record {
-            "dataset" => finished.extend(DatasetTally::deserialize(&line)),
-            "finding" if line.get("kind").is_some_and(|kind| kind == "changed-since") => {
-                changed.extend(line.get("key").and_then(Value::as_str).map(str::to_owned));
-            }
-            "checkpoint" => {
-                let Ok(checkpoint) = Checkpoint::deserialize(&line) else {
-                    return Err(format!("holds a checkpoint that cannot be read, before byte {offset}"));
-                };
-                kept = Some((checkpoint, offset, finished.len(), changed.clone()));
-            }
-            "summary" if line.get("complete") == Some(&Value::Bool(true)) => return Ok(None),
-            _ => {}
-        }
-    }
-    Ok(kept.map(|(checkpoint, len, count, changed)| {
-        finished.truncate(count);
-        (Earlier { checkpoint, finished, changed }, len)
-    }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verify::Checkpoint;
 
     #[test]
     fn files_alone_want_no_checkpoint() {
-        let mut report = Report { file: tempfile::tempfile().unwrap(), kept: None };
+        let mut report = Report { file: tempfile::tempfile().unwrap(), kept: None, sum: Sum::default() };
         assert!(report.wants_checkpoint());
         report.take(&Event::Checkpoint(&Checkpoint::default())).unwrap();
         for _ in 0..10_000 {

@@ -67,6 +67,11 @@ impl Terminal {
         }
     }
 
+    /// Not all of the report is gone on with.
+    pub(super) fn doubted(&self, why: &str) {
+        self.say(&visible(why));
+    }
+
     pub(super) fn take(&mut self, event: &Event<'_>) {
         match event {
             Event::Found(finding) => self.found(finding),

@@ -8,6 +8,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
 use super::LocalStore;
+use super::walk::{Stop, walk};
 use crate::seldom::Seldom;
 use crate::store::{Key, StoreError};
 
@@ -93,14 +94,23 @@ impl LocalStore {
         let path = OFlags::PATH | OFlags::CLOEXEC;
         let mut at = key.clone();
         while let (Some(parent), Some(name)) = (at.parent(), at.name()) {
-            match openat2(root, at.as_str(), path, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS) {
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+            let direct = if self.has_openat2 {
+                openat2(root, at.as_str(), path, Mode::empty(), resolve)
+            } else {
+                walk(root, &at, false, path).map_err(|stop| match stop {
+                    Stop::NotFollowed => Errno::LOOP,
+                    Stop::Errno(errno) => errno,
+                })
+            };
+            match direct {
                 // The way that is there has no link. Or what was missing has come by now.
                 Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
                 // There is a link on it; or the kernel or a sandbox does not say.
                 Err(Errno::LOOP | Errno::AGAIN | Errno::NOSYS | Errno::PERM) => {}
                 Err(other) => return Err(other.into()),
             }
-            match self.open_below(root, &parent, OFlags::PATH) {
+            match self.open_below(root, &parent, OFlags::empty()) {
                 Ok(parent) => {
                     return match openat(&parent, name, path | OFlags::NOFOLLOW, Mode::empty()) {
                         Ok(entry) => Ok(File::from(entry).metadata()?.is_symlink()),

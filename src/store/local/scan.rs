@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::OFlags;
+use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 use super::LocalStore;
@@ -29,7 +29,8 @@ impl LocalStore {
         let mut left_out = LeftOut::default();
         // The smallest `limit + 1` names are kept, so that memory stays bounded in any directory.
         let mut smallest: BinaryHeap<Entry> = BinaryHeap::new();
-        for entry in rustix::fs::Dir::read_from(&directory)? {
+        let readable = openat(&directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        for entry in Dir::new(readable)? {
             let entry = entry?;
             let name = match entry.file_name().to_str() {
                 Ok("." | "..") => continue,
@@ -94,7 +95,7 @@ impl LocalStore {
             rustix::fs::FileType::Directory => Ok(Some(true)),
             rustix::fs::FileType::RegularFile => Ok(Some(false)),
             rustix::fs::FileType::Symlink | rustix::fs::FileType::Unknown => match key.child(name) {
-                Ok(entry) => kind_of(self.open_below(root, &entry, OFlags::PATH)),
+                Ok(entry) => kind_of(self.open_below(root, &entry, OFlags::empty())),
                 Err(_too_deep) => Ok(None),
             },
             rustix::fs::FileType::Fifo

@@ -1,0 +1,237 @@
+//! Nothing outside a container is read, measured or seen through it, whatever is swapped meanwhile; and what is no file is
+//! not opened.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use n5_server::store::{Data, Glance, Keep, Key, LocalStore, Store, StoreError, SymlinkPolicy};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use tempfile::TempDir;
+
+fn key(path: &str) -> Key {
+    Key::parse(path).unwrap()
+}
+
+/// A file whose times tell its versions apart.
+fn write(path: &Path, content: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, content).unwrap();
+    let modified = SystemTime::now() - Duration::from_secs(60);
+    fs::File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
+}
+
+const SECRET: &str = "secret bytes from outside";
+
+/// Swaps a directory and a link, and a file and a link, for as long as it lives.
+struct Swapping {
+    is_over: Arc<AtomicBool>,
+    swaps: Arc<AtomicU64>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Swapping {
+    fn begin(pairs: Vec<(std::path::PathBuf, std::path::PathBuf)>) -> Self {
+        let (is_over, swaps) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (until, count) = (Arc::clone(&is_over), Arc::clone(&swaps));
+        let thread = std::thread::spawn(move || {
+            while !until.load(Ordering::Relaxed) {
+                for (a, b) in &pairs {
+                    renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).unwrap();
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        Self { is_over, swaps, thread: Some(thread) }
+    }
+}
+
+impl Drop for Swapping {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
+    let path = key(path);
+    let is_ours = |len: u64| assert_eq!(len, 6, "{context} {path:?}: the size of what is outside");
+    if let Ok(Some(meta)) = store.head(&path).await {
+        is_ours(meta.len);
+    }
+    if let Glance::Object(facts) = store.glance(&path) {
+        is_ours(facts.len);
+    }
+    for inline in [100, 0] {
+        let Ok(Some(object)) = store.get(&path, inline).await else { continue };
+        is_ours(object.meta.len);
+        let bytes = match object.data {
+            Data::Whole(bytes) => bytes,
+            Data::Open(reader) => match reader.read_at(0..object.meta.len).await {
+                Ok(bytes) => bytes,
+                Err(_) => continue,
+            },
+        };
+        assert_eq!(bytes, "inside", "{context} {path:?}");
+    }
+    let mut room = Vec::new();
+    if let Some(Some(_)) = store.at_once().and_then(|mut reader| reader.get(&path, 100, &mut room)) {
+        assert_eq!(room, b"inside", "{context} {path:?}");
+    }
+    if let Some(file) = store.open_at_once(&path, 100) {
+        is_ours(file.meta().len);
+    }
+}
+
+/// What is outside only has neither an answer nor a place in a listing; and what is said of it does not depend on whether
+/// it exists.
+async fn assert_unseen(store: &LocalStore, context: &str) {
+    for directory in ["d", "d/sub"] {
+        let only_outside = key(&format!("{directory}/only-outside"));
+        assert!(!matches!(store.head(&only_outside).await, Ok(Some(_))), "{context}: it is seen that it exists");
+        assert!(!matches!(store.is_directory(&key("d/folder")).await, Ok(true)), "{context}: a directory is seen");
+        let listed = store.list(&key(directory), None, 99, Keep::all()).await;
+        if let Ok(Some(listing)) = listed {
+            let names: Vec<_> = listing.entries.iter().map(|entry| entry.name.as_str()).collect();
+            assert!(!names.contains(&"only-outside") && !names.contains(&"folder"), "{context}: {names:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_that_is_swapped_for_a_link_leads_nowhere_outside() {
+    for (policy, by_steps) in [
+        (SymlinkPolicy::Inside, false),
+        (SymlinkPolicy::Inside, true),
+        (SymlinkPolicy::Deny, false),
+        (SymlinkPolicy::Deny, true),
+    ] {
+        let (dir, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let context = format!("{policy:?}, by steps: {by_steps}");
+        for path in ["d/0", "d/sub/0", "file"] {
+            write(&dir.path().join(path), "inside");
+        }
+        for path in ["0", "sub/0", "only-outside", "sub/only-outside", "folder/x"] {
+            write(&outside.path().join(path), SECRET);
+        }
+        symlink(outside.path(), dir.path().join("link")).unwrap();
+        symlink(outside.path().join("0"), dir.path().join("file-link")).unwrap();
+        // Links that lead to what is swapped, and one that leads out of the root and back through it.
+        symlink("d", dir.path().join("to-d")).unwrap();
+        symlink("d/../d/sub", dir.path().join("winding")).unwrap();
+        symlink(dir.path().join("d"), dir.path().join("absolute")).unwrap();
+        let store = LocalStore::open(dir.path(), policy, Duration::from_secs(5)).unwrap();
+        let store = if by_steps { store.without_openat2() } else { store };
+        let at = |name: &str| dir.path().join(name);
+        let swapping = Swapping::begin(vec![(at("d"), at("link")), (at("file"), at("file-link"))]);
+        let until = Instant::now() + Duration::from_millis(1500);
+        let mut rounds = 0;
+        while Instant::now() < until || swapping.swaps.load(Ordering::Relaxed) < 2000 {
+            for path in ["d/0", "d/sub/0", "file", "to-d/0", "winding/0", "absolute/0", "link/0", "file-link"] {
+                assert_contained(&store, path, &context).await;
+            }
+            assert_unseen(&store, &context).await;
+            rounds += 1;
+            assert!(Instant::now() < until + Duration::from_secs(30), "{context}: {rounds} rounds");
+        }
+        drop(swapping);
+    }
+}
+
+#[tokio::test]
+async fn a_link_does_not_tell_what_exists_outside() {
+    let (dir, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    write(&outside.path().join("there/file"), SECRET);
+    let root = dir.path().file_name().unwrap().to_str().unwrap();
+    let above = dir.path().parent().unwrap();
+    for name in ["there", "gone"] {
+        let at = outside.path().join(name);
+        symlink(&at, dir.path().join(format!("{name}-1"))).unwrap();
+        symlink(at.join("file"), dir.path().join(format!("{name}-2"))).unwrap();
+        // Through it, and back into the root.
+        let back = "../".repeat(at.components().count() - 1);
+        let back = at.join(back).join(above.strip_prefix("/").unwrap()).join(root);
+        symlink(back, dir.path().join(format!("{name}-3"))).unwrap();
+    }
+    // Through a process that there is, and one that there is not.
+    let through = |process: &str| format!("/proc/{process}/root{}", dir.path().display());
+    symlink(through("self"), dir.path().join("there-4")).unwrap();
+    symlink(through("4999999"), dir.path().join("gone-4")).unwrap();
+    write(&dir.path().join("0"), "inside");
+    for policy in [SymlinkPolicy::Inside, SymlinkPolicy::Deny] {
+        let store = LocalStore::open(dir.path(), policy, Duration::from_secs(5)).unwrap();
+        for store in [store.clone(), store.without_openat2()] {
+            for name in ["there", "gone"] {
+                for path in ["1", "1/file", "2", "3", "3/0", "4", "4/0"].map(|end| format!("{name}-{end}")) {
+                    let path = key(&path);
+                    let found = store.head(&path).await;
+                    assert!(matches!(&found, Err(StoreError::NotFollowed(at)) if *at == path), "{policy:?} {found:?}");
+                    assert!(!store.is_directory(&path).await.unwrap(), "{policy:?} {path:?}");
+                    assert!(store.list(&path, None, 9, Keep::all()).await.unwrap().is_none(), "{policy:?} {path:?}");
+                    assert_eq!(store.glance(&path), Glance::Unknown);
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_link_without_end_is_given_up() {
+    let dir = TempDir::new().unwrap();
+    write(&dir.path().join("a/b/0"), "inside");
+    // Each doubles what is to be walked.
+    symlink("a/../a/../a/..", dir.path().join("0")).unwrap();
+    for n in 1..30 {
+        symlink(format!("{p}/{p}", p = n - 1), dir.path().join(n.to_string())).unwrap();
+    }
+    symlink("a/../".repeat(800), dir.path().join("long")).unwrap();
+    let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap().without_openat2();
+    let begun = Instant::now();
+    assert!(store.head(&key("2/a/b/0")).await.unwrap().is_some());
+    for path in ["29/a/b/0", "long/a/b/0"] {
+        assert!(matches!(store.head(&key(path)).await, Err(StoreError::LeadsNowhere(_))), "{path}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(2));
+}
+
+/// Writes into a FIFO as soon as somebody reads it.
+fn writer(fifo: &Path) -> Child {
+    let write = format!("echo written > '{}'", fifo.display());
+    let child = Command::new("sh").args(["-c", &write]).stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    child
+}
+
+#[tokio::test]
+async fn the_writer_of_a_fifo_waits_as_if_nobody_had_looked() {
+    let dir = TempDir::new().unwrap();
+    let fifo = dir.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    assert!(fs::metadata(&fifo).unwrap().file_type().is_fifo());
+    symlink("fifo", dir.path().join("to-fifo")).unwrap();
+    let mut writing = writer(&fifo);
+    for policy in [SymlinkPolicy::Inside, SymlinkPolicy::Deny, SymlinkPolicy::Follow] {
+        let store = LocalStore::open(dir.path(), policy, Duration::from_secs(5)).unwrap();
+        for store in [store.clone(), store.without_openat2()] {
+            for path in ["fifo", "to-fifo"] {
+                let path = key(path);
+                assert!(!matches!(store.get(&path, 100).await, Ok(Some(_))));
+                assert!(!matches!(store.head(&path).await, Ok(Some(_))));
+                assert!(store.open_at_once(&path, 100).is_none());
+                let read = store.at_once().and_then(|mut reader| reader.get(&path, 100, &mut Vec::new()));
+                assert_eq!(read.flatten(), None);
+                assert!(!matches!(store.list(&path, None, 9, Keep::all()).await, Ok(Some(_))));
+            }
+            store.list(&Key::root(), None, 9, Keep::all()).await.unwrap().unwrap();
+        }
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(writing.try_wait().unwrap().is_none(), "the writer still waits");
+    // And finds its reader.
+    assert_eq!(fs::read_to_string(&fifo).unwrap(), "written\n");
+    assert!(writing.wait().unwrap().success());
+}
