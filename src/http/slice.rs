@@ -34,9 +34,6 @@ const START_SHARE: u64 = 8;
 /// Headers of formats up to this size are not counted as memory.
 const UNCOUNTED_BYTES: u64 = 64 << 10;
 
-/// Longest header with names of axes; longer ones are left out.
-const MOST_AXES_BYTES: usize = 2 << 10;
-
 /// Everything about an answer that is known before a block is read.
 struct Plan {
     dataset: Arc<Dataset>,
@@ -173,7 +170,7 @@ fn headers(plan: &Plan, mount: &Mount, document: Document) -> HeaderMap {
         }
         let names = names.join(",");
         // Clients refuse heads of more than some kilobytes.
-        if names.len() <= MOST_AXES_BYTES {
+        if names.len() <= 2 << 10 {
             put("n5-axes", names);
         }
     }

@@ -4,7 +4,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::n5::{Compression, DescribedDataset};
+use crate::n5::{Compression, DatasetAttributes};
 
 use super::fields::whole;
 
@@ -51,7 +51,7 @@ pub fn compression_with_defaults(compression: &Compression) -> Value {
 /// gzip members are no HDF5 deflate data, only zlib streams are. `lz4` has an outside form only as
 /// numcodecs itself writes it; the other three encodings of that name have none. Encoder parameters
 /// that are missing or odd are replaced by usual ones: decoders ignore them.
-pub fn codec_forms(dataset: &DescribedDataset) -> CodecForms {
+pub fn codec_forms(dataset: &DatasetAttributes) -> CodecForms {
     let parameters = dataset.compression().parameters();
     let number = |key: &str, low: i64, high: i64, otherwise: i64| {
         let given = parameters.get(key).and_then(|value| whole(value, low.into(), high.into()));
@@ -89,7 +89,7 @@ pub fn codec_forms(dataset: &DescribedDataset) -> CodecForms {
 const BLOSC_NAMES: [&str; 6] = ["blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd"];
 
 fn blosc(
-    dataset: &DescribedDataset,
+    dataset: &DatasetAttributes,
     number: &dyn Fn(&str, i64, i64, i64) -> i64,
 ) -> (Option<Value>, Option<Hdf5Filter>) {
     let given = dataset.compression().parameters().get("cname").and_then(Value::as_str);
@@ -110,7 +110,7 @@ fn blosc(
 }
 
 /// Bytes of a full block; `None` for a type without size, or beyond 2^128.
-pub(super) fn block_bytes(dataset: &DescribedDataset) -> Option<u128> {
+pub(super) fn block_bytes(dataset: &DatasetAttributes) -> Option<u128> {
     let item = u128::try_from(dataset.data_type().size_bytes()?).ok()?;
     dataset.block_size().iter().try_fold(item, |bytes, size| bytes.checked_mul(u128::from(*size)))
 }

@@ -21,6 +21,7 @@ mod config;
 mod conformance;
 mod connections;
 mod docs;
+mod documents;
 mod faults;
 mod fuzzed;
 mod golden;
