@@ -147,7 +147,7 @@ impl<'a> Outline<'a> {
         let mut outline = Self { found: Vec::new(), unread: Vec::new(), tree_bytes: 0 };
         for ((name, most_bytes, part), value) in INTERPRETED.iter().zip(found) {
             let Some(value) = value else { continue };
-            let mut bytes = 0;
+            let mut bytes = MEMBER_BYTES;
             part.cut(value, &mut |piece, is_tree| {
                 bytes += if is_tree { json::tree_bytes(piece) } else { MEMBER_BYTES + 2 * piece.len() as u64 };
             });

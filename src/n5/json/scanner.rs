@@ -4,8 +4,9 @@ use memchr::memchr2;
 
 use super::{JsonError, MAX_DEPTH, MAX_VALUES, is_whitespace};
 
-/// Most bytes that `serde_json::Value` takes for an object with its first member, for each member, and for each element of an
-/// array that grows: a node of a B-tree has room for 11 members and is at least half full.
+/// Most bytes that `serde_json::Value` takes for an object that is not empty, for each member, and for each element of an array
+/// while that grows: a node of a B-tree takes 640, has room for 11 members, and is at least half full if it is not the only one.
+/// Measured for some forty shapes with a counting allocator: a tree takes 21 to 84 % of what is counted.
 const OBJECT_BYTES: u64 = 736;
 const MEMBER_BYTES: u64 = 192;
 const ELEMENT_BYTES: u64 = 96;
@@ -99,25 +100,24 @@ impl<'a> Scanner<'a> {
             Some(b'{') => {
                 self.at += 1;
                 self.open(true)?;
-                self.costs(OBJECT_BYTES);
                 self.skip_whitespace();
                 if self.eat(b'}') {
                     self.depth -= 1;
                     return Ok(false);
                 }
+                self.costs(OBJECT_BYTES);
                 self.key()?;
                 Ok(true)
             }
             Some(b'[') => {
                 self.at += 1;
                 self.open(false)?;
-                self.costs(ARRAY_BYTES);
                 self.skip_whitespace();
                 if self.eat(b']') {
                     self.depth -= 1;
                     return Ok(false);
                 }
-                self.costs(ELEMENT_BYTES);
+                self.costs(ARRAY_BYTES + ELEMENT_BYTES);
                 Ok(true)
             }
             Some(b'"') => self.string().map(|text| {
