@@ -9,7 +9,7 @@ use n5_server::metadata::{
     Node, Recommended, Space, Unit, canonical, canonical_group, codec_forms, compression_with_defaults, describe,
     pyramid, recommended, volume, wanted,
 };
-use n5_server::n5::{DescribedDataset, Document, DocumentError, INTERPRETED_BYTES, ObjectText, text_of};
+use n5_server::n5::{DescribedDataset, Document, DocumentError, INTERPRETED_BYTES, ObjectText, attributes_text};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
@@ -68,7 +68,7 @@ const WHOLE: [&str; 13] = [
 
 /// The scanner takes for JSON what serde_json does, within the limits; what is kept and what is copied mean the same.
 fn scanned(bytes: &[u8]) {
-    let text = text_of(bytes);
+    let text = attributes_text(bytes);
     let is_json = !text.is_empty() && serde_json::from_str::<IgnoredAny>(text).is_ok();
     let whole = serde_json::from_str::<Value>(text).ok();
     let copied = ObjectText::of(bytes, |_| true).into_text();

@@ -33,6 +33,9 @@ const GROUP_BYTES: u64 = 1536;
 /// Work on longer documents is done on the CPU lane.
 const SHORT_BYTES: usize = 32 << 10;
 
+/// Work on longer documents takes more than some milliseconds: 2 to 5 for a MiB.
+const MEDIUM_BYTES: usize = 1 << 20;
+
 /// A group with array attributes.
 #[derive(Debug)]
 pub struct Dataset {
@@ -245,7 +248,8 @@ impl Container {
         if len <= SHORT_BYTES {
             return Ok(work());
         }
-        Ok(self.resources.cpu.run(Length::of(len), u64::from(self.id), work).await?)
+        let length = if len <= MEDIUM_BYTES { Length::Short } else { Length::Long };
+        Ok(self.resources.cpu.run(length, u64::from(self.id), work).await?)
     }
 
     /// As [`Self::group`], for whoever looks at what lies around: `None` where the attributes are hidden

@@ -23,10 +23,11 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     let blame = |error| Problem::from(error).cached(mount.cache_missing.clone());
     let known = view::read_node_with_text(&mount.container, ask.access, &key).await.map_err(blame)?;
     let attributes = known.attributes(&mount.container, |_| true).await.map_err(blame)?;
-    let repeated = if known.text_bytes() > MOST_REPEATED_BYTES {
-        ObjectText::default()
-    } else {
+    let is_dataset = matches!(&known.node.document, Some(Ok(document)) if document.describes_dataset());
+    let repeated = if is_dataset && known.text_bytes() <= MOST_REPEATED_BYTES {
         known.attributes(&mount.container, metadata::TensorStore::repeats).await.map_err(blame)?
+    } else {
+        ObjectText::default()
     };
     let path = [mount.name.as_str(), key.as_str()].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>();
     // Never immutable: what is said depends on the release and on everything around the directory.

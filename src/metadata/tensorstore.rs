@@ -54,11 +54,10 @@ impl TensorStore {
     pub fn written(&self, kvstore: &Value, repeated: &ObjectText) -> ObjectText {
         let (mut spec, mut metadata) = (ObjectText::default(), ObjectText::default());
         for (name, value) in &self.spec {
-            match value {
-                Value::Object(members) if name == "metadata" => {
-                    members.iter().for_each(|(name, value)| metadata.insert(name, value));
-                }
-                value => spec.insert(name, value),
+            if name == "metadata" {
+                value.as_object().into_iter().flatten().for_each(|(name, value)| metadata.insert(name, value));
+            } else {
+                spec.insert(name, value);
             }
         }
         metadata.extend(repeated);

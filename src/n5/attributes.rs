@@ -63,8 +63,8 @@ impl DatasetAttributes {
     /// # Errors
     /// [`AttributesError`] says which member is missing or unusable.
     pub fn parse(document: impl Borrow<Document>) -> Result<Self, AttributesError> {
-        let document = document.borrow();
         const READ: [&str; 5] = ["dimensions", "blockSize", "dataType", "compression", "compressionType"];
+        let document = document.borrow();
         if let Some(unread) = document.unread().iter().find(|unread| READ.contains(&unread.name)) {
             return Err(AttributesError::Unread(unread.name, unread.reason.clone()));
         }

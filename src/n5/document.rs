@@ -206,7 +206,7 @@ impl Part {
             (Self::Members(parts), Some(b'{')) => {
                 // Each brace, name, colon and comma counts, which covers the object itself.
                 let (mut before, mut last) = ("{", vec![None; parts.len()]);
-                super::object_text::each(Members::of(value).ok(), |member| {
+                super::object_text::for_each_member(Members::of(value).ok(), |member| {
                     let row = parts.iter().position(|(name, _)| *name == member.name());
                     if let Some(slot) = row.and_then(|row| last.get_mut(row)) {
                         *slot = Some(member);

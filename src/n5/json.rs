@@ -167,7 +167,7 @@ pub(super) fn tree_bytes(value: &str) -> u64 {
 /// Appends a value that is known to be well formed, without the white space between its parts.
 pub(super) fn compact(value: &str, out: &mut String) {
     let mut rest = value;
-    while let Some(at) = rest.find(|c: char| c == '"' || is_whitespace(c)) {
+    while let Some(at) = rest.bytes().position(|byte| byte == b'"' || is_whitespace(char::from(byte))) {
         let (plain, from) = rest.split_at_checked(at).unwrap_or((rest, ""));
         out.push_str(plain);
         let len = if from.starts_with('"') { string_len(from) } else { 0 };

@@ -30,5 +30,5 @@ pub use document::{Document, DocumentError, INTERPRETED_BYTES, Outline, Unread};
 pub use encode::{big_endian, encode_block};
 pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
 pub use json::{JsonError, MAX_DEPTH, MAX_VALUES, Member, Members};
-pub use object_text::{ObjectText, each, text_of};
+pub use object_text::{ObjectText, attributes_text, for_each_member};
 pub use statistics::{Accumulator, Number, Summary};

@@ -20,7 +20,7 @@ impl ObjectText {
         let mut object = Self::default();
         // What is copied is shorter.
         object.members.reserve_exact(bytes.len());
-        each(Members::of(text_of(bytes)).ok(), |member| {
+        for_each_member(Members::of(attributes_text(bytes)).ok(), |member| {
             if wanted(&member.name()) {
                 object.copy(member);
             }
@@ -69,12 +69,12 @@ impl ObjectText {
         }
         let hasher = BuildHasherDefault::<DefaultHasher>::default();
         let mut count = 0;
-        each(Some(Members::within(&self.members)), |_| count += 1);
+        for_each_member(Some(Members::within(&self.members)), |_| count += 1);
         let mut present: Vec<u64> = Vec::with_capacity(count);
-        each(Some(Members::within(&self.members)), |member| present.push(hasher.hash_one(member.name())));
+        for_each_member(Some(Members::within(&self.members)), |member| present.push(hasher.hash_one(member.name())));
         present.sort_unstable();
         self.members.reserve_exact(other.len() + 1);
-        each(Some(Members::within(&other.members)), |member| {
+        for_each_member(Some(Members::within(&other.members)), |member| {
             if present.binary_search(&hasher.hash_one(member.name())).is_err() {
                 self.copy(member);
             }
@@ -119,7 +119,7 @@ impl ObjectText {
 }
 
 /// Calls `look` with each of `members`, as far as they are well formed.
-pub fn each<'a>(members: Option<Members<'a>>, mut look: impl FnMut(Member<'a>)) {
+pub fn for_each_member<'a>(members: Option<Members<'a>>, mut look: impl FnMut(Member<'a>)) {
     let Some(mut members) = members else { return };
     while let Ok(Some(member)) = members.next_member() {
         look(member);
@@ -127,7 +127,7 @@ pub fn each<'a>(members: Option<Members<'a>>, mut look: impl FnMut(Member<'a>)) 
 }
 
 /// The text that the bytes of an `attributes.json` hold, without byte order mark; empty where it is none.
-pub fn text_of(bytes: &[u8]) -> &str {
+pub fn attributes_text(bytes: &[u8]) -> &str {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     std::str::from_utf8(bytes).unwrap_or_default()
 }

@@ -123,7 +123,7 @@ async fn attributes(lookup: &Lookup<'_>, key: &Key, wanted: &Wanted) -> Result<O
             (ObjectText::default(), members)
         }
         _ => {
-            let repeated = move |name: &str| !metadata::is_inherited(name) && !(is_root && name == "n5");
+            let repeated = move |name: &str| !(metadata::is_inherited(name) || is_root && name == "n5");
             let object = known.attributes(lookup.container, repeated).await?;
             let mut members = Map::new();
             if let Some(mut pyramid) = metadata::pyramid(node, &mut Vec::new()) {

@@ -170,7 +170,7 @@ impl Repeated {
         let attributes =
             ObjectText::of(text, |name| !["n5", "multiscales", "ome"].contains(&name) && !OME.contains(&name));
         let (mut nested, mut beside) = (None, [None; OME.len()]);
-        n5::each(Members::of(n5::text_of(text)).ok(), |member| {
+        n5::for_each_member(Members::of(n5::attributes_text(text)).ok(), |member| {
             let name = member.name();
             if name == "ome" {
                 nested = Members::of(member.value).ok();
@@ -181,7 +181,7 @@ impl Repeated {
             }
         });
         let mut ome = ObjectText::default();
-        n5::each(nested, |member| {
+        n5::for_each_member(nested, |member| {
             let name = member.name();
             if name == "version" || name == "multiscales" {
                 return;
