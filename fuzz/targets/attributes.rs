@@ -1,5 +1,7 @@
 //! `attributes.json`: parsing, and everything that is made of it.
 //!
+//! Each document is compared with what serde_json reads of it.
+//!
 //! Input: documents separated by lines of `---`: the group's or dataset's own, its parent's, then those of what it asks
 //! for below, in turn.
 
@@ -7,12 +9,16 @@ use n5_server::metadata::{
     Node, Recommended, Space, Unit, canonical, canonical_group, codec_forms, compression_with_defaults, describe,
     pyramid, recommended, volume, wanted,
 };
-use n5_server::n5::{DatasetAttributes, Document};
+use n5_server::n5::{DescribedDataset, Document, DocumentError, INTERPRETED_BYTES, ObjectText, attributes_text};
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 pub(crate) fn run(data: &[u8]) {
     let documents = parts(data);
     let own = Document::parse(documents[0]);
+    for bytes in &documents {
+        scanned(bytes);
+    }
     let parent = documents.get(1).and_then(|bytes| Document::parse(bytes).ok());
     let below: Vec<Document> = documents.iter().skip(2).filter_map(|bytes| Document::parse(bytes).ok()).collect();
     if let Ok(own) = &own {
@@ -43,6 +49,48 @@ pub(crate) fn parts(data: &[u8]) -> Vec<&[u8]> {
     parts
 }
 
+/// Members that are interpreted as they are; of others only a part is.
+const WHOLE: [&str; 13] = [
+    "dimensions",
+    "blockSize",
+    "dataType",
+    "compression",
+    "compressionType",
+    "n5",
+    "axes",
+    "units",
+    "resolution",
+    "pixelResolution",
+    "downsamplingFactors",
+    "scales",
+    "transform",
+];
+
+/// The scanner takes for JSON what serde_json does, within the limits; what is kept and what is copied mean the same.
+fn scanned(bytes: &[u8]) {
+    let text = attributes_text(bytes);
+    let is_json = !text.is_empty() && serde_json::from_str::<IgnoredAny>(text).is_ok();
+    let whole = serde_json::from_str::<Value>(text).ok();
+    let copied = ObjectText::of(bytes, |_| true).into_text();
+    let document = match Document::parse(bytes) {
+        Ok(document) => document,
+        // serde_json has a limit of its own for levels.
+        Err(DocumentError::TooLarge(_)) => return,
+        Err(DocumentError::NotAnObject(_)) => return assert!(is_json && !whole.is_some_and(|whole| whole.is_object())),
+        Err(DocumentError::Syntax(error)) => return assert!(!is_json, "{error}"),
+    };
+    assert!(is_json, "{text}");
+    assert!(document.tree_bytes() <= INTERPRETED_BYTES);
+    assert!(serde_json::from_str::<IgnoredAny>(&copied).is_ok() && copied.len() <= text.len(), "{copied}");
+    // Without numbers beyond all floating point and unpaired surrogates.
+    let Some(whole) = whole else { return };
+    assert_eq!(serde_json::from_str::<Value>(&copied).unwrap(), whole);
+    let is_unread = |name: &str| document.unread().iter().any(|unread| unread.name == name);
+    for name in WHOLE.into_iter().filter(|name| !is_unread(name)) {
+        assert_eq!(document.members().get(name), whole.get(name), "{name}");
+    }
+}
+
 fn own_alone(document: &Document) {
     for text in document.members().values().filter_map(Value::as_str) {
         if let Some(unit) = Unit::parse(text) {
@@ -50,22 +98,22 @@ fn own_alone(document: &Document) {
             drop((unit.si(), unit.si_scaled(), unit.ngff()));
         }
     }
-    let Ok(dataset) = DatasetAttributes::parse(document.clone()) else { return };
-    assert!(document.describes_dataset() || dataset.rank() == 0 || !document.members().is_empty());
+    let Ok(dataset) = DescribedDataset::parse(document.clone()) else { return };
+    assert!(document.describes_dataset());
     assert_eq!(dataset.dimensions().len(), dataset.block_size().len());
     drop((codec_forms(&dataset), compression_with_defaults(dataset.compression())));
     strict(&dataset);
 }
 
 /// What is written for the strictest readers means the same, and is left as it is when it is read again.
-fn strict(dataset: &DatasetAttributes) {
-    let written = |dataset: &DatasetAttributes| {
+fn strict(dataset: &DescribedDataset) {
+    let written = |dataset: &DescribedDataset| {
         let space = Space::of_dataset(dataset, &[]);
         canonical(dataset, &space, dataset.data_type(), json!({ "type": "raw" }), None).0
     };
     let mut once = written(dataset);
     let text = Value::Object(once.clone()).to_string();
-    let again = DatasetAttributes::parse(Document::parse(text.as_bytes()).unwrap()).unwrap();
+    let again = DescribedDataset::parse(Document::parse(text.as_bytes()).unwrap()).unwrap();
     assert_eq!(again.dimensions(), dataset.dimensions());
     assert_eq!(again.data_type(), dataset.data_type());
     // Units that nobody understands are written as none, so that nobody takes them for nanometres; read again they are

@@ -105,6 +105,7 @@ fn config() -> Config {
         cache_control: defaults.container_defaults.cache_control,
         symlinks: defaults.container_defaults.symlinks,
         must_be_mount: false,
+        entity_tag: defaults.container_defaults.entity_tag,
     };
     let mut config = Config { containers: vec![container], ..defaults };
     config.server.listen = Listen::Tcp("127.0.0.1:0".parse().unwrap());

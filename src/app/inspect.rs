@@ -9,7 +9,9 @@ use anyhow::{Context, bail};
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use serde_json::Value;
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Map, Value};
 use tower::ServiceExt;
 
 use self::text::{Level, Tree};
@@ -56,18 +58,59 @@ async fn run(config: &Config, wanted: &Inspect) -> anyhow::Result<String> {
     if wanted.json {
         return Ok(body);
     }
-    let document: Value = serde_json::from_str(&body).context("/info")?;
+    let document = document(&body).context("/info")?;
     let mut levels = Vec::new();
     for path in document["multiscale"]["levels"].as_array().into_iter().flatten() {
         let path = path["path"].as_str().unwrap_or_default();
         let below = Key::from_segments(key.segments().chain(path.split('/')))?;
         let info = asked.info(&below).await.unwrap_or_default();
-        levels.push(Level { path: path.to_owned(), info: serde_json::from_str(&info).unwrap_or_default() });
+        levels.push(Level { path: path.to_owned(), info: self::document(&info).unwrap_or_default() });
     }
     let is_group = document["kind"] == "group";
     let tree = if is_group { Some(tree(&container, &asked, &key).await?) } else { None };
     let shown = if key.is_root() { place.root.display().to_string() } else { key.as_str().to_owned() };
     Ok(text::shown(&shown, &document, &levels, tree.as_ref()))
+}
+
+/// A document of `/info`, with the number of the attributes in their place: they may hold numbers and strings that Rust's
+/// types cannot.
+fn document(text: &str) -> serde_json::Result<Value> {
+    #[derive(Deserialize)]
+    struct Info {
+        attributes: Count,
+        #[serde(rename = "tensorstore")]
+        _tensorstore: IgnoredAny,
+        #[serde(flatten)]
+        others: Map<String, Value>,
+    }
+    let Info { attributes, mut others, .. } = serde_json::from_str(text)?;
+    others.insert("attributes".to_owned(), attributes.0.into());
+    Ok(Value::Object(others))
+}
+
+/// Number of the members of an object.
+struct Count(usize);
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Counting;
+        impl<'de> Visitor<'de> for Counting {
+            type Value = Count;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Count, A::Error> {
+                let mut count = 0;
+                while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                Ok(Count(count))
+            }
+        }
+        deserializer.deserialize_map(Counting)
+    }
 }
 
 /// The server's own router, without a socket.
@@ -121,7 +164,7 @@ async fn tree(container: &Container, asked: &Asked<'_>, key: &Key) -> anyhow::Re
             return Ok(tree);
         }
         let info = asked.info(&key).await.unwrap_or_default();
-        let document: Value = serde_json::from_str(&info).unwrap_or_default();
+        let document = document(&info).unwrap_or_default();
         tree.lines.push(text::line(key.name().unwrap_or_default(), depth, &document));
         if depth < 64 {
             below = Some((key, depth + 1));

@@ -77,7 +77,7 @@ impl Default for Limits {
             decode_budget: 80 * MIB,
             transfer_budget: 16 * MIB,
             decode_factor: 16,
-            attributes: MIB,
+            attributes: 16 * MIB,
             budget_wait: Duration::from_secs(10),
             concurrent_requests: 1024,
         }

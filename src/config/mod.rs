@@ -163,7 +163,7 @@ pub struct Limits {
     /// How many times the bytes of an answer may be decoded for it.
     #[serde(deserialize_with = "values::count")]
     pub decode_factor: u64,
-    /// Largest `attributes.json` that is parsed.
+    /// Largest `attributes.json` that is interpreted.
     #[serde(with = "values::size")]
     pub attributes: u64,
     /// Longest wait for a share of a budget.

@@ -53,7 +53,7 @@ impl Config {
             ("limits.slice_budget", self.limits.slice_budget, MIB, LARGEST_BUDGET),
             ("limits.decode_budget", self.limits.decode_budget, MIB, LARGEST_BUDGET),
             ("limits.transfer_budget", self.limits.transfer_budget, MIB, LARGEST_BUDGET),
-            ("limits.attributes", self.limits.attributes, 1024, 1024 * MIB),
+            ("limits.attributes", self.limits.attributes, 1024, 16 * MIB),
             ("clients.bytes_per_second", self.clients.bytes_per_second, 0, LARGEST_BUDGET),
             ("clients.burst", self.clients.burst, 64 * 1024, LARGEST_BUDGET),
             ("cache.decoded", self.cache.decoded, 0, LARGEST_BUDGET),

@@ -136,6 +136,7 @@ impl Budget {
                 metrics::Budget::Slice => Shed::SliceBudget,
                 metrics::Budget::Decode => Shed::DecodeBudget,
                 metrics::Budget::Transfer => Shed::TransferBudget,
+                metrics::Budget::Attributes => Shed::AttributesBudget,
             });
             return Err(BudgetError::Waited { budget: self.label.name(), waited: wait });
         };

@@ -1,24 +1,40 @@
 //! What groups are, from their attributes: parsed once per version of the file.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use bytes::Bytes;
 use moka::future::Cache;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::budget::Budget;
 use super::{ATTRIBUTES, Access, CacheSettings, Container, ReadError, Stored, cache_of};
 use crate::cpu::Length;
 use crate::metrics;
-use crate::n5::{DatasetAttributes, Document, DocumentError, GridPosition};
+use crate::n5::{DatasetAttributes, Document, DocumentError, GridPosition, INTERPRETED_BYTES};
 use crate::store::Key;
 
-/// Memory for parsed attributes.
-pub(super) const CACHE_BYTES: u64 = 8 << 20;
+/// Memory for parsed attributes, cached and being parsed.
+pub(super) const MEMORY_BYTES: u64 = 8 << 20;
 
-/// A parsed document takes about this many times the memory of its text.
-const PARSED_FACTOR: u64 = 24;
+/// The part of [`MEMORY_BYTES`] for attributes that are being parsed, until they are cached.
+const PARSING_BYTES: u64 = 2 << 20;
 
-/// Longer documents are parsed on the CPU lane.
+/// Memory for cached attributes.
+pub(super) const CACHE_BYTES: u64 = MEMORY_BYTES - PARSING_BYTES;
+
+/// The interpreted members of a document are counted with at most this many times the memory of its text: a node of a B-tree for
+/// each `{"":`. (Measured: 128 times.)
+const MOST_PARSED_FACTOR: u64 = 256;
+
+/// A group takes about this much besides its key and the interpreted members of its document.
+const GROUP_BYTES: u64 = 1536;
+
+/// Work on longer documents is done on the CPU lane.
 const SHORT_BYTES: usize = 32 << 10;
+
+/// Work on longer documents takes more than some milliseconds: 2 to 5 for a MiB.
+const MEDIUM_BYTES: usize = 1 << 20;
 
 /// A group with array attributes.
 #[derive(Debug)]
@@ -61,18 +77,52 @@ impl Dataset {
 pub struct Group {
     /// What it is.
     pub state: GroupState,
+    /// The document of a dataset, which the dataset itself does not hold: those who wait with it would hold too much.
+    described: Option<Document>,
     /// Length of `attributes.json` in bytes.
     len: u64,
 }
 
 impl Group {
+    fn without_attributes() -> Arc<Self> {
+        Arc::new(Self { state: GroupState::NoAttributes, described: None, len: 0 })
+    }
+
+    fn parse(bytes: &[u8], id: u64, key: Key, (etag, version): (Arc<str>, u64)) -> Self {
+        let of = |state| Self { state, described: None, len: bytes.len() as u64 };
+        let document = match Document::parse(bytes) {
+            Ok(document) => document,
+            Err(error) => return of(GroupState::Broken(error)),
+        };
+        if !document.describes_dataset() {
+            return of(GroupState::Attributes(document));
+        }
+        match DatasetAttributes::parse(&document) {
+            Ok(attributes) => {
+                let dataset = Dataset { id, key, attributes, etag, version };
+                Self { described: Some(document), ..of(GroupState::Dataset(Arc::new(dataset))) }
+            }
+            Err(error) => of(GroupState::Unusable(document, error.to_string())),
+        }
+    }
+
+    /// Length of `attributes.json` in bytes; 0 where there is none, and for one that is no document.
+    pub fn text_bytes(&self) -> u64 {
+        if self.document().is_some_and(|document| document.is_ok()) { self.len } else { 0 }
+    }
+
+    /// Most bytes that [`Self::document`] takes.
+    pub fn tree_bytes(&self) -> u64 {
+        self.document().and_then(Result::ok).map_or(0, |document| document.tree_bytes())
+    }
+
     /// The attributes as a document, whatever they describe, or why they are none; `None` where there is no file.
     pub fn document(&self) -> Option<Result<Document, DocumentError>> {
         match &self.state {
             GroupState::NoAttributes => None,
             GroupState::Broken(error) => Some(Err(error.clone())),
             GroupState::Attributes(document) | GroupState::Unusable(document, _) => Some(Ok(document.clone())),
-            GroupState::Dataset(dataset) => Some(Ok(dataset.attributes.document().clone())),
+            GroupState::Dataset(_) => Some(Ok(self.described.clone().unwrap_or_default())),
         }
     }
 }
@@ -82,7 +132,7 @@ impl Group {
 pub enum GroupState {
     /// No such file: a group without attributes, or nothing at all.
     NoAttributes,
-    /// The file is no JSON object.
+    /// The file is no JSON object, or has more values or levels than are read.
     Broken(DocumentError),
     /// Attributes of a group.
     Attributes(Document),
@@ -93,18 +143,34 @@ pub enum GroupState {
 }
 
 /// Cache of parsed attributes by container, key and version of the file.
+///
+/// A share of the budget is held from before attributes are parsed until they are in the cache. What has been evicted from the
+/// cache and is still used while its request waits is covered by a share of the slice budget.
 #[derive(Debug, Clone)]
 pub(super) struct Datasets {
     cache: Cache<(u32, Key, u64), Arc<Group>>,
+    parsing: Budget,
 }
 
 impl Datasets {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(wait: Duration) -> Self {
         let settings = CacheSettings { capacity_bytes: CACHE_BYTES, weigh_frequency: true };
-        let cache = cache_of(metrics::Cache::Attributes, settings, |_: &(u32, Key, u64), group: &Arc<Group>| {
-            u32::try_from(group.len * PARSED_FACTOR + 512).unwrap_or(u32::MAX)
-        });
-        Self { cache }
+        let cache =
+            cache_of(metrics::Cache::Attributes, settings, |(_, key, _): &(u32, Key, u64), group: &Arc<Group>| {
+                let bytes = GROUP_BYTES + 2 * key.as_str().len() as u64 + group.tree_bytes();
+                u32::try_from(bytes).unwrap_or(u32::MAX)
+            });
+        Self { cache, parsing: Budget::new(metrics::Budget::Attributes, PARSING_BYTES, wait) }
+    }
+
+    /// The same cache and budget, for whose memory is waited at most `wait`.
+    pub(super) fn waiting(&self, wait: Duration) -> Self {
+        Self { parsing: self.parsing.waiting(wait), ..self.clone() }
+    }
+
+    /// The same cache and budget, for another container.
+    pub(super) fn of_one(&self) -> Self {
+        Self { parsing: self.parsing.of_one(), ..self.clone() }
     }
 
     /// Cached bytes, for the metrics page.
@@ -119,31 +185,27 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when they cannot be read or are too large.
     pub async fn group(&self, access: Access, key: &Key) -> Result<Arc<Group>, ReadError> {
-        let Ok(file) = key.child(ATTRIBUTES) else {
-            return Ok(Arc::new(Group { state: GroupState::NoAttributes, len: 0 }));
-        };
-        let Some(stored) = self.object(access, &file).await? else {
-            return Ok(Arc::new(Group { state: GroupState::NoAttributes, len: 0 }));
-        };
-        let limit_bytes = self.resources.settings.attributes;
-        let too_large = |bytes| ReadError::AttributesTooLarge { key: key.clone(), bytes, limit_bytes };
-        let (meta, bytes) = match stored {
-            Stored::Large(_) => return Err(too_large(stored.meta().len)),
-            Stored::Whole(meta, _) if meta.len > limit_bytes => return Err(too_large(meta.len)),
-            Stored::Whole(meta, bytes) => (meta, bytes),
+        let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Group::without_attributes()) };
+        let limit_bytes = self.most_attributes_bytes();
+        let (meta, bytes) = match self.object(access, &file).await? {
+            None => return Ok(Group::without_attributes()),
+            Some(Stored::Whole(meta, bytes)) if meta.len <= limit_bytes => (meta, bytes),
+            Some(stored) => {
+                let bytes = stored.meta().len;
+                return Err(ReadError::AttributesTooLarge { key: key.clone(), bytes, limit_bytes });
+            }
         };
         let datasets = &self.resources.datasets;
-        let (cpu, etag, version) = (&self.resources.cpu, meta.etag, meta.version);
+        let (etag, version) = (meta.etag, meta.version);
         let parse = async {
-            let id = id_of(self.id, key, version);
-            let at = key.clone();
-            let len = bytes.len() as u64;
-            let parse = move || Group { state: parse(&bytes, id, at, (etag, version)), len };
-            Ok::<_, ReadError>(Arc::new(if len > SHORT_BYTES as u64 {
-                cpu.run(Length::Short, id, parse).await?
-            } else {
-                parse()
-            }))
+            let len = bytes.len();
+            let most_bytes = (len as u64).saturating_mul(MOST_PARSED_FACTOR).min(INTERPRETED_BYTES);
+            // Its holders wait for nothing but a core, so that waiting for it while holding the bytes cannot deadlock.
+            let permit = datasets.parsing.take(most_bytes + GROUP_BYTES).await?;
+            let (id, at) = (id_of(self.id, key, version), key.clone());
+            let parse = move || (Group::parse(&bytes, id, at, (etag, version)), permit);
+            let (group, _permit) = self.work_on(len, parse).await?;
+            Ok::<_, ReadError>(Arc::new(group))
         };
         let cache_key = (self.id, key.clone(), version);
         if let Some(group) = datasets.cache.get(&cache_key).await {
@@ -154,6 +216,40 @@ impl Container {
         metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Miss, 1);
         let cached = datasets.cache.try_get_with(cache_key, parse).await;
         cached.map(|group| self.as_seen(group)).map_err(|error| (*error).clone())
+    }
+
+    /// The bytes of the `attributes.json` of the group at `key`; empty where there is none, or one of more than `most_bytes`.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the store fails, or memory is short.
+    pub async fn attributes_bytes(&self, access: Access, key: &Key, most_bytes: u64) -> Result<Bytes, ReadError> {
+        let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Bytes::new()) };
+        Ok(match self.object(access, &file).await? {
+            Some(Stored::Whole(_, bytes)) if bytes.len() as u64 <= most_bytes => bytes,
+            Some(Stored::Whole(..) | Stored::Large(_)) | None => Bytes::new(),
+        })
+    }
+
+    /// Longest `attributes.json` that is read: `limits.attributes`, or less where less can be held.
+    pub fn most_attributes_bytes(&self) -> u64 {
+        let settings = self.resources.settings();
+        settings.attributes.min(settings.transfer_budget).min(super::objects::WHOLE_BYTES)
+    }
+
+    /// Does work on a document of `len` bytes, on the CPU lane where it is long.
+    ///
+    /// # Errors
+    /// [`ReadError::Died`].
+    pub async fn work_on<T: Send + 'static>(
+        &self,
+        len: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ReadError> {
+        if len <= SHORT_BYTES {
+            return Ok(work());
+        }
+        let length = if len <= MEDIUM_BYTES { Length::Short } else { Length::Long };
+        Ok(self.resources.cpu.run(length, u64::from(self.id), work).await?)
     }
 
     /// As [`Self::group`], for whoever looks at what lies around: `None` where the attributes are hidden
@@ -172,9 +268,7 @@ impl Container {
     /// A dataset of which a part cannot be seen is none.
     fn as_seen(&self, group: Arc<Group>) -> Arc<Group> {
         match &group.state {
-            GroupState::Dataset(dataset) if !self.sees_below(&dataset.key) => {
-                Arc::new(Group { state: GroupState::NoAttributes, len: 0 })
-            }
+            GroupState::Dataset(dataset) if !self.sees_below(&dataset.key) => Group::without_attributes(),
             GroupState::Dataset(_)
             | GroupState::NoAttributes
             | GroupState::Broken(_)
@@ -188,9 +282,22 @@ impl Container {
     /// # Errors
     /// [`ReadError::NotFound`] or [`ReadError::NotADataset`], which says why; as [`Self::group`].
     pub async fn dataset(&self, access: Access, key: &Key) -> Result<Arc<Dataset>, ReadError> {
+        Ok(self.dataset_with_document(access, key).await?.0)
+    }
+
+    /// As [`Self::dataset`], with its document, which is not to be held while anything is waited for.
+    ///
+    /// # Errors
+    /// As [`Self::dataset`].
+    pub async fn dataset_with_document(
+        &self,
+        access: Access,
+        key: &Key,
+    ) -> Result<(Arc<Dataset>, Document), ReadError> {
         let not = |reason: String| Err(ReadError::NotADataset { key: key.clone(), reason });
-        match &self.group(access, key).await?.state {
-            GroupState::Dataset(dataset) => Ok(Arc::clone(dataset)),
+        let group = self.group(access, key).await?;
+        match &group.state {
+            GroupState::Dataset(dataset) => Ok((Arc::clone(dataset), group.described.clone().unwrap_or_default())),
             GroupState::Broken(error) => not(error.to_string()),
             GroupState::Unusable(_, reason) => not(reason.clone()),
             GroupState::Attributes(_) => {
@@ -207,20 +314,6 @@ impl Container {
 fn id_of(container: u32, key: &Key, version: u64) -> u64 {
     let facts = [&container.to_le_bytes()[..], &version.to_le_bytes(), key.as_str().as_bytes()].concat();
     xxh3_64(&facts)
-}
-
-fn parse(bytes: &[u8], id: u64, key: Key, (etag, version): (Arc<str>, u64)) -> GroupState {
-    let document = match Document::parse(bytes) {
-        Ok(document) => document,
-        Err(error) => return GroupState::Broken(error),
-    };
-    if !document.describes_dataset() {
-        return GroupState::Attributes(document);
-    }
-    match DatasetAttributes::parse(document.clone()) {
-        Ok(attributes) => GroupState::Dataset(Arc::new(Dataset { id, key, attributes, etag, version })),
-        Err(error) => GroupState::Unusable(document, error.to_string()),
-    }
 }
 
 #[cfg(test)]

@@ -109,7 +109,7 @@ impl Settings {
     pub fn memory_bound(&self) -> u64 {
         [self.decoded_cache, self.stored_cache, self.slice_budget, self.decode_budget, self.transfer_budget]
             .iter()
-            .fold(datasets::CACHE_BYTES, |sum, part| sum.saturating_add(*part))
+            .fold(datasets::MEMORY_BYTES, |sum, part| sum.saturating_add(*part))
     }
 }
 
@@ -140,7 +140,7 @@ impl Resources {
         let blocks = Blocks::new(decoded, objects.clone(), cpu.clone(), settings.decode_budget, wait);
         Arc::new(Self {
             slice_budget: Budget::new(metrics::Budget::Slice, settings.slice_budget, wait),
-            datasets: Datasets::new(),
+            datasets: Datasets::new(wait),
             containers: Arc::default(),
             objects,
             blocks,
@@ -164,7 +164,7 @@ impl Resources {
         let objects = self.objects.of_one();
         Arc::new(Self {
             slice_budget: self.slice_budget.of_one(),
-            datasets: self.datasets.clone(),
+            datasets: self.datasets.of_one(),
             containers: Arc::clone(&self.containers),
             blocks: self.blocks.of_one(&objects),
             objects,

@@ -22,7 +22,7 @@ impl Resources {
         let objects = of(kept.objects).objects.waiting(wait);
         Arc::new(Self {
             slice_budget: of(kept.slices).slice_budget.waiting(wait),
-            datasets: self.datasets.clone(),
+            datasets: self.datasets.waiting(wait),
             containers: Arc::clone(&self.containers),
             blocks: of(kept.blocks).blocks.waiting(wait, &objects, &cpu),
             objects,

@@ -8,33 +8,51 @@ use super::compress::Compressible;
 use super::problem::Problem;
 use super::{Answer, Ask, forwarded, respond, target};
 use crate::metadata::{self, Description, Kind, Node, Recommended};
+use crate::n5::ObjectText;
 use crate::view::{self, Known};
+
+/// Longer attributes stand in an answer once: the spec of TensorStore then has only those that it interprets.
+const MOST_REPEATED_BYTES: usize = 1 << 20;
 
 pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     let Some((mount, key)) = ask.locate(&ask.target.segments)? else {
         // The containers' common root: a group without attributes.
-        return Ok(document(ask, "", Known::default(), HeaderValue::from_static("no-cache")));
+        let copied = (ObjectText::default(), ObjectText::default());
+        return Ok(document(ask, "", Known::default(), copied, HeaderValue::from_static("no-cache")));
     };
-    let known = view::read_node(&mount.container, ask.access, &key)
-        .await
-        .map_err(|error| Problem::from(error).cached(mount.cache_missing.clone()))?;
+    let blame = |error| Problem::from(error).cached(mount.cache_missing.clone());
+    let known = view::read_node_with_text(&mount.container, ask.access, &key).await.map_err(blame)?;
+    let attributes = known.attributes(&mount.container, |_| true).await.map_err(blame)?;
+    let is_dataset = matches!(&known.node.document, Some(Ok(document)) if document.describes_dataset());
+    let repeated = if is_dataset && known.text_bytes() <= MOST_REPEATED_BYTES {
+        known.attributes(&mount.container, metadata::TensorStore::repeats).await.map_err(blame)?
+    } else {
+        ObjectText::default()
+    };
     let path = [mount.name.as_str(), key.as_str()].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>();
     // Never immutable: what is said depends on the release and on everything around the directory.
-    Ok(document(ask, &path.join("/"), known, mount.cache_missing.clone()))
+    Ok(document(ask, &path.join("/"), known, (attributes, repeated), mount.cache_missing.clone()))
 }
 
-fn document(ask: &Ask<'_>, path: &str, known: Known, cache: HeaderValue) -> axum::http::Response<axum::body::Body> {
-    let Known { node, problems, memory } = known;
+/// The document about the directory `known`, whose attributes are copied: all, and those that TensorStore repeats in a spec.
+fn document(
+    ask: &Ask<'_>,
+    path: &str,
+    known: Known,
+    (attributes, repeated): (ObjectText, ObjectText),
+    cache: HeaderValue,
+) -> axum::http::Response<axum::body::Body> {
+    let Known { node, problems, memory, .. } = known;
     let mut description = metadata::describe(&node);
     description.problems.extend(problems.into_iter().map(metadata::Problem::from));
     let base = forwarded::public_base(ask);
     let encoded = path.split('/').map(|name| target::encode(name).to_string()).collect::<Vec<_>>().join("/");
     let urls = urls(&base, &encoded, &node, &description);
-    let tensorstore = description.tensorstore.as_ref().map(|tensorstore| {
+    let tensorstore = description.tensorstore.take().map(|tensorstore| {
         let host = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
         let prefix = base.strip_prefix(&host).unwrap_or_default();
         let kvstore = metadata::http_kvstore(&host, &format!("{prefix}/n5/{path}"));
-        json!({ "spec": tensorstore.spec(Some(kvstore)), "schema": tensorstore.schema() })
+        tensorstore.written(&kvstore, &repeated)
     });
     let mut members = match serde_json::to_value(&description) {
         Ok(Value::Object(members)) => members,
@@ -42,10 +60,17 @@ fn document(ask: &Ask<'_>, path: &str, known: Known, cache: HeaderValue) -> axum
     };
     members.insert("volume".to_owned(), json!(metadata::volume(&node, path)));
     members.insert("path".to_owned(), json!(path));
-    members.insert("tensorstore".to_owned(), json!(tensorstore));
     members.insert("urls".to_owned(), urls);
-    let mut text = Value::Object(members).to_string();
-    drop((node, description));
+    let mut object = ObjectText::default();
+    object.insert_object("attributes", &attributes);
+    for (name, value) in &members {
+        match &tensorstore {
+            Some(tensorstore) if name == "tensorstore" => object.insert_object(name, tensorstore),
+            _ => object.insert(name, value),
+        }
+    }
+    drop((node, description, members, attributes, repeated));
+    let mut text = object.into_text();
     text.shrink_to_fit();
     let body = match memory {
         Some(mut memory) => {

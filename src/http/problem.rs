@@ -261,7 +261,10 @@ impl From<ReadError> for Problem {
             }
             ReadError::AttributesTooLarge { key, bytes, limit_bytes } => Self::new(
                 TOO_LARGE,
-                format!("the attributes of /{key} have {bytes} bytes; limits.attributes allows {limit_bytes}"),
+                format!(
+                    "the attributes of /{key} have {bytes} bytes; limits.attributes and limits.transfer_budget allow \
+                     {limit_bytes}"
+                ),
             )
             .with("limit", limit_bytes),
             ReadError::StoredTooLarge { key, bytes, limit_bytes } => Self::new(

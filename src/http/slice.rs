@@ -22,7 +22,7 @@ use super::{Answer, Ask, Mount, compress, encode, observe, vary};
 use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
 use crate::cpu::Length;
 use crate::metadata;
-use crate::n5::{Array, DataType};
+use crate::n5::{Array, DataType, DescribedDataset, Document};
 use crate::output::{self, Format, NegotiationError, Options};
 
 /// Bands that wait to be sent while the next one is assembled.
@@ -58,13 +58,13 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     let negotiated = |problem: Problem| if query.format.is_none() { problem.varying("accept") } else { problem };
     let format = chosen.map_err(negotiated)?;
     let (mount, key) = ask.locate(&ask.target.segments)?.ok_or_else(Problem::missing)?;
-    let dataset = mount
+    let (dataset, document) = mount
         .container
-        .dataset(ask.access, &key)
+        .dataset_with_document(ask.access, &key)
         .await
         .map_err(|error| Problem::from(error).cached(mount.cache_missing.clone()))?;
     let plan = plan(ask, mount, dataset, &query, format)?;
-    let mut headers = headers(&plan, mount);
+    let mut headers = headers(&plan, mount, document);
     if query.format.is_none() {
         vary(&mut headers, "accept");
     }
@@ -147,8 +147,7 @@ fn plan(
 }
 
 /// Headers that are known before a block is read.
-fn headers(plan: &Plan, mount: &Mount) -> HeaderMap {
-    let attributes = &plan.dataset.attributes;
+fn headers(plan: &Plan, mount: &Mount, document: Document) -> HeaderMap {
     let order = plan.options.order;
     let mut headers = HeaderMap::new();
     let mut put = |name: &'static str, value: String| {
@@ -162,13 +161,18 @@ fn headers(plan: &Plan, mount: &Mount) -> HeaderMap {
     put("n5-byte-order", plan.options.endian.name().to_owned());
     put("n5-start", list(&plan.options.start));
     put("n5-step", list(&plan.options.step));
-    if let Some(axes) = metadata::Physical::of(attributes, &mut Vec::new()).axes {
+    let described = DescribedDataset::parse(document).ok();
+    if let Some(axes) = described.and_then(|described| metadata::Physical::of(&described, &mut Vec::new()).axes) {
         let kept = plan.selection.kept_axes.iter().filter_map(|axis| axes.get(*axis));
         let mut names: Vec<String> = kept.map(|name| super::target::encode(name).to_string()).collect();
         if order == output::Order::C {
             names.reverse();
         }
-        put("n5-axes", names.join(","));
+        let names = names.join(",");
+        // Clients refuse heads of more than some kilobytes.
+        if names.len() <= 2 << 10 {
+            put("n5-axes", names);
+        }
     }
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(plan.format.media_type()));
     headers.insert(CACHE_CONTROL, mount.cache_found.clone());

@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::n5::{DataType, DatasetAttributes};
+use crate::n5::{DataType, DescribedDataset};
 
 use super::fields::{level_number, note, one_per_axis, shown, strings};
 use super::pyramid::{Pyramid, integer_if_whole};
@@ -26,7 +26,7 @@ use super::tensorstore::MAX_BLOCK_BYTES;
 ///   is written: Neuroglancer takes that for the finest level's when it finds both, TensorStore for
 ///   the dataset's own.
 pub fn canonical(
-    dataset: &DatasetAttributes,
+    dataset: &DescribedDataset,
     space: &Space,
     data_type: &DataType,
     compression: Value,

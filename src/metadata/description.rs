@@ -1,9 +1,9 @@
 //! The document about a group or dataset, without what only the server knows (`path`, `urls`).
 
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::n5::{CODECS, DatasetAttributes, DocumentError};
+use crate::n5::{CODECS, DescribedDataset, DocumentError, Unread};
 
 use super::canonical::{canonical, mended_group};
 use super::codec::{CodecForms, codec_forms, compression_with_defaults};
@@ -34,8 +34,6 @@ pub enum Kind {
 pub struct Description {
     /// What it is.
     pub kind: Kind,
-    /// Its attributes as stored, empty when there are none or they are broken.
-    pub attributes: Map<String, Value>,
     /// Size in elements.
     pub dimensions: Option<Vec<u64>>,
     /// Size of a full block in elements.
@@ -75,13 +73,16 @@ impl Description {
     }
 
     pub(super) fn new(node: &Node) -> Self {
-        let mut group = Self::empty(node.attributes().clone());
+        let mut group = Self::empty();
         if let Some(Err(error)) = &node.document {
             group.problems.push(broken(error).into());
             return group;
         }
+        for Unread { name, reason } in node.own().unread() {
+            note(&mut group.problems, format!("the attribute {name} counts as missing: {reason}"));
+        }
         if node.own().describes_dataset() {
-            match DatasetAttributes::parse(node.own().clone()) {
+            match DescribedDataset::parse(node.own().clone()) {
                 Ok(dataset) => return group.dataset(node, &dataset),
                 Err(error) => {
                     let text = format!("its attributes describe no dataset: {error}");
@@ -100,10 +101,9 @@ impl Description {
         group.group(node)
     }
 
-    fn empty(attributes: Map<String, Value>) -> Self {
+    fn empty() -> Self {
         Self {
             kind: Kind::Group,
-            attributes,
             dimensions: None,
             block_size: None,
             data_type: None,
@@ -121,7 +121,7 @@ impl Description {
         }
     }
 
-    fn dataset(mut self, node: &Node, dataset: &DatasetAttributes) -> Self {
+    fn dataset(mut self, node: &Node, dataset: &DescribedDataset) -> Self {
         let mut problems = std::mem::take(&mut self.problems);
         let physical = Physical::of(dataset, &mut problems);
         lint::lint(dataset, &node.ancestors, &mut problems);
@@ -155,7 +155,7 @@ impl Description {
             self.units.clone_from(&pyramid.units);
             self.resolution = pyramid.resolution().map(<[f64]>::to_vec);
             self.readable = Some(readers::of_pyramid(node, &pyramid, &mut self.problems));
-            note_mended(mended_group(&self.attributes, &pyramid), &mut self.problems);
+            note_mended(mended_group(node.attributes(), &pyramid), &mut self.problems);
             self.multiscale = Some(pyramid);
         }
         self
@@ -176,7 +176,7 @@ fn broken(error: &DocumentError) -> String {
 }
 
 /// Size of all elements in decimal digits. Thirty-two axes of 2^63 exceed every integer type.
-fn size_bytes(dataset: &DatasetAttributes) -> Option<String> {
+fn size_bytes(dataset: &DescribedDataset) -> Option<String> {
     const BASE: u128 = 1_000_000_000;
     let item = u64::try_from(dataset.data_type().size_bytes()?).ok()?;
     // Digits to the base 10^9, least first.
@@ -214,7 +214,7 @@ mod tests {
         let own = array(&[40, 36], &json!({"dataType": "uint16", "compression": {"type": "xz"}}));
         let description = describe(&group(&[json!({"n5": "2.0.0"})], &own, &[]));
         let text = serde_json::to_string(&description).unwrap();
-        let start = r#"{"kind":"dataset","attributes":{"blockSize":[16,16],"compression":{"type":"xz"},"dataType":"uint16","dimensions":[40,36]},"#;
+        let start = r#"{"kind":"dataset","#;
         let middle = r#""dimensions":[40,36],"block_size":[16,16],"data_type":"uint16","compression":{"preset":6,"type":"xz"},"grid":[3,3],"size_bytes":"2880","axes":null,"units":null,"resolution":null,"multiscale":null,"tensorstore":{"schema":{"#;
         let end = r#""codec":{"numcodecs":{"check":-1,"filters":null,"format":1,"id":"lzma","preset":6},"hdf5":null},"readable":{"neuroglancer":false,"tensorstore":true,"java":true,"zarr":false,"z5":false},"problems":["Neuroglancer cannot read it: it has no compression \"xz\"","zarr-python 2 cannot read it: it wants compression.preset","z5 cannot read it: it wants compression.preset"]}"#;
         assert!(text.starts_with(&(start.to_owned() + middle)), "{text}");

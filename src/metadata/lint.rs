@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::n5::{DatasetAttributes, Document};
+use crate::n5::{DescribedDataset, Document};
 
 use super::codec::block_bytes;
 use super::fields::{note, shown};
@@ -10,7 +10,7 @@ use super::problem::{About, Problem};
 use super::tensorstore::MAX_BLOCK_BYTES;
 
 /// Appends what is unusual about a dataset and its ancestors, root first.
-pub(super) fn lint(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<Problem>) {
+pub(super) fn lint(dataset: &DescribedDataset, ancestors: &[Document], problems: &mut Vec<Problem>) {
     if dataset.has_legacy_compression() {
         note(
             problems,
@@ -51,7 +51,7 @@ pub(super) fn lint(dataset: &DatasetAttributes, ancestors: &[Document], problems
 }
 
 /// Neuroglancer merges the attributes of all directories above into a dataset's.
-fn inherited(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<Problem>) {
+fn inherited(dataset: &DescribedDataset, ancestors: &[Document], problems: &mut Vec<Problem>) {
     let own = |key: &str| dataset.members().contains_key(key);
     for members in ancestors.iter().map(Document::members) {
         if members.contains_key("dimensions") {

@@ -35,7 +35,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-use crate::n5::{DatasetAttributes, Document, DocumentError};
+use crate::n5::{DescribedDataset, Document, DocumentError};
 
 pub use canonical::{canonical, canonical_group, is_inherited};
 pub use codec::{CodecForms, Hdf5Filter, codec_forms, compression_with_defaults};
@@ -70,7 +70,7 @@ pub struct Node {
 static NO_ATTRIBUTES: LazyLock<Document> = LazyLock::new(Document::default);
 
 impl Node {
-    /// The directory's own attributes, empty where there are none.
+    /// Those of the directory's own attributes that have a meaning, empty where there are none.
     pub fn attributes(&self) -> &Map<String, Value> {
         self.own().members()
     }
@@ -88,9 +88,9 @@ impl Node {
     }
 
     /// The dataset at a path below, when its attributes were fetched and make sense.
-    pub fn dataset_below(&self, path: &str) -> Option<DatasetAttributes> {
+    pub fn dataset_below(&self, path: &str) -> Option<DescribedDataset> {
         let document = self.child_documents.get(path)?;
-        document.describes_dataset().then(|| DatasetAttributes::parse(document.clone()).ok()).flatten()
+        document.describes_dataset().then(|| DescribedDataset::parse(document.clone()).ok()).flatten()
     }
 }
 
@@ -146,7 +146,7 @@ pub fn pyramid(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
 /// `None` for a plain group and for a type that is not decoded.
 pub fn volume(node: &Node, path: &str) -> Option<Volume> {
     let data_type = if node.own().describes_dataset() {
-        DatasetAttributes::parse(node.own().clone()).ok()?.data_type().clone()
+        DescribedDataset::parse(node.own().clone()).ok()?.data_type().clone()
     } else {
         let first = pyramid(node, &mut Vec::new())?.levels.into_iter().next()?;
         node.dataset_below(&first.path)?.data_type().clone()
@@ -172,8 +172,8 @@ mod testing {
         Document::parse(value.to_string().as_bytes()).unwrap()
     }
 
-    pub(super) fn dataset(value: &Value) -> DatasetAttributes {
-        DatasetAttributes::parse(document(value)).unwrap()
+    pub(super) fn dataset(value: &Value) -> DescribedDataset {
+        DescribedDataset::parse(document(value)).unwrap()
     }
 
     /// Attributes of a uint8 dataset of these dimensions, with further members.

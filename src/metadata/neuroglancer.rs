@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::n5::{DataType, DatasetAttributes, Document};
+use crate::n5::{DataType, DescribedDataset, Document};
 
 use super::Node;
 use super::fields::{level_number, number_lists, shown};
@@ -18,7 +18,7 @@ use super::scales::listed_factors;
 ///
 /// # Errors
 /// Why it does not.
-pub(super) fn dataset(dataset: &DatasetAttributes, ancestors: &[Document]) -> Result<(), String> {
+pub(super) fn dataset(dataset: &DescribedDataset, ancestors: &[Document]) -> Result<(), String> {
     let mut merged = Map::new();
     for document in ancestors {
         merged.extend(document.members().clone());

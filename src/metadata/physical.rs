@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::n5::DatasetAttributes;
+use crate::n5::DescribedDataset;
 
 use super::cosem;
 use super::fields::{note, one_per_axis, shown, strings};
@@ -30,7 +30,7 @@ impl Physical {
     /// `transform`; n5-viewer's `pixelResolution`, which is the voxel size at full resolution and
     /// therefore multiplied by the dataset's `downsamplingFactors`. Voxel size and units come from the
     /// same source. What a group above may add (Neuroglancer merges all of them) is not counted.
-    pub fn of(dataset: &DatasetAttributes, problems: &mut Vec<Problem>) -> Self {
+    pub fn of(dataset: &DescribedDataset, problems: &mut Vec<Problem>) -> Self {
         let (members, rank) = (dataset.members(), dataset.rank());
         let mut names = |key: &str| {
             let given = members.get(key)?;

@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use crate::n5::DatasetAttributes;
+use crate::n5::DescribedDataset;
 
 use super::Node;
 use super::fields::{note, snapped};
@@ -92,7 +92,7 @@ pub(super) struct Found {
     /// Place in the metadata's list, or the number in the name `s<number>`.
     pub(super) number: usize,
     /// The dataset.
-    pub(super) dataset: DatasetAttributes,
+    pub(super) dataset: DescribedDataset,
 }
 
 /// The levels that exist, in the order given; one that is missing or differs in rank from the first

@@ -8,7 +8,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::n5::{DatasetAttributes, Document};
+use crate::n5::{DescribedDataset, Document};
 
 use super::codec::block_bytes;
 use super::fields::{note, whole};
@@ -36,7 +36,7 @@ const NEUROGLANCER: &str = "Neuroglancer";
 
 /// Which programs read a dataset with these ancestors, root first; the reasons of those that do not
 /// are appended to `problems`.
-pub(super) fn of_dataset(dataset: &DatasetAttributes, ancestors: &[Document], problems: &mut Vec<Problem>) -> Readable {
+pub(super) fn of_dataset(dataset: &DescribedDataset, ancestors: &[Document], problems: &mut Vec<Problem>) -> Readable {
     let root = ancestors.first().map_or_else(|| dataset.members(), Document::members);
     let dialect = Lz4::of(dataset, root);
     if dialect.is_some() {
@@ -101,7 +101,7 @@ impl Lz4 {
     /// `acceleration` and `id` are numcodecs'; z5 writes a level, by default 6, where Java demands a
     /// block size of 64 or more; else the container's version tells z5 (`2.0.0`) and the Rust crate
     /// (`2.1.3`) from Java.
-    fn of(dataset: &DatasetAttributes, root: &Map<String, Value>) -> Option<Self> {
+    fn of(dataset: &DescribedDataset, root: &Map<String, Value>) -> Option<Self> {
         let compression = dataset.compression();
         if compression.name() != "lz4" {
             return None;
@@ -122,7 +122,7 @@ impl Lz4 {
     }
 }
 
-fn java(dataset: &DatasetAttributes, root: &Map<String, Value>, lz4: Option<Lz4>) -> Result<(), String> {
+fn java(dataset: &DescribedDataset, root: &Map<String, Value>, lz4: Option<Lz4>) -> Result<(), String> {
     if let Some(version) = root.get("n5").filter(|version| !java_accepts(version)) {
         return Err(format!("it refuses the container's version {version}"));
     }
@@ -160,7 +160,7 @@ fn java_accepts(version: &Value) -> bool {
     complete && major.is_some_and(|major| major <= 4)
 }
 
-fn zarr(dataset: &DatasetAttributes, lz4: Option<Lz4>) -> Result<(), String> {
+fn zarr(dataset: &DescribedDataset, lz4: Option<Lz4>) -> Result<(), String> {
     for key in ["dimensions", "blockSize"] {
         if let Some(odd) = list(dataset, key).find(|value| value.as_u64().is_none()) {
             return Err(format!("{key} holds {odd}, which it takes as it is written"));
@@ -196,7 +196,7 @@ fn zarr(dataset: &DatasetAttributes, lz4: Option<Lz4>) -> Result<(), String> {
     }
 }
 
-fn z5(dataset: &DatasetAttributes, root: &Map<String, Value>, lz4: Option<Lz4>) -> Result<(), String> {
+fn z5(dataset: &DescribedDataset, root: &Map<String, Value>, lz4: Option<Lz4>) -> Result<(), String> {
     if !root.contains_key("n5") {
         return Err("the container's root has no version (the attribute n5)".to_owned());
     }
@@ -237,16 +237,16 @@ fn z5(dataset: &DatasetAttributes, root: &Map<String, Value>, lz4: Option<Lz4>) 
     Ok(())
 }
 
-fn list<'a>(dataset: &'a DatasetAttributes, key: &str) -> impl Iterator<Item = &'a Value> {
+fn list<'a>(dataset: &'a DescribedDataset, key: &str) -> impl Iterator<Item = &'a Value> {
     dataset.members().get(key).and_then(Value::as_array).into_iter().flatten()
 }
 
-fn parameter<'a>(dataset: &'a DatasetAttributes, key: &str) -> Option<&'a Value> {
+fn parameter<'a>(dataset: &'a DescribedDataset, key: &str) -> Option<&'a Value> {
     dataset.compression().parameters().get(key)
 }
 
 /// Programs that want `compression` with a type and these members.
-fn has_compression(dataset: &DatasetAttributes, required: &[&str]) -> Result<(), String> {
+fn has_compression(dataset: &DescribedDataset, required: &[&str]) -> Result<(), String> {
     let given = dataset.members().get("compression").and_then(Value::as_object);
     if given.is_none_or(|members| !members.get("type").is_some_and(Value::is_string)) {
         return Err("it wants the attribute compression with a type".to_owned());

@@ -1,6 +1,6 @@
 //! In which form Neuroglancer should open a directory.
 
-use crate::n5::{DataType, DatasetAttributes};
+use crate::n5::{DataType, DescribedDataset};
 
 use super::pyramid::Pyramid;
 use super::{Description, Kind, Node};
@@ -22,7 +22,7 @@ pub fn recommended(node: &Node, description: &Description) -> Option<Recommended
     let readable = description.readable?;
     match (description.kind, &description.multiscale) {
         (Kind::Dataset, _) => {
-            let dataset = DatasetAttributes::parse(node.own().clone()).ok()?;
+            let dataset = DescribedDataset::parse(node.own().clone()).ok()?;
             if !is_shown(&dataset) {
                 return None;
             }
@@ -30,7 +30,7 @@ pub fn recommended(node: &Node, description: &Description) -> Option<Recommended
         }
         (Kind::Multiscale, Some(pyramid)) => {
             let levels = pyramid.levels.iter().map(|level| node.dataset_below(&level.path));
-            let levels: Option<Vec<DatasetAttributes>> = levels.collect();
+            let levels: Option<Vec<DescribedDataset>> = levels.collect();
             let levels = levels.filter(|levels| levels.iter().all(is_shown))?;
             let converted = levels.iter().find_map(stand_in);
             Some(if converted.is_some() {
@@ -45,13 +45,13 @@ pub fn recommended(node: &Node, description: &Description) -> Option<Recommended
     }
 }
 
-fn is_shown(dataset: &DatasetAttributes) -> bool {
+fn is_shown(dataset: &DescribedDataset) -> bool {
     let decoded = dataset.compression().codec().is_some() && dataset.data_type().size_bytes().is_some();
     decoded && dataset.rank() > 0 && !dataset.dimensions().contains(&0)
 }
 
 /// The type that Neuroglancer shows in place of one that it lacks.
-fn stand_in(dataset: &DatasetAttributes) -> Option<DataType> {
+fn stand_in(dataset: &DescribedDataset) -> Option<DataType> {
     // Every value of both is shown, if not exactly; whoever knows the values may choose better.
     matches!(dataset.data_type(), DataType::Int64 | DataType::Float64).then_some(DataType::Float32)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::n5::DatasetAttributes;
+use crate::n5::DescribedDataset;
 
 use super::fields::{level_number, note, number_lists, one_per_axis, shown};
 use super::problem::Problem;
@@ -67,7 +67,7 @@ pub(super) fn levels(
 
 fn factors(
     level: &Found,
-    first: &DatasetAttributes,
+    first: &DescribedDataset,
     listed: Option<&[Vec<f64>]>,
     problems: &mut Vec<Problem>,
 ) -> Vec<f64> {

@@ -2,7 +2,7 @@
 //!
 //! Everything is usable as it stands: names are unique, sizes positive, lists as long as the rank.
 
-use crate::n5::{DatasetAttributes, Document};
+use crate::n5::{DescribedDataset, Document};
 
 use super::fields::{one_per_axis, strings};
 use super::physical::{Physical, pixel_resolution};
@@ -69,7 +69,7 @@ impl Space {
     /// Paintera's `unit` and `offset`), or `pixelResolution`. A voxel size from above is that of full
     /// resolution and is multiplied by the dataset's own `downsamplingFactors`. `inherited` are these
     /// directories' attributes, the root first.
-    pub fn of_dataset(dataset: &DatasetAttributes, inherited: &[Document]) -> Self {
+    pub fn of_dataset(dataset: &DescribedDataset, inherited: &[Document]) -> Self {
         let mut physical = Physical::of(dataset, &mut Vec::new());
         let rank = dataset.rank();
         let above = || inherited.iter().rev().map(Document::members);

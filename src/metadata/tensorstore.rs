@@ -7,7 +7,7 @@
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use crate::n5::DatasetAttributes;
+use crate::n5::{DescribedDataset, ObjectText};
 
 use super::codec::block_bytes;
 use super::fields::{shown, whole};
@@ -18,7 +18,11 @@ pub const MAX_BLOCK_BYTES: u128 = 1 << 31;
 /// Upper bound of an index interval that TensorStore takes for infinite; none beyond is valid.
 const INFINITE: i128 = 1 << 62;
 
-/// What TensorStore reports of an open dataset. The spec has no `kvstore` before one is given.
+/// The members of `attributes.json` that it interprets; its spec repeats all others as they are.
+const MEMBERS: [&str; 7] = ["dimensions", "blockSize", "dataType", "compression", "axes", "units", "resolution"];
+
+/// What TensorStore reports of an open dataset. The spec has no `kvstore` before one is given, and of the attributes those that
+/// TensorStore interprets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorStore {
     spec: Map<String, Value>,
@@ -41,11 +45,28 @@ impl TensorStore {
         Value::Object(spec)
     }
 
-    /// The same with a `kvstore` in its spec, also when serialised.
-    #[must_use]
-    pub fn with_kvstore(mut self, kvstore: Value) -> Self {
-        self.spec.insert("kvstore".to_owned(), kvstore);
-        self
+    /// Whether it repeats a member of `attributes.json` as it is.
+    pub fn repeats(name: &str) -> bool {
+        !MEMBERS.contains(&name)
+    }
+
+    /// Spec and schema, with the given member `kvstore`, and with those attributes that [are repeated](Self::repeats).
+    pub fn written(&self, kvstore: &Value, repeated: &ObjectText) -> ObjectText {
+        let (mut spec, mut metadata) = (ObjectText::default(), ObjectText::default());
+        for (name, value) in &self.spec {
+            if name == "metadata" {
+                value.as_object().into_iter().flatten().for_each(|(name, value)| metadata.insert(name, value));
+            } else {
+                spec.insert(name, value);
+            }
+        }
+        metadata.extend(repeated);
+        spec.insert_object("metadata", &metadata);
+        spec.insert("kvstore", kvstore);
+        let mut both = ObjectText::default();
+        both.insert("schema", &self.schema);
+        both.insert_object("spec", &spec);
+        both
     }
 
     /// `ts.open(…).schema.to_json()`.
@@ -66,7 +87,7 @@ pub fn http_kvstore(origin: &str, path: &str) -> Value {
 ///
 /// # Errors
 /// Why TensorStore cannot open it.
-pub fn tensorstore(dataset: &DatasetAttributes) -> Result<TensorStore, String> {
+pub fn tensorstore(dataset: &DescribedDataset) -> Result<TensorStore, String> {
     let members = dataset.members();
     let dimensions = extents(members, "dimensions", 0)?;
     let blocks = extents(members, "blockSize", 1)?;
@@ -89,7 +110,8 @@ pub fn tensorstore(dataset: &DatasetAttributes) -> Result<TensorStore, String> {
         return Err(format!("the dimension {size} exceeds 2^62"));
     }
 
-    let mut metadata = members.clone();
+    let known = MEMBERS.iter().filter_map(|key| Some(((*key).to_owned(), members.get(*key)?.clone())));
+    let mut metadata: Map<String, Value> = known.collect();
     metadata.insert("dimensions".to_owned(), integers(&dimensions));
     metadata.insert("blockSize".to_owned(), integers(&blocks));
     metadata.insert("compression".to_owned(), compression.clone());
@@ -270,12 +292,18 @@ mod tests {
             r#"{"driver":"n5","dtype":"uint8","kvstore":{"base_url":"http://h:80","driver":"http","path":"/a/b/"},"#
                 .to_owned()
                 + r#""metadata":{"axes":["x","y"],"blockSize":[5,4],"compression":{"level":-1,"type":"gzip","useZlib":false},"#
-                + r#""dataType":"uint8","dimensions":[7,5],"foo":{"a":2.0,"b":1},"resolution":[4.0,0.5],"units":["nm","um"]},"#
+                + r#""dataType":"uint8","dimensions":[7,5],"resolution":[4.0,0.5],"units":["nm","um"]},"#
                 + r#""transform":{"input_exclusive_max":[[7],[5]],"input_inclusive_min":[0,0],"input_labels":["x","y"]}}"#
         );
         assert!(opened.spec(None).get("kvstore").is_none());
-        let written = serde_json::to_value(opened.with_kvstore(http_kvstore("http://h", "/"))).unwrap();
+        // Other attributes are repeated as they are stored.
+        let stored = br#"{"dimensions": [7.0, 5], "foo" : {"b": 1, "a": 2.0}}"#;
+        let repeated = ObjectText::of(stored, TensorStore::repeats);
+        let written = opened.written(&http_kvstore("http://h", "/"), &repeated).into_text();
+        assert!(written.contains(r#""units":["nm","um"],"foo":{"b":1,"a":2.0}},"kvstore""#), "{written}");
+        let written: Value = serde_json::from_str(&written).unwrap();
         assert_eq!(written["spec"]["kvstore"]["path"], "/");
+        assert_eq!(written["schema"], *opened.schema());
     }
 
     #[test]

@@ -58,6 +58,8 @@ label!(
         Decode = "decode",
         /// `limits.transfer_budget`
         Transfer = "transfer",
+        /// Attributes being parsed, beyond their cache.
+        Attributes = "attributes",
     }
 );
 
@@ -84,6 +86,8 @@ label!(
         DecodeBudget = "decode_budget",
         /// Waited `limits.budget_wait` for memory for stored blocks.
         TransferBudget = "transfer_budget",
+        /// Waited `limits.budget_wait` for memory for parsing attributes.
+        AttributesBudget = "attributes_budget",
         /// Kept waiting by storage while other containers' requests needed what they held.
         Storage = "storage",
     }
@@ -126,6 +130,8 @@ label!(
         Decode = "decode",
         /// For a share of `limits.transfer_budget`.
         Transfer = "transfer",
+        /// For memory for parsing attributes.
+        Attributes = "attributes",
         /// For a core.
         Cpu = "cpu",
         /// For what another request loads or makes.
@@ -156,6 +162,7 @@ impl Queue {
             Budget::Slice => Self::Slice,
             Budget::Decode => Self::Decode,
             Budget::Transfer => Self::Transfer,
+            Budget::Attributes => Self::Attributes,
         }
     }
 }

@@ -1,12 +1,12 @@
-//! `attributes.json`: what a document must hold to describe a dataset, read as tolerantly as the
-//! programs that wrote it.
+//! The array attributes of a dataset, read from its document as tolerantly as by the programs that wrote it.
 
-use std::sync::Arc;
+use std::borrow::Borrow;
+use std::ops::Deref;
 
 use serde_json::{Map, Value};
 use smallvec::SmallVec;
 
-use super::{BlockGrid, Compression, Coords, DataType};
+use super::{BlockGrid, Compression, Coords, DataType, Document};
 
 /// Most axes a dataset may have, as in TensorStore.
 pub const MAX_RANK: usize = 32;
@@ -14,61 +14,14 @@ pub const MAX_RANK: usize = 32;
 /// Largest extent of an axis: what a Java `long` holds.
 const MAX_EXTENT: u64 = i64::MAX.unsigned_abs();
 
-/// A parsed `attributes.json`. Cheap to clone.
-#[derive(Debug, Clone, Default)]
-pub struct Document {
-    members: Arc<Map<String, Value>>,
-}
-
-/// Why the bytes of an `attributes.json` hold no attributes.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DocumentError {
-    /// Not JSON.
-    #[error("attributes.json is not JSON: {0}")]
-    Syntax(String),
-    /// JSON, but not an object.
-    #[error("attributes.json holds {0}, not an object")]
-    NotAnObject(&'static str),
-}
-
-impl Document {
-    /// Parses strict JSON, with or without a byte order mark; of duplicate members the last counts.
-    ///
-    /// # Errors
-    /// [`DocumentError`] when the bytes are not JSON or not an object.
-    pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
-        let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-        match serde_json::from_slice(text) {
-            Ok(Value::Object(members)) => Ok(Self { members: Arc::new(members) }),
-            Ok(other) => Err(DocumentError::NotAnObject(kind_of(&other))),
-            Err(error) => Err(DocumentError::Syntax(error.to_string())),
-        }
-    }
-
-    /// All members as stored.
-    pub fn members(&self) -> &Map<String, Value> {
-        &self.members
-    }
-
-    /// Whether the members say that this is meant to be a dataset: `dimensions`, `blockSize` and
-    /// `dataType` are all there. (A BDV setup group has a `dataType` alone.)
-    pub fn describes_dataset(&self) -> bool {
-        ["dimensions", "blockSize", "dataType"].iter().all(|key| self.get(key).is_some())
-    }
-
-    /// A member that is there and not null.
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.members.get(key).filter(|value| !value.is_null())
-    }
-}
-
 /// The array attributes of a dataset.
 ///
 /// - `dimensions` and `block_size` have the same length, the rank, 0 to [`MAX_RANK`].
 /// - Every dimension is at most 2^63 - 1; every block size is 1 to 2^63 - 1.
+///
+/// They take some kilobytes at most, whatever else the document holds.
 #[derive(Debug, Clone)]
 pub struct DatasetAttributes {
-    document: Document,
     grid: BlockGrid,
     data_type: DataType,
     compression: Compression,
@@ -81,6 +34,9 @@ pub enum AttributesError {
     /// One of the mandatory members is missing or null.
     #[error("the attribute {0} is missing")]
     Missing(&'static str),
+    /// One of them is there, but is not read.
+    #[error("the attribute {0} cannot be read: {1}")]
+    Unread(&'static str, String),
     /// A member has another JSON type than every reader expects.
     #[error("the attribute {0} is {1}, expected {2}")]
     Type(&'static str, &'static str, &'static str),
@@ -106,15 +62,20 @@ impl DatasetAttributes {
     ///
     /// # Errors
     /// [`AttributesError`] says which member is missing or unusable.
-    pub fn parse(document: Document) -> Result<Self, AttributesError> {
-        let dimensions = numbers(&document, "dimensions", 0)?;
-        let block_size = numbers(&document, "blockSize", 1)?;
+    pub fn parse(document: impl Borrow<Document>) -> Result<Self, AttributesError> {
+        const READ: [&str; 5] = ["dimensions", "blockSize", "dataType", "compression", "compressionType"];
+        let document = document.borrow();
+        if let Some(unread) = document.unread().iter().find(|unread| READ.contains(&unread.name)) {
+            return Err(AttributesError::Unread(unread.name, unread.reason.clone()));
+        }
+        let dimensions = numbers(document, "dimensions", 0)?;
+        let block_size = numbers(document, "blockSize", 1)?;
         let data_type = match document.get("dataType") {
             None => return Err(AttributesError::Missing("dataType")),
             Some(Value::String(name)) => DataType::from_name(name),
             Some(other) => return Err(AttributesError::Type("dataType", kind_of(other), "a string")),
         };
-        let (compression, legacy_compression) = compression(&document)?;
+        let (compression, legacy_compression) = compression(document)?;
         if dimensions.len() != block_size.len() {
             return Err(AttributesError::RankMismatch(dimensions.len(), block_size.len()));
         }
@@ -123,17 +84,7 @@ impl DatasetAttributes {
         }
         let ranks = (dimensions.len(), block_size.len());
         let grid = BlockGrid::new(dimensions, block_size).ok_or(AttributesError::RankMismatch(ranks.0, ranks.1))?;
-        Ok(Self { document, grid, data_type, compression, legacy_compression })
-    }
-
-    /// The document they were read from.
-    pub fn document(&self) -> &Document {
-        &self.document
-    }
-
-    /// All attributes as stored, also those without meaning here.
-    pub fn members(&self) -> &Map<String, Value> {
-        self.document.members()
+        Ok(Self { grid, data_type, compression, legacy_compression })
     }
 
     /// Size in elements, N5 axis order.
@@ -169,6 +120,36 @@ impl DatasetAttributes {
     /// Whether the compression came from the `compressionType` of releases before 2.0.0.
     pub fn has_legacy_compression(&self) -> bool {
         self.legacy_compression
+    }
+}
+
+/// A dataset's array attributes with the document that they are in.
+#[derive(Debug, Clone)]
+pub struct DescribedDataset {
+    attributes: DatasetAttributes,
+    document: Document,
+}
+
+impl DescribedDataset {
+    /// As [`DatasetAttributes::parse`].
+    ///
+    /// # Errors
+    /// [`AttributesError`] says which member is missing or unusable.
+    pub fn parse(document: Document) -> Result<Self, AttributesError> {
+        Ok(Self { attributes: DatasetAttributes::parse(&document)?, document })
+    }
+
+    /// As [`Document::members`].
+    pub fn members(&self) -> &Map<String, Value> {
+        self.document.members()
+    }
+}
+
+impl Deref for DescribedDataset {
+    type Target = DatasetAttributes;
+
+    fn deref(&self) -> &DatasetAttributes {
+        &self.attributes
     }
 }
 
@@ -302,13 +283,17 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_skipped_and_other_documents_are_named() {
-        assert!(Document::parse(b"\xef\xbb\xbf{}").is_ok());
-        assert_eq!(Document::parse(b"[]").unwrap_err(), DocumentError::NotAnObject("an array"));
-        assert!(matches!(Document::parse(b""), Err(DocumentError::Syntax(_))));
-        assert!(matches!(Document::parse(b"{} x"), Err(DocumentError::Syntax(_))));
-        let deep = "[".repeat(100_000);
-        assert!(matches!(Document::parse(deep.as_bytes()), Err(DocumentError::Syntax(_))));
+    fn attributes_that_are_not_read_are_not_taken_for_missing() {
+        let many = vec!["1"; 1000].join(",");
+        for (member, name) in [
+            (format!(r#""dimensions":[{many}]"#), "dimensions"),
+            (r#""blockSize":[1e999,1]"#.to_owned(), "blockSize"),
+            (format!(r#""compression":{{"type":"raw","x":[{many}]}}"#), "compression"),
+            (format!(r#""dataType":"{}""#, "x".repeat(10_000)), "dataType"),
+        ] {
+            let Err(AttributesError::Unread(unread, _)) = with(&member) else { panic!("{name}") };
+            assert_eq!(unread, name);
+        }
     }
 
     #[test]

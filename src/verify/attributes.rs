@@ -4,6 +4,7 @@ use super::finding::{Finding, Kind};
 use super::patience::Patience;
 use crate::container::{Container, GroupState, ReadError};
 use crate::metadata::{self, About, Description, Node, Problem, Pyramid};
+use crate::n5::DocumentError;
 use crate::store::Key;
 use crate::view;
 
@@ -50,6 +51,7 @@ pub(super) fn fault(key: &Key, state: Result<&GroupState, &ReadError>) -> Option
     let (kind, message) = match state {
         Err(error @ ReadError::AttributesTooLarge { .. }) => (Kind::OversizedAttributes, error.to_string()),
         Err(error) => (Kind::UnreadableFile, error.to_string()),
+        Ok(GroupState::Broken(error @ DocumentError::TooLarge(_))) => (Kind::OversizedAttributes, error.to_string()),
         Ok(GroupState::Broken(error)) => (Kind::BrokenAttributes, error.to_string()),
         Ok(GroupState::Unusable(_, reason)) => (Kind::UnusableAttributes, reason.clone()),
         Ok(GroupState::NoAttributes | GroupState::Attributes(_) | GroupState::Dataset(_)) => return None,

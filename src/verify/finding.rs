@@ -87,7 +87,7 @@ const RESTORE: &str = "restore the block from a copy, or delete it: then it read
 pub const KINDS: &[Row] = &[
     row(Kind::BrokenAttributes, "broken-attributes", Severity::Error, "restore attributes.json from a copy, or mend its JSON"),
     row(Kind::UnusableAttributes, "unusable-attributes", Severity::Error, "mend the member named: without it no program finds a dataset here"),
-    row(Kind::OversizedAttributes, "oversized-attributes", Severity::Error, "raise limits.attributes (--set limits.attributes=16MiB), or shorten attributes.json"),
+    row(Kind::OversizedAttributes, "oversized-attributes", Severity::Error, "shorten attributes.json, or raise limits.attributes where it is below 16MiB"),
     row(Kind::UnreadableFile, "unreadable-file", Severity::Error, "look at the file's permissions and at the disk (dmesg, SMART), then verify again"),
     row(Kind::UnreadableDirectory, "unreadable-directory", Severity::Error, "look at the directory's permissions and at the disk, then verify again: nothing below it was verified"),
     row(Kind::UnknownCompression, "unknown-compression", Severity::Error, "read the dataset with the program that wrote it: its blocks were not verified"),

@@ -20,7 +20,7 @@ use crate::metadata::{Description, Kind, Node};
 use crate::store::Key;
 
 pub use chunk::{Chunk, Form, Ready};
-pub use node::{Known, read_node};
+pub use node::{Known, read_node, read_node_with_text};
 
 /// Every view, by the first segment of its paths.
 pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3::Zarr3, &precomputed::Precomputed];

@@ -1,16 +1,31 @@
 //! A directory of a container with everything around it that its meaning depends on.
 
+use bytes::Bytes;
+
 use crate::container::{ATTRIBUTES, Access, Container, Memory, ReadError};
 use crate::metadata::{self, Node};
-use crate::n5::{Document, DocumentError};
+use crate::n5::{Document, DocumentError, ObjectText};
 use crate::store::Key;
 
 /// Children of a group that may be levels of a pyramid; more are not looked at.
 const CHILDREN: usize = 1000;
 
-/// A parsed document, what is made of it and the answer take at most about this many times the memory of
-/// its text.
-const DESCRIBED_FACTOR: u64 = 64;
+/// Interpreted attributes, what is made of them and what is said about them take at most about this many times the memory of
+/// the attributes alone.
+const DESCRIBED_FACTOR: u64 = 4;
+
+/// What is said about a directory takes about this much at least.
+const DESCRIPTION_BYTES: u64 = 64 << 10;
+
+/// A document takes about this much besides its interpreted members.
+const DOCUMENT_BYTES: u64 = 512;
+
+/// Most bytes that the interpreted attributes around one directory take together: those of 32 directories of the worst kind, or
+/// of thousands of ordinary ones.
+const AROUND_BYTES: u64 = 8 << 20;
+
+/// Copies of attributes, and an answer that repeats them, take at most this many times the memory of their text.
+pub(super) const COPIED_FACTOR: u64 = 5;
 
 /// What a description is made of.
 #[derive(Debug, Default)]
@@ -21,6 +36,40 @@ pub struct Known {
     pub problems: Vec<String>,
     /// Stands for the node and then for the answer.
     pub memory: Option<Memory>,
+    /// The directory's own attributes as they are stored, where they are a document and were asked for.
+    text: Bytes,
+}
+
+impl Known {
+    /// Length of the directory's own attributes.
+    pub fn text_bytes(&self) -> usize {
+        self.text.len()
+    }
+
+    /// What `copy` makes of the directory's own attributes as they are stored.
+    ///
+    /// # Errors
+    /// [`ReadError::Died`].
+    pub(super) async fn copied<T: Send + 'static>(
+        &self,
+        container: &Container,
+        copy: impl FnOnce(&[u8]) -> T + Send + 'static,
+    ) -> Result<T, ReadError> {
+        let text = self.text.clone();
+        container.work_on(text.len(), move || copy(&text)).await
+    }
+
+    /// Those of the directory's own attributes whose names are `wanted`, as they are stored.
+    ///
+    /// # Errors
+    /// [`ReadError::Died`].
+    pub async fn attributes(
+        &self,
+        container: &Container,
+        wanted: impl FnMut(&str) -> bool + Send + 'static,
+    ) -> Result<ObjectText, ReadError> {
+        self.copied(container, |text| ObjectText::of(text, wanted)).await
+    }
 }
 
 /// Reads what the description of `key` needs: its attributes and those around it.
@@ -28,114 +77,139 @@ pub struct Known {
 /// # Errors
 /// [`ReadError::NotFound`] where there is no such directory; others when the store fails or memory is short.
 pub async fn read_node(container: &Container, access: Access, key: &Key) -> Result<Known, ReadError> {
-    container.unless_needed(key, Box::pin(read(container, access, key))).await
+    container.unless_needed(key, Box::pin(read(container, access, key, false))).await
 }
 
-async fn read(container: &Container, access: Access, key: &Key) -> Result<Known, ReadError> {
-    let mut texts =
-        Texts { container, access, left_bytes: container.resources().settings().attributes, problems: vec![] };
-    let own_bytes = texts.admit(key).await?;
+/// As [`read_node`], for an answer that repeats the directory's own attributes.
+///
+/// # Errors
+/// As [`read_node`].
+pub async fn read_node_with_text(container: &Container, access: Access, key: &Key) -> Result<Known, ReadError> {
+    container.unless_needed(key, Box::pin(read(container, access, key, true))).await
+}
+
+async fn read(container: &Container, access: Access, key: &Key, with_text: bool) -> Result<Known, ReadError> {
+    let most_bytes = AROUND_BYTES.min(container.resources().settings().slice_budget / DESCRIBED_FACTOR);
+    let mut around = Around { container, access, most_bytes, left_bytes: most_bytes, problems: vec![] };
+    let own = around.admit(key).await?;
+    let text_bytes = if with_text { own.text_bytes } else { 0 };
     let mut ancestors = Vec::new();
     let mut above = key.parent();
     while let Some(ancestor) = above {
-        let bytes = texts.admit(&ancestor).await?;
+        let admitted = around.admit(&ancestor).await?;
         above = ancestor.parent();
-        ancestors.push((ancestor, bytes));
+        ancestors.push((ancestor, admitted));
     }
     ancestors.reverse();
-    let mut bytes = own_bytes + ancestors.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let mut children = None;
-    let mut wanted: Option<Vec<(String, Key, u64)>> = None;
+    let mut wanted: Option<Vec<(String, Key)>> = None;
     loop {
-        let memory = container.reserve(bytes.saturating_mul(DESCRIBED_FACTOR)).await?;
-        let mut node = Node { document: texts.read(key, own_bytes).await?, ..Node::default() };
-        for (ancestor, bytes) in &ancestors {
-            let document = texts.read(ancestor, *bytes).await?;
+        // Nothing of what was looked at is held while this waits.
+        let described = (most_bytes - around.left_bytes).saturating_mul(DESCRIBED_FACTOR) + DESCRIPTION_BYTES;
+        let memory = container.reserve(described.saturating_add(text_bytes.saturating_mul(COPIED_FACTOR))).await?;
+        let mut node = Node { document: around.read(key, own.is_there).await?, ..Node::default() };
+        for (ancestor, admitted) in &ancestors {
+            let document = around.read(ancestor, admitted.is_there).await?;
             node.ancestors.push(document.and_then(Result::ok).unwrap_or_default());
         }
+        let is_document = matches!(&node.document, Some(Ok(_)));
         if !matches!(&node.document, Some(Ok(document)) if document.describes_dataset()) {
             if children.is_none() {
                 children = container.directories(key, CHILDREN).await?;
                 if children.as_ref().is_some_and(|names| names.len() >= CHILDREN) {
                     let text = format!("only the first {CHILDREN} directories below were looked at for levels");
-                    texts.problems.push(text);
+                    around.problems.push(text);
                 }
             }
             node.children = children.clone().ok_or_else(|| ReadError::NotFound(key.clone()))?;
         }
-        if let Some(wanted) = &wanted {
-            for (path, below, bytes) in wanted {
-                if let Some(Ok(document)) = texts.read(below, *bytes).await? {
-                    node.child_documents.insert(path.clone(), document);
+        let mut found = Vec::new();
+        match &wanted {
+            Some(wanted) => {
+                for (path, below) in wanted {
+                    if let Some(Ok(document)) = around.read(below, true).await? {
+                        node.child_documents.insert(path.clone(), document);
+                    }
                 }
             }
-            return Ok(Known { node, problems: texts.problems, memory: Some(memory) });
-        }
-        let mut found = Vec::new();
-        for path in metadata::wanted(&node) {
-            let Ok(below) = Key::from_segments(key.segments().chain(path.split('/'))) else { continue };
-            match texts.admit(&below).await? {
-                0 => {}
-                bytes => found.push((path, below, bytes)),
+            None => {
+                for path in metadata::wanted(&node) {
+                    let Ok(below) = Key::from_segments(key.segments().chain(path.split('/'))) else { continue };
+                    if around.admit(&below).await?.is_there {
+                        found.push((path, below));
+                    }
+                }
             }
         }
         if found.is_empty() {
-            return Ok(Known { node, problems: texts.problems, memory: Some(memory) });
+            let text = match text_bytes {
+                0 => Bytes::new(),
+                _ if is_document => container.attributes_bytes(access, key, text_bytes).await?,
+                _ => Bytes::new(),
+            };
+            return Ok(Known { node, problems: around.problems, memory: Some(memory), text });
         }
         // Once more from the start, with memory for all: nobody waits for memory who holds some.
-        bytes += found.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
         wanted = Some(found);
     }
 }
 
-/// The attributes that one request may parse: together no more text than `limits.attributes`.
-struct Texts<'a> {
+/// The attributes that one request may interpret.
+struct Around<'a> {
     container: &'a Container,
     access: Access,
+    most_bytes: u64,
     left_bytes: u64,
     problems: Vec<String>,
 }
 
-impl Texts<'_> {
-    /// Length of the attributes of `key`; 0 where there are none or they are too much, which becomes a
-    /// problem.
-    async fn admit(&mut self, key: &Key) -> Result<u64, ReadError> {
-        let Ok(file) = key.child(ATTRIBUTES) else { return Ok(0) };
-        let meta = match self.container.meta(self.access, &file).await {
+/// Attributes that may be read.
+#[derive(Debug, Default)]
+struct Admitted {
+    is_there: bool,
+    text_bytes: u64,
+}
+
+impl Around<'_> {
+    /// Looks at the attributes of `key`, and keeps nothing; where they cannot be read or are too much, that becomes a problem.
+    async fn admit(&mut self, key: &Key) -> Result<Admitted, ReadError> {
+        let name = || format!("{}{}{ATTRIBUTES}", key.as_str(), if key.is_root() { "" } else { "/" });
+        let group = match self.container.group(self.access, key).await {
             Err(ReadError::Store(error)) if error.hides() => {
-                self.problems.push(format!("{file} counts as missing: the server may not or cannot read it"));
-                return Ok(0);
+                self.problems.push(format!("{} counts as missing: the server may not or cannot read it", name()));
+                return Ok(Admitted::default());
             }
-            meta => meta?,
+            Err(ReadError::AttributesTooLarge { bytes, limit_bytes, .. }) => {
+                self.problems.push(format!(
+                    "{} has {bytes} bytes and counts as missing: at most {limit_bytes} are parsed; the setting \
+                     limits.attributes can be raised, to 16MiB and limits.transfer_budget",
+                    name()
+                ));
+                return Ok(Admitted::default());
+            }
+            group => group?,
         };
-        let Some(meta) = meta else { return Ok(0) };
-        if meta.len > self.left_bytes {
-            let limit = self.container.resources().settings().attributes;
-            self.problems.push(if meta.len > limit {
-                format!(
-                    "{file} has {} bytes and counts as missing: at most {limit} are parsed; the setting \
-                     limits.attributes can be raised",
-                    meta.len
-                )
-            } else {
-                format!(
-                    "{file} counts as missing: all attributes around this directory have more than {limit} bytes; \
-                     the setting limits.attributes can be raised"
-                )
-            });
-            return Ok(0);
+        if group.document().is_none() {
+            return Ok(Admitted::default());
         }
-        self.left_bytes -= meta.len;
-        // An empty file is no absent one.
-        Ok(meta.len.max(1))
+        let bytes = group.tree_bytes() + DOCUMENT_BYTES;
+        if bytes > self.left_bytes {
+            self.problems.push(format!(
+                "{} counts as missing: all attributes around this directory take more than {} bytes",
+                name(),
+                self.most_bytes
+            ));
+            return Ok(Admitted::default());
+        }
+        self.left_bytes -= bytes;
+        Ok(Admitted { is_there: true, text_bytes: group.text_bytes() })
     }
 
-    /// The attributes of `key`, which were admitted with `bytes`.
-    async fn read(&self, key: &Key, bytes: u64) -> Result<Option<Result<Document, DocumentError>>, ReadError> {
-        if bytes == 0 {
+    /// The attributes of `key`, if they were admitted.
+    async fn read(&self, key: &Key, is_there: bool) -> Result<Option<Result<Document, DocumentError>>, ReadError> {
+        if !is_there {
             return Ok(None);
         }
-        // It may have grown meanwhile.
         let group = self.container.group_if_readable(self.access, key).await?;
         Ok(group.and_then(|group| group.document()))
     }

@@ -21,7 +21,7 @@ use self::scale::{DEFAULT_QUALITY, Encoding, Extent, ScaleForm, parse_box};
 use super::{Chunk, Document, Found, Lookup, View, read_node};
 use crate::container::{GroupState, Memory, ReadError};
 use crate::metadata::{self, AxisKind, Description, Node, Space, Volume};
-use crate::n5::{self, DataType, DatasetAttributes, GridPosition};
+use crate::n5::{self, DataType, DescribedDataset, GridPosition};
 use crate::store::Key;
 
 const INFO: &str = "info";
@@ -100,7 +100,7 @@ impl View for Precomputed {
 struct Level {
     /// Path of the dataset relative to the volume; empty for a dataset by itself.
     path: String,
-    dataset: DatasetAttributes,
+    dataset: DescribedDataset,
     extent: Extent,
     space: Space,
 }
@@ -118,7 +118,7 @@ async fn info(lookup: &Lookup<'_>, key: &Key) -> Result<(Value, Option<Memory>),
 
 /// The scales, the finest first, at least one; all have the same data type and number of channels.
 fn levels(node: &Node) -> Result<Vec<Level>, String> {
-    let level = |path: &str, dataset: DatasetAttributes, space: Space| {
+    let level = |path: &str, dataset: DescribedDataset, space: Space| {
         let extent = Extent::of(&dataset)?;
         if dataset.compression().codec().is_none() {
             return Err(format!("the compression {} is not decoded", dataset.compression().name()));
@@ -142,7 +142,7 @@ fn levels(node: &Node) -> Result<Vec<Level>, String> {
     if let Some(Ok(document)) =
         node.document.as_ref().filter(|own| own.as_ref().is_ok_and(n5::Document::describes_dataset))
     {
-        let dataset = DatasetAttributes::parse(document.clone()).map_err(|error| error.to_string())?;
+        let dataset = DescribedDataset::parse(document.clone()).map_err(|error| error.to_string())?;
         let space = Space::of_dataset(&dataset, &node.ancestors);
         return Ok(vec![level("", dataset, space)?]);
     }
@@ -150,7 +150,7 @@ fn levels(node: &Node) -> Result<Vec<Level>, String> {
     let mut levels: Vec<Level> = Vec::new();
     for (number, described) in pyramid.levels.iter().enumerate() {
         let document = node.child_documents.get(&described.path).cloned().unwrap_or_default();
-        let found = DatasetAttributes::parse(document).map_err(|error| error.to_string());
+        let found = DescribedDataset::parse(document).map_err(|error| error.to_string());
         let found = found.and_then(|dataset| level(&described.path, dataset, Space::of_level(&pyramid, number)));
         match (found, levels.first()) {
             (Ok(found), None) => levels.push(found),

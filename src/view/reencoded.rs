@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use serde_json::{Map, Value};
+use serde_json::Map;
 
 use super::chunk::{payload, stored_encoding};
-use super::{Chunk, Document, Form, Found, Known, Lookup, View, read_node};
+use super::{Chunk, Document, Form, Found, Lookup, View, read_node, read_node_with_text};
 use crate::container::{ATTRIBUTES, Dataset, ReadError};
 use crate::metadata::{self, Description, Kind, Node, Space};
-use crate::n5::{self, Array, Coords, DataType, DatasetAttributes, Encoding, GridPosition, convert, encode_block};
+use crate::n5::{
+    self, Array, Coords, DataType, DatasetAttributes, DescribedDataset, Encoding, GridPosition, ObjectText, convert,
+    encode_block,
+};
 use crate::store::Key;
 
 /// The view.
@@ -97,53 +100,54 @@ impl View for Reencoded {
 async fn attributes(lookup: &Lookup<'_>, key: &Key, wanted: &Wanted) -> Result<Option<Document>, ReadError> {
     // Attributes that cannot be read do not say that this is no dataset.
     lookup.container.group(lookup.access, key).await?;
-    let known = match read_node(lookup.container, lookup.access, key).await {
+    let known = match read_node_with_text(lookup.container, lookup.access, key).await {
         Err(ReadError::NotFound(_)) => match level(lookup, key).await? {
             Some(path) => read_node(lookup.container, lookup.access, &path).await?,
             None => return Ok(None),
         },
         known => known?,
     };
-    let Known { node, memory, .. } = known;
-    let members = match node.document.as_ref().and_then(|document| document.as_ref().ok()) {
+    let node = &known.node;
+    let is_root = key.is_root();
+    let (mut object, members) = match node.document.as_ref().and_then(|document| document.as_ref().ok()) {
         Some(document) if document.describes_dataset() => {
             let not = |reason: String| ReadError::NotADataset { key: key.clone(), reason };
-            let dataset = DatasetAttributes::parse(document.clone()).map_err(|error| not(error.to_string()))?;
+            let dataset = DescribedDataset::parse(document.clone()).map_err(|error| not(error.to_string()))?;
             if !is_decoded(&dataset) {
                 let (compression, data_type) = (dataset.compression().name(), dataset.data_type());
                 return Err(not(format!("compression {compression:?} with type {data_type} is not decoded")));
             }
             let space = Space::of_dataset(&dataset, &node.ancestors);
             let attribute = wanted.encoding.attribute();
-            metadata::canonical(&dataset, &space, wanted.data_type(&dataset), attribute, None).0
+            let (members, _) = metadata::canonical(&dataset, &space, wanted.data_type(&dataset), attribute, None);
+            (ObjectText::default(), members)
         }
         _ => {
-            let mut members = node.attributes().clone();
-            members.retain(|key, _| !metadata::is_inherited(key));
-            if let Some(mut pyramid) = metadata::pyramid(&node, &mut Vec::new()) {
+            let repeated = move |name: &str| !(metadata::is_inherited(name) || is_root && name == "n5");
+            let object = known.attributes(lookup.container, repeated).await?;
+            let mut members = Map::new();
+            if let Some(mut pyramid) = metadata::pyramid(node, &mut Vec::new()) {
                 let decoded = |path: &str| node.dataset_below(path).is_some_and(|dataset| is_decoded(&dataset));
                 let shown = pyramid.levels.iter().position(|level| !decoded(&level.path));
                 pyramid.levels.truncate(shown.unwrap_or(usize::MAX));
                 members.extend(metadata::canonical_group(&pyramid));
             }
-            members
+            (object, members)
         }
     };
-    let mut members = members;
-    if key.is_root() {
-        // z5 and zarr-python 2 want a version in the container's root.
-        members.insert("n5".to_owned(), n5::VERSION.into());
+    for (name, value) in &members {
+        object.insert(name, value);
     }
-    let has_any = !members.is_empty() || matches!(node.document, Some(Ok(_)));
-    Ok(has_any.then(|| Document { text: text(members), memory }))
+    if is_root {
+        // z5 and zarr-python 2 want a version in the container's root.
+        object.insert("n5", &n5::VERSION);
+    }
+    let has_any = !object.is_empty() || matches!(node.document, Some(Ok(_)));
+    Ok(has_any.then(|| Document { text: object.into_text(), memory: known.memory }))
 }
 
 fn is_decoded(dataset: &DatasetAttributes) -> bool {
     dataset.compression().codec().is_some() && dataset.data_type().size_bytes().is_some()
-}
-
-fn text(members: Map<String, Value>) -> String {
-    Value::Object(members).to_string()
 }
 
 /// The dataset and the position that the lookup's key names.

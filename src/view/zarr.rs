@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::node::read_node;
+use super::node::{read_node, read_node_with_text};
 use super::{Chunk, Document, Found, Lookup};
-use crate::container::{Container, Dataset, GroupState, Memory, ReadError};
+use crate::container::{Dataset, GroupState, Memory, ReadError};
 use crate::metadata::{self, Axis, Base, Node, Space};
-use crate::n5::{DataType, DatasetAttributes};
+use crate::n5::{self, DataType, DatasetAttributes, DescribedDataset, Members, ObjectText};
 use crate::store::Key;
 
 pub(super) use chunk::{Parameters, Scheme, chunk_at};
@@ -23,6 +23,9 @@ pub(super) use tree::tree;
 
 /// Attributes of N5's own arrays, which have another form here.
 const N5_ARRAY: [&str; 6] = ["dimensions", "blockSize", "dataType", "compression", "compressionType", "n5"];
+
+/// Members of OME-NGFF that stand beside all others before version 0.5.
+const OME: [&str; 2] = ["omero", "image-label"];
 
 /// How far above a level its pyramid's group is, at most: Paintera's `data/s0`.
 const LEVEL_DEPTH: usize = 2;
@@ -70,9 +73,9 @@ pub(super) enum Item {
 #[derive(Debug)]
 pub(super) struct Group {
     /// Its attributes but for OME-NGFF's.
-    pub(super) attributes: Map<String, Value>,
+    pub(super) attributes: ObjectText,
     /// OME-NGFF's attributes besides `multiscales`, such as `omero`.
-    pub(super) ome: Map<String, Value>,
+    pub(super) ome: ObjectText,
     /// What `multiscales` holds, but for its version: the image that the group is.
     pub(super) image: Option<Map<String, Value>>,
 }
@@ -100,7 +103,7 @@ pub(super) struct Array {
     /// Names of the axes, Zarr's order: unique, none empty.
     pub(super) names: Vec<String>,
     /// Its attributes, `dimension_units` among them where they are known.
-    pub(super) attributes: Map<String, Value>,
+    pub(super) attributes: ObjectText,
 }
 
 impl Layout {
@@ -124,56 +127,81 @@ impl Layout {
 }
 
 impl Item {
-    /// What `node` is, at a key whose last segment is `name`; a level of a pyramid lies where `level` says.
-    /// `None` for a dataset that is not decoded.
-    fn of(node: &Node, name: Option<&str>, level: Option<&Space>) -> Option<Self> {
+    /// What `node` is, at a key whose last segment is `name`; a level of a pyramid lies where `level` says. The attributes that
+    /// are `repeated` are the node's own. `None` for a dataset that is not decoded.
+    fn of(node: &Node, name: Option<&str>, level: Option<&Space>, repeated: Repeated) -> Option<Self> {
         match &node.document {
             Some(Ok(document)) if document.describes_dataset() => {
-                let dataset = DatasetAttributes::parse(document.clone()).ok()?;
+                let dataset = DescribedDataset::parse(document.clone()).ok()?;
                 let space = match level {
                     Some(space) => space.clone(),
                     None => Space::of_dataset(&dataset, &node.ancestors),
                 };
-                Some(Self::Array(Box::new(Array::of(&dataset, &space)?)))
+                Some(Self::Array(Box::new(Array::of(&dataset, &space, repeated.attributes)?)))
             }
             _ => {
                 let pyramid = metadata::pyramid(node, &mut Vec::new());
                 let image = pyramid.and_then(|pyramid| ngff::image(node, &pyramid, name));
-                Some(Self::Group(Group::of(node.attributes(), image)))
+                Some(Self::Group(Group { attributes: repeated.attributes, ome: repeated.ome, image }))
             }
         }
     }
 }
 
-impl Group {
-    /// `multiscales` of the source goes in any case: what it lists is in N5's order, or in another form.
-    fn of(attributes: &Map<String, Value>, image: Option<Map<String, Value>>) -> Self {
-        let mut attributes = attributes.clone();
-        attributes.remove("n5");
-        attributes.remove("multiscales");
-        let mut ome = match attributes.remove("ome") {
-            Some(Value::Object(ome)) => ome,
-            _ => Map::new(),
-        };
-        ome.remove("version");
-        ome.remove("multiscales");
-        for key in ["omero", "image-label"] {
-            if let Some(value) = attributes.remove(key) {
-                ome.entry(key).or_insert(value);
+/// The attributes of a directory that are repeated as they are stored.
+#[derive(Debug, Default)]
+struct Repeated {
+    /// All but N5's and OME-NGFF's own.
+    attributes: ObjectText,
+    /// OME-NGFF's besides `multiscales`; of an array, none.
+    ome: ObjectText,
+}
+
+impl Repeated {
+    /// Those of a dataset.
+    fn of_array(text: &[u8]) -> Self {
+        const WRITTEN: [&str; 2] = ["_ARRAY_DIMENSIONS", "dimension_units"];
+        let attributes = ObjectText::of(text, |name| !N5_ARRAY.contains(&name) && !WRITTEN.contains(&name));
+        Self { attributes, ome: ObjectText::default() }
+    }
+
+    /// Those of a group. `multiscales` goes in any case: what it lists is in N5's order, or in another form.
+    fn of_group(text: &[u8]) -> Self {
+        let attributes =
+            ObjectText::of(text, |name| !["n5", "multiscales", "ome"].contains(&name) && !OME.contains(&name));
+        let (mut nested, mut beside) = (None, [None; OME.len()]);
+        n5::for_each_member(Members::of(n5::attributes_text(text)).ok(), |member| {
+            let name = member.name();
+            if name == "ome" {
+                nested = Members::of(member.value).ok();
+            } else if let Some(place) =
+                OME.iter().zip(&mut beside).find_map(|(ome, place)| (*ome == name).then_some(place))
+            {
+                *place = Some(member);
             }
+        });
+        let mut ome = ObjectText::default();
+        n5::for_each_member(nested, |member| {
+            let name = member.name();
+            if name == "version" || name == "multiscales" {
+                return;
+            }
+            if let Some(place) = OME.iter().zip(&mut beside).find_map(|(ome, place)| (*ome == name).then_some(place)) {
+                *place = None;
+            }
+            ome.copy(member);
+        });
+        for member in beside.into_iter().flatten() {
+            ome.copy(member);
         }
-        Self { attributes, ome, image }
+        Self { attributes, ome }
     }
 }
 
 impl Array {
-    fn of(dataset: &DatasetAttributes, space: &Space) -> Option<Self> {
-        let mut attributes = dataset.members().clone();
-        for key in N5_ARRAY.iter().chain(&["_ARRAY_DIMENSIONS", "dimension_units"]) {
-            attributes.remove(*key);
-        }
+    fn of(dataset: &DatasetAttributes, space: &Space, mut attributes: ObjectText) -> Option<Self> {
         if let Some(units) = dimension_units(space) {
-            attributes.insert("dimension_units".to_owned(), units);
+            attributes.insert("dimension_units", &units);
         }
         let names = space.axes.iter().rev().map(|axis| axis.name.clone()).collect();
         Some(Self { layout: Layout::of(dataset)?, names, attributes })
@@ -210,12 +238,18 @@ pub(super) async fn item(lookup: &Lookup<'_>, key: &Key) -> Result<Option<(Item,
         Place::Group => None,
         Place::Array(_) => level(lookup, key).await?,
     };
-    let known = match read_node(lookup.container, lookup.access, key).await {
+    let known = match read_node_with_text(lookup.container, lookup.access, key).await {
         // It has gone meanwhile.
         Err(ReadError::NotFound(_)) => return Ok(None),
         known => known?,
     };
-    Ok(Item::of(&known.node, key.name(), level.as_ref()).map(|item| (item, known.memory)))
+    let copy = if is_dataset(&known.node) { Repeated::of_array } else { Repeated::of_group };
+    let repeated = known.copied(lookup.container, copy).await?;
+    Ok(Item::of(&known.node, key.name(), level.as_ref(), repeated).map(|item| (item, known.memory)))
+}
+
+fn is_dataset(node: &Node) -> bool {
+    matches!(&node.document, Some(Ok(document)) if document.describes_dataset())
 }
 
 /// Where a dataset lies as a level of a pyramid, if it is one whose voxel size is known.
@@ -245,13 +279,8 @@ pub(super) fn chunk_found(dataset: &Arc<Dataset>, coordinates: &[u64]) -> Result
 }
 
 /// A document and the share of memory that it was made with.
-pub(super) fn document(value: &Value, memory: Option<Memory>) -> Found {
-    Found::Document(Document { text: value.to_string(), memory })
-}
-
-/// Most bytes of attributes that a document about several directories is made of.
-fn most_text_bytes(container: &Container) -> u64 {
-    container.resources().settings().attributes.min(512 << 10)
+pub(super) fn document(object: ObjectText, memory: Option<Memory>) -> Found {
+    Found::Document(Document { text: object.into_text(), memory })
 }
 
 #[cfg(test)]
@@ -268,10 +297,19 @@ mod tests {
         let mut own = json!({"dimensions": [7, 5, 3], "blockSize": [5, 4, 9], "dataType": "uint16",
             "compression": {"type": "gzip"}});
         own.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-        match Item::of(&node(&own, ancestors), None, None)? {
+        let repeated = Repeated::of_array(own.to_string().as_bytes());
+        match Item::of(&node(&own, ancestors), None, None, repeated)? {
             Item::Array(array) => Some(*array),
             Item::Group(_) => panic!("a group"),
         }
+    }
+
+    fn read(attributes: ObjectText) -> Value {
+        serde_json::from_str(&attributes.into_text()).unwrap()
+    }
+
+    fn units_of(attributes: ObjectText) -> Option<Value> {
+        read(attributes).get("dimension_units").cloned()
     }
 
     #[test]
@@ -283,14 +321,15 @@ mod tests {
         let array = array.unwrap();
         assert_eq!((&array.layout.shape[..], &array.layout.chunks[..]), (&[3, 5, 7][..], &[3, 4, 5][..]));
         assert_eq!(array.names, ["z", "y", "x"]);
-        assert_eq!(array.attributes["dimension_units"], json!(["3 nm", "0.5 µm", "4 nm"]));
-        assert_eq!(array.attributes["mine"], json!([1, 2]));
-        assert!(N5_ARRAY.iter().all(|key| !array.attributes.contains_key(*key)));
+        assert_eq!(units_of(array.attributes.clone()), Some(json!(["3 nm", "0.5 µm", "4 nm"])));
+        let attributes = read(array.attributes);
+        assert_eq!(attributes["mine"], json!([1, 2]));
+        assert!(N5_ARRAY.iter().all(|key| attributes.get(key).is_none()), "{attributes}");
     }
 
     #[test]
     fn units_are_written_only_where_they_say_something() {
-        let units = |further: Value| array(&further, &[]).unwrap().attributes.get("dimension_units").cloned();
+        let units = |further: Value| units_of(array(&further, &[]).unwrap().attributes);
         assert_eq!(units(json!({})), None);
         assert_eq!(units(json!({"resolution": [1, 1, 1]})), None);
         assert_eq!(units(json!({"resolution": [1, 1, 2.5]})), Some(json!(["2.5", "1", "1"])));
@@ -309,9 +348,16 @@ mod tests {
     fn groups_keep_their_attributes_but_not_multiscales_in_another_order() {
         let own = json!({"n5": "4.0.0", "multiscales": {"paths": []}, "name": "a", "omero": {"id": 1},
             "ome": {"version": "0.5", "multiscales": [], "labels": ["cells"]}});
-        let Some(Item::Group(group)) = Item::of(&node(&own, &[]), None, None) else { panic!("no group") };
-        assert_eq!(Value::Object(group.attributes), json!({"name": "a"}));
-        assert_eq!(Value::Object(group.ome), json!({"labels": ["cells"], "omero": {"id": 1}}));
+        let repeated = Repeated::of_group(own.to_string().as_bytes());
+        let Some(Item::Group(group)) = Item::of(&node(&own, &[]), None, None, repeated) else { panic!("no group") };
+        assert_eq!(group.attributes.into_text(), r#"{"name":"a"}"#);
+        assert_eq!(group.ome.into_text(), r#"{"labels":["cells"],"omero":{"id":1}}"#);
         assert!(group.image.is_none());
+        // Members of `ome` come before those beside it; of repeated ones the last counts.
+        let own =
+            br#"{"ome":{"x":1},"omero":1,"image-label":2,"omero":3,"ome":{"\u006fmero":4,"multiscales":[]},"a":1e999}"#;
+        let Repeated { attributes, ome } = Repeated::of_group(own);
+        assert_eq!(attributes.into_text(), r#"{"a":1e999}"#);
+        assert_eq!(ome.into_text(), r#"{"\u006fmero":4,"image-label":2}"#);
     }
 }

@@ -3,12 +3,12 @@
 //! Source: <https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html>; `_ARRAY_DIMENSIONS` is xarray's.
 
 use async_trait::async_trait;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::zarr::{self, Array, Group, Item, Layout, Place};
 use super::{Found, Lookup, View};
 use crate::container::ReadError;
-use crate::n5::Encoding;
+use crate::n5::{Encoding, ObjectText};
 use crate::store::Key;
 
 const ARRAY: &str = ".zarray";
@@ -37,16 +37,16 @@ impl View for Zarr2 {
         match name {
             ARRAY => Ok(match zarr::place(lookup, &directory).await? {
                 Place::Array(dataset) => Layout::of(&dataset.attributes)
-                    .map_or(Found::Missing, |layout| zarr::document(&array(&layout), None)),
+                    .map_or(Found::Missing, |layout| zarr::document(object(&array(&layout)), None)),
                 Place::Group | Place::Missing => Found::Missing,
             }),
             GROUP => Ok(match zarr::place(lookup, &directory).await? {
-                Place::Group => zarr::document(&group(), None),
+                Place::Group => zarr::document(object(&group()), None),
                 Place::Array(_) | Place::Missing => Found::Missing,
             }),
             ATTRIBUTES => {
                 let item = zarr::item(lookup, &directory).await?;
-                Ok(item.map_or(Found::Missing, |(item, memory)| zarr::document(&attributes(item), memory)))
+                Ok(item.map_or(Found::Missing, |(item, memory)| zarr::document(attributes(item), memory)))
             }
             CONSOLIDATED => consolidated(lookup, &directory).await,
             _ => match lookup.container.numbered_at(lookup.access, lookup.key).await? {
@@ -100,45 +100,54 @@ fn compressor(layout: &Layout) -> Value {
     }
 }
 
-fn attributes(item: Item) -> Value {
+/// The text of an object.
+fn object(value: &Value) -> ObjectText {
+    let mut object = ObjectText::default();
+    for (name, value) in value.as_object().into_iter().flatten() {
+        object.insert(name, value);
+    }
+    object
+}
+
+fn attributes(item: Item) -> ObjectText {
     match item {
         Item::Array(array) => of_array(*array),
         Item::Group(group) => of_group(group),
     }
 }
 
-fn of_array(array: Array) -> Value {
+fn of_array(array: Array) -> ObjectText {
     let Array { names, mut attributes, .. } = array;
-    attributes.insert("_ARRAY_DIMENSIONS".to_owned(), Value::from(names));
-    Value::Object(attributes)
+    attributes.insert("_ARRAY_DIMENSIONS", &names);
+    attributes
 }
 
-fn of_group(group: Group) -> Value {
+fn of_group(group: Group) -> ObjectText {
     let Group { mut attributes, ome, image } = group;
-    for (key, value) in ome {
-        attributes.entry(key).or_insert(value);
-    }
+    attributes.extend_by_missing(&ome);
     if let Some(mut image) = image {
         image.insert("version".to_owned(), Value::from("0.4"));
-        attributes.insert("multiscales".to_owned(), json!([image]));
+        attributes.insert("multiscales", &[image]);
     }
-    Value::Object(attributes)
+    attributes
 }
 
 /// `.zmetadata`, as zarr-python and xarray read it.
 async fn consolidated(lookup: &Lookup<'_>, directory: &Key) -> Result<Found, ReadError> {
     let Place::Group = zarr::place(lookup, directory).await? else { return Ok(Found::Missing) };
     let Some((items, memory)) = zarr::tree(lookup, directory).await? else { return Ok(Found::Missing) };
-    let mut metadata = Map::new();
+    let mut metadata = ObjectText::default();
     for (path, item) in items {
         let key = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
         match &item {
-            Item::Group(_) => metadata.insert(key(GROUP), group()),
-            Item::Array(found) => metadata.insert(key(ARRAY), array(&found.layout)),
-        };
-        metadata.insert(key(ATTRIBUTES), attributes(item));
+            Item::Group(_) => metadata.insert(&key(GROUP), &group()),
+            Item::Array(found) => metadata.insert(&key(ARRAY), &array(&found.layout)),
+        }
+        metadata.insert_object(&key(ATTRIBUTES), &attributes(item));
     }
-    Ok(zarr::document(&json!({ "zarr_consolidated_format": 1, "metadata": metadata }), Some(memory)))
+    let mut document = object(&json!({ "zarr_consolidated_format": 1 }));
+    document.insert_object("metadata", &metadata);
+    Ok(zarr::document(document, Some(memory)))
 }
 
 #[cfg(test)]
@@ -182,11 +191,8 @@ mod tests {
     #[test]
     fn images_stand_beside_the_other_attributes() {
         let image = json!({"axes": []}).as_object().cloned();
-        let group = Group {
-            attributes: json!({"a": 1}).as_object().cloned().unwrap(),
-            ome: json!({"omero": {}}).as_object().cloned().unwrap(),
-            image,
-        };
-        assert_eq!(of_group(group), json!({"a": 1, "omero": {}, "multiscales": [{"axes": [], "version": "0.4"}]}));
+        let group = Group { attributes: object(&json!({"a": 1})), ome: object(&json!({"a": 2, "omero": {}})), image };
+        let expected = r#"{"a":1,"omero":{},"multiscales":[{"axes":[],"version":"0.4"}]}"#;
+        assert_eq!(of_group(group).into_text(), expected);
     }
 }

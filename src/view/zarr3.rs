@@ -4,12 +4,12 @@
 //! writes it.
 
 use async_trait::async_trait;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::zarr::{self, Array, Group, Item, Layout, Place};
 use super::{Found, Lookup, View};
 use crate::container::{ReadError, grid_component};
-use crate::n5::Encoding;
+use crate::n5::{Encoding, ObjectText};
 use crate::store::Key;
 
 const DOCUMENT: &str = "zarr.json";
@@ -74,7 +74,7 @@ async fn document(lookup: &Lookup<'_>, directory: &Key) -> Result<Found, ReadErr
     };
     let Some((mut items, memory)) = everything else {
         let item = zarr::item(lookup, directory).await?;
-        return Ok(item.map_or(Found::Missing, |(item, memory)| zarr::document(&of(item), memory)));
+        return Ok(item.map_or(Found::Missing, |(item, memory)| zarr::document(of(item), memory)));
     };
     // It may have become something else meanwhile.
     if items.first().is_none_or(|(path, _)| !path.is_empty()) {
@@ -82,35 +82,38 @@ async fn document(lookup: &Lookup<'_>, directory: &Key) -> Result<Found, ReadErr
     }
     let (_, item) = items.remove(0);
     let mut document = of(item);
-    let below: Map<String, Value> = items.into_iter().map(|(path, item)| (path, of(item))).collect();
-    if let Some(members) = document.as_object_mut() {
-        let consolidated = json!({ "kind": "inline", "must_understand": false, "metadata": below });
-        members.insert("consolidated_metadata".to_owned(), consolidated);
+    let (mut consolidated, mut below) = (ObjectText::default(), ObjectText::default());
+    for (path, item) in items {
+        below.insert_object(&path, &of(item));
     }
-    Ok(zarr::document(&document, Some(memory)))
+    consolidated.insert("kind", &"inline");
+    consolidated.insert("must_understand", &false);
+    consolidated.insert_object("metadata", &below);
+    document.insert_object("consolidated_metadata", &consolidated);
+    Ok(zarr::document(document, Some(memory)))
 }
 
-fn of(item: Item) -> Value {
+fn of(item: Item) -> ObjectText {
     match item {
         Item::Array(array) => of_array(*array),
         Item::Group(group) => of_group(group),
     }
 }
 
-fn of_array(array: Array) -> Value {
+fn of_array(array: Array) -> ObjectText {
     let Array { layout, names, attributes } = array;
-    json!({
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": layout.shape,
-        "data_type": layout.data_type.name(),
-        "chunk_grid": { "name": "regular", "configuration": { "chunk_shape": layout.chunks } },
-        "chunk_key_encoding": { "name": "default", "configuration": { "separator": "/" } },
-        "fill_value": layout.fill_value(),
-        "codecs": codecs(&layout),
-        "dimension_names": names,
-        "attributes": attributes,
-    })
+    let mut object = ObjectText::default();
+    object.insert("zarr_format", &3);
+    object.insert("node_type", &"array");
+    object.insert("shape", &layout.shape);
+    object.insert("data_type", &layout.data_type.name());
+    object.insert("chunk_grid", &json!({ "name": "regular", "configuration": { "chunk_shape": layout.chunks } }));
+    object.insert("chunk_key_encoding", &json!({ "name": "default", "configuration": { "separator": "/" } }));
+    object.insert("fill_value", &layout.fill_value());
+    object.insert("codecs", &codecs(&layout));
+    object.insert("dimension_names", &names);
+    object.insert_object("attributes", &attributes);
+    object
 }
 
 fn codecs(layout: &Layout) -> Vec<Value> {
@@ -138,16 +141,20 @@ fn codecs(layout: &Layout) -> Vec<Value> {
     codecs
 }
 
-fn of_group(group: Group) -> Value {
+fn of_group(group: Group) -> ObjectText {
     let Group { mut attributes, mut ome, image } = group;
     if let Some(image) = image {
-        ome.insert("multiscales".to_owned(), json!([image]));
+        ome.insert("multiscales", &[image]);
     }
     if !ome.is_empty() {
-        ome.insert("version".to_owned(), Value::from("0.5"));
-        attributes.insert("ome".to_owned(), Value::Object(ome));
+        ome.insert("version", &"0.5");
+        attributes.insert_object("ome", &ome);
     }
-    json!({ "zarr_format": 3, "node_type": "group", "attributes": attributes })
+    let mut object = ObjectText::default();
+    object.insert("zarr_format", &3);
+    object.insert("node_type", &"group");
+    object.insert_object("attributes", &attributes);
+    object
 }
 
 #[cfg(test)]
@@ -166,7 +173,7 @@ mod tests {
         let array = Array {
             layout: layout("uint16", &json!({"type": "gzip", "level": 1})),
             names: vec!["y".to_owned(), "x".to_owned()],
-            attributes: Map::new(),
+            attributes: ObjectText::default(),
         };
         let expected = json!({"zarr_format": 3, "node_type": "array", "shape": [5, 7], "data_type": "uint16",
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 5]}},
@@ -174,7 +181,7 @@ mod tests {
             "codecs": [{"name": "bytes", "configuration": {"endian": "big"}},
                 {"name": "gzip", "configuration": {"level": 1}}],
             "dimension_names": ["y", "x"], "attributes": {}});
-        assert_eq!(of_array(array), expected);
+        assert_eq!(serde_json::from_str::<Value>(&of_array(array).into_text()).unwrap(), expected);
     }
 
     #[test]
@@ -222,11 +229,11 @@ mod tests {
     #[test]
     fn images_stand_under_ome() {
         let group = Group {
-            attributes: json!({"a": 1}).as_object().cloned().unwrap(),
-            ome: json!({"omero": {}}).as_object().cloned().unwrap(),
+            attributes: ObjectText::of(br#"{"a":1}"#, |_| true),
+            ome: ObjectText::of(br#"{"omero":{}}"#, |_| true),
             image: json!({"axes": []}).as_object().cloned(),
         };
-        let expected = json!({"a": 1, "ome": {"version": "0.5", "omero": {}, "multiscales": [{"axes": []}]}});
-        assert_eq!(of_group(group)["attributes"], expected);
+        let expected = r#"{"zarr_format":3,"node_type":"group","attributes":{"a":1,"ome":{"omero":{},"multiscales":[{"axes":[]}],"version":"0.5"}}}"#;
+        assert_eq!(of_group(group).into_text(), expected);
     }
 }

@@ -24,6 +24,7 @@ mod conformance;
 mod connections;
 mod containment;
 mod docs;
+mod documents;
 mod faults;
 mod fuzzed;
 mod golden;

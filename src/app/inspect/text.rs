@@ -94,7 +94,7 @@ pub(super) fn shown(path: &str, info: &Value, levels: &[Level], tree: Option<&Tr
     if let Some(view) = info["urls"]["recommended"]["view"].as_str() {
         rows.push(("best view", format!("/{view} (for Neuroglancer)")));
     }
-    let own = info["attributes"].as_object().map_or(0, serde_json::Map::len);
+    let own = info["attributes"].as_u64().unwrap_or(0);
     rows.push(("attributes", format!("{own} (--json shows them)")));
     for (name, value) in rows {
         let _ = writeln!(out, "  {name:<12} {}", visible(&value));

@@ -2,8 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::{Item, most_text_bytes};
-use crate::container::{ATTRIBUTES, GroupState, Memory, ReadError};
+use bytes::Bytes;
+
+use super::super::node::COPIED_FACTOR;
+use super::{Item, Repeated, is_dataset};
+use crate::container::{GroupState, Memory, ReadError};
 use crate::metadata::{self, Node, Space};
 use crate::n5::Document;
 use crate::store::Key;
@@ -12,12 +15,15 @@ use crate::view::Lookup;
 /// Most directories that are described together.
 const DIRECTORIES: usize = 500;
 
-/// What is made of a directory takes at most about this much besides [`TEXT_FACTOR`].
+/// What is made of a directory takes at most about this much besides [`TREE_FACTOR`] and [`COPIED_FACTOR`].
 const DIRECTORY_BYTES: u64 = 8 << 10;
 
-/// Parsed attributes, what is made of them and the answer take at most about this many times the memory of
-/// their text.
-const TEXT_FACTOR: u64 = 64;
+/// Interpreted attributes and what is made of them take at most about this many times the memory of the attributes alone.
+const TREE_FACTOR: u64 = 2;
+
+/// Most bytes that the interpreted attributes of all take, and most that their text has.
+const MOST_TREE_BYTES: u64 = 16 << 20;
+const MOST_TEXT_BYTES: u64 = 4 << 20;
 
 /// A directory that was found.
 #[derive(Debug)]
@@ -27,14 +33,26 @@ struct Spot {
     above: usize,
     /// Whether anything below belongs to it.
     is_dataset: bool,
+    /// Length of its attributes.
+    text_bytes: u64,
 }
 
 /// What has been surveyed: every directory after the one above it.
 #[derive(Debug)]
 struct Survey {
     spots: Vec<Spot>,
-    /// Bytes of all attributes, those above the first directory included.
+    /// Bytes of the text of all attributes.
     text_bytes: u64,
+    /// Bytes of all that is interpreted of them, those above the first directory included.
+    tree_bytes: u64,
+}
+
+impl Survey {
+    fn bytes(&self) -> u64 {
+        let directories = (self.spots.len() as u64).saturating_mul(DIRECTORY_BYTES);
+        let trees = self.tree_bytes.saturating_mul(TREE_FACTOR);
+        self.text_bytes.saturating_mul(COPIED_FACTOR).saturating_add(trees).saturating_add(directories)
+    }
 }
 
 /// Every group and array from the group `lookup.key` down, by its path relative to it (`""` for itself), with the
@@ -47,10 +65,8 @@ pub(in super::super) async fn tree(
     key: &Key,
 ) -> Result<Option<(Vec<(String, Item)>, Memory)>, ReadError> {
     let Some(survey) = ReadError::or_hidden(survey(lookup, key).await)? else { return Ok(None) };
-    let directories = survey.spots.len() as u64;
-    let bytes = survey.text_bytes.saturating_mul(TEXT_FACTOR).saturating_add(directories * DIRECTORY_BYTES);
     // Nothing of what was read is held while this waits.
-    let memory = lookup.container.reserve(bytes).await?;
+    let memory = lookup.container.reserve(survey.bytes()).await?;
     let items = lookup.container.unless_needed(key, Box::pin(read_items(lookup, key, &survey))).await?;
     Ok(Some((items, memory)))
 }
@@ -108,7 +124,13 @@ async fn read_items(lookup: &Lookup<'_>, key: &Key, survey: &Survey) -> Result<V
                 }
             }
         }
-        if let Some(item) = Item::of(node, spot.key.name(), levels.get(&number)) {
+        let copy = if is_dataset(node) { Repeated::of_array } else { Repeated::of_group };
+        let text = match spot.text_bytes {
+            0 => Bytes::new(),
+            bytes => lookup.container.attributes_bytes(lookup.access, &spot.key, bytes).await?,
+        };
+        let repeated = lookup.container.work_on(text.len(), move || copy(&text)).await?;
+        if let Some(item) = Item::of(node, spot.key.name(), levels.get(&number), repeated) {
             items.push((path.to_owned(), item));
         }
     }
@@ -117,32 +139,37 @@ async fn read_items(lookup: &Lookup<'_>, key: &Key, survey: &Survey) -> Result<V
 
 /// Looks what there is, without holding what it reads.
 async fn survey(lookup: &Lookup<'_>, key: &Key) -> Result<Option<Survey>, ReadError> {
-    let most = most_text_bytes(lookup.container);
-    let mut survey = Survey { spots: vec![Spot { key: key.clone(), above: 0, is_dataset: false }], text_bytes: 0 };
+    let spot = |key, above| Spot { key, above, is_dataset: false, text_bytes: 0 };
+    let mut survey = Survey { spots: vec![spot(key.clone(), 0)], text_bytes: 0, tree_bytes: 0 };
     let mut ancestor = key.parent();
     while let Some(at) = ancestor {
-        survey.text_bytes += ReadError::or_hidden(text_bytes(lookup, &at).await.map(Some))?.unwrap_or(0);
+        let group = lookup.container.group_if_readable(lookup.access, &at).await?;
+        survey.tree_bytes += group.map_or(0, |group| group.tree_bytes());
         ancestor = at.parent();
     }
     let mut next = 0;
     while let Some(at) = survey.spots.get(next).map(|spot| spot.key.clone()) {
-        survey.text_bytes += text_bytes(lookup, &at).await?;
-        if survey.text_bytes > most {
-            return Ok(None);
-        }
-        let is_dataset = match lookup.container.group(lookup.access, &at).await {
-            Ok(group) => matches!(group.state, GroupState::Dataset(_) | GroupState::Unusable(..)),
+        let (is_dataset, text_bytes, tree_bytes) = match lookup.container.group(lookup.access, &at).await {
+            Ok(group) => {
+                let is_dataset = matches!(group.state, GroupState::Dataset(_) | GroupState::Unusable(..));
+                (is_dataset, group.text_bytes(), group.tree_bytes())
+            }
             // Beyond what is parsed: a group without attributes.
-            Err(ReadError::AttributesTooLarge { .. }) => false,
+            Err(ReadError::AttributesTooLarge { .. }) => (false, 0, 0),
             Err(error) => return Err(error),
         };
+        survey.text_bytes += text_bytes;
+        survey.tree_bytes += tree_bytes;
+        if survey.text_bytes > MOST_TEXT_BYTES || survey.tree_bytes > MOST_TREE_BYTES {
+            return Ok(None);
+        }
         if let Some(spot) = survey.spots.get_mut(next) {
-            spot.is_dataset = is_dataset;
+            (spot.is_dataset, spot.text_bytes) = (is_dataset, text_bytes);
         }
         if !is_dataset {
             let names = lookup.container.directories(&at, DIRECTORIES).await?.unwrap_or_default();
             let keys = names.iter().filter_map(|name| at.child(name).ok());
-            survey.spots.extend(keys.map(|key| Spot { key, above: next, is_dataset: false }));
+            survey.spots.extend(keys.map(|key| spot(key, next)));
         }
         if survey.spots.len() > DIRECTORIES {
             return Ok(None);
@@ -150,14 +177,6 @@ async fn survey(lookup: &Lookup<'_>, key: &Key) -> Result<Option<Survey>, ReadEr
         next += 1;
     }
     Ok(Some(survey))
-}
-
-/// Length of the attributes that [`document`] would read.
-async fn text_bytes(lookup: &Lookup<'_>, key: &Key) -> Result<u64, ReadError> {
-    let Ok(file) = key.child(ATTRIBUTES) else { return Ok(0) };
-    let limit = lookup.container.resources().settings().attributes;
-    let meta = lookup.container.meta(lookup.access, &file).await?;
-    Ok(meta.map_or(0, |meta| meta.len).min(limit.saturating_add(1)))
 }
 
 async fn document(

@@ -177,7 +177,7 @@ impl Drop for Program {
 pub struct Connection(BufReader<TcpStream>);
 
 /// An answer; the names of headers in lower case.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     pub status: u16,
     pub head: String,
@@ -218,6 +218,11 @@ impl Connection {
         let head = head.replace("\r\n", "\n");
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         Some(Reply { status, head, body: String::new() })
+    }
+
+    /// So many bytes of the body that is left to come.
+    pub fn body(&mut self, length: usize) -> impl Read {
+        (&mut self.0).take(length as u64)
     }
 
     /// The next answer; `None` where the server hangs up instead.

@@ -1,0 +1,311 @@
+//! JSON text read in one pass and in constant memory: whether it is well formed, where the members of an object are, and
+//! at most how much memory a tree of a value takes.
+//!
+//! Source: RFC 8259. Numbers of any size and unpaired surrogates in escapes are well formed.
+
+mod scanner;
+
+use std::borrow::Cow;
+
+use memchr::memchr2;
+
+use self::scanner::Scanner;
+
+/// Most values in a text: scalars, arrays and objects.
+pub const MAX_VALUES: u32 = 2_000_000;
+
+/// Most arrays and objects within each other; the bits of a `u64` tell them apart.
+pub const MAX_DEPTH: u32 = 64;
+
+/// Longer names are compared as they are written: no name of interest is as long, however it is escaped.
+const LONG_NAME_BYTES: usize = 512;
+
+/// Why a text is not read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JsonError {
+    /// It is not JSON.
+    #[error("expected {expected} at line {line} column {column}")]
+    Syntax {
+        /// What must be there.
+        expected: &'static str,
+        /// Line, from 1.
+        line: usize,
+        /// Byte in the line, from 1.
+        column: usize,
+    },
+    /// More than [`MAX_VALUES`].
+    #[error("it has more than {MAX_VALUES} values")]
+    TooManyValues,
+    /// More than [`MAX_DEPTH`].
+    #[error("it has more than {MAX_DEPTH} levels of arrays and objects")]
+    TooDeep,
+}
+
+/// A member of an object, as it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member<'a> {
+    /// The name with its quotation marks.
+    pub key: &'a str,
+    /// The value.
+    pub value: &'a str,
+}
+
+impl<'a> Member<'a> {
+    /// The name. One that no Rust string holds, or that is very long, as it is written.
+    pub fn name(&self) -> Cow<'a, str> {
+        let written = self.key.get(1..self.key.len().saturating_sub(1)).unwrap_or_default();
+        if written.len() > LONG_NAME_BYTES || !written.contains('\\') {
+            return Cow::Borrowed(written);
+        }
+        serde_json::from_str(self.key).map_or(Cow::Borrowed(written), Cow::Owned)
+    }
+}
+
+/// The members of an object, in the order of the text, repeated names included.
+#[derive(Debug, Clone)]
+pub struct Members<'a> {
+    scanner: Scanner<'a>,
+    state: State,
+    has_braces: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    First,
+    Next,
+    Ended,
+}
+
+impl<'a> Members<'a> {
+    /// The members of the object that `text` is.
+    ///
+    /// # Errors
+    /// [`JsonError`] when the text does not begin with an object.
+    pub fn of(text: &'a str) -> Result<Self, JsonError> {
+        let mut scanner = Scanner::new(text);
+        scanner.skip_whitespace();
+        if !scanner.eat(b'{') {
+            return Err(scanner.expected("an object"));
+        }
+        scanner.count_value()?;
+        scanner.depth = 1;
+        Ok(Self { scanner, state: State::First, has_braces: true })
+    }
+
+    /// The members of the object that `text` is without its braces.
+    pub(super) fn within(text: &'a str) -> Self {
+        let mut scanner = Scanner::new(text);
+        scanner.depth = 1;
+        Self { scanner, state: State::First, has_braces: false }
+    }
+
+    /// The next member; `None` after the last, when nothing but white space follows the object.
+    ///
+    /// # Errors
+    /// [`JsonError`]; all further calls return `None`.
+    pub fn next_member(&mut self) -> Result<Option<Member<'a>>, JsonError> {
+        let next = self.read();
+        if !matches!(next, Ok(Some(_))) {
+            self.state = State::Ended;
+        }
+        next
+    }
+
+    fn read(&mut self) -> Result<Option<Member<'a>>, JsonError> {
+        let scanner = &mut self.scanner;
+        scanner.skip_whitespace();
+        match self.state {
+            State::Ended => return Ok(None),
+            _ if !self.has_braces && scanner.peek().is_none() => return Ok(None),
+            _ if self.has_braces && scanner.eat(b'}') => {
+                scanner.end()?;
+                return Ok(None);
+            }
+            State::First => {}
+            State::Next if scanner.eat(b',') => {}
+            State::Next => return Err(scanner.expected("a comma or the end of the object")),
+        }
+        self.state = State::Next;
+        let key = scanner.key()?;
+        let value = scanner.value()?;
+        Ok(Some(Member { key, value }))
+    }
+}
+
+/// The first `count` elements of an array that is known to be well formed.
+pub(super) fn first_elements(array: &str, count: usize) -> impl Iterator<Item = &str> {
+    let mut scanner = Scanner::new(array);
+    scanner.skip_whitespace();
+    let mut is_next = scanner.eat(b'[');
+    std::iter::from_fn(move || {
+        let element = if is_next { scanner.value().ok() } else { None };
+        scanner.skip_whitespace();
+        is_next = scanner.eat(b',');
+        element
+    })
+    .take(count)
+}
+
+/// Checks that `text` is one value.
+///
+/// # Errors
+/// [`JsonError`].
+pub(super) fn check(text: &str) -> Result<(), JsonError> {
+    let mut scanner = Scanner::new(text);
+    scanner.value()?;
+    scanner.end()
+}
+
+/// Most bytes that a `serde_json::Value` takes of a value that is known to be well formed, its text included.
+pub(super) fn tree_bytes(value: &str) -> u64 {
+    let mut scanner = Scanner::new(value);
+    // One that is not has no tree.
+    let _ = scanner.value();
+    scanner.tree_bytes.saturating_add(value.len() as u64)
+}
+
+/// Appends a value that is known to be well formed, without the white space between its parts.
+pub(super) fn compact(value: &str, out: &mut String) {
+    let mut rest = value;
+    while let Some(at) = rest.bytes().position(|byte| byte == b'"' || is_whitespace(char::from(byte))) {
+        let (plain, from) = rest.split_at_checked(at).unwrap_or((rest, ""));
+        out.push_str(plain);
+        let len = if from.starts_with('"') { string_len(from) } else { 0 };
+        let (string, after) = from.split_at_checked(len).unwrap_or((from, ""));
+        out.push_str(string);
+        rest = after.trim_start_matches(is_whitespace);
+    }
+    out.push_str(rest);
+}
+
+fn is_whitespace(c: char) -> bool {
+    matches!(c, ' ' | '\t' | '\n' | '\r')
+}
+
+/// Length of the string that `text` begins with, quotation marks included.
+fn string_len(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let mut at = 1;
+    while let Some(found) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
+        at += found;
+        if bytes.get(at) == Some(&b'"') {
+            return at + 1;
+        }
+        at += 2;
+    }
+    bytes.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn names(text: &str) -> Result<Vec<(String, &str)>, JsonError> {
+        let mut members = Members::of(text)?;
+        let mut names = Vec::new();
+        while let Some(member) = members.next_member()? {
+            names.push((member.name().into_owned(), member.value));
+        }
+        Ok(names)
+    }
+
+    #[test]
+    fn members_come_as_they_are_written() {
+        let text = r#" { "a" : [1, {"b": 2}] , "\u0061": "x\"}" ,"é":1e999,"\ud800":-0.0e+7,"":{} } "#;
+        let expected =
+            [("a", r#"[1, {"b": 2}]"#), ("a", r#""x\"}""#), ("é", "1e999"), (r"\ud800", "-0.0e+7"), ("", "{}")];
+        let expected: Vec<_> = expected.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        assert_eq!(names(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_not_json_is_told_with_its_place() {
+        for (text, place) in [
+            ("{\"a\":1,\n \"b\": tru}", (2, 7)),
+            ("{\"a\":01}", (1, 7)),
+            ("{\"a\":1,}", (1, 8)),
+            ("{\"a\" 1}", (1, 6)),
+            ("{\"a\":[1 2]}", (1, 9)),
+            ("{\"a\":[1}", (1, 8)),
+            ("{\"a\":NaN}", (1, 6)),
+            ("{\"a\":-}", (1, 7)),
+            ("{\"a\":1.}", (1, 8)),
+            ("{\"a\":\"\\x\"}", (1, 8)),
+            ("{\"a\":\"\\ud80\"}", (1, 8)),
+            ("{\"a\":\"\t\"}", (1, 7)),
+            ("{\"a\":\"", (1, 7)),
+            ("{\"a\":1} x", (1, 9)),
+            ("{", (1, 2)),
+            ("", (1, 1)),
+        ] {
+            let Err(JsonError::Syntax { line, column, .. }) = names(text) else { panic!("{text:?}") };
+            assert_eq!((line, column), place, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn values_and_levels_are_bounded() {
+        let deep = |levels: usize| format!("{{\"a\":{}{}}}", "[".repeat(levels - 1), "]".repeat(levels - 1));
+        assert!(names(&deep(64)).is_ok());
+        assert_eq!(names(&deep(65)).unwrap_err(), JsonError::TooDeep);
+        assert_eq!(names(&"{\"a\":".repeat(1_000_000)).unwrap_err(), JsonError::TooDeep);
+        let many = |values: usize| format!("{{\"a\":[0{}]}}", ",0".repeat(values - 3));
+        assert!(names(&many(2_000_000)).is_ok());
+        assert_eq!(names(&many(2_000_001)).unwrap_err(), JsonError::TooManyValues);
+    }
+
+    #[test]
+    fn first_elements_need_no_others() {
+        let first = |text, count| first_elements(text, count).collect::<Vec<_>>();
+        assert_eq!(first(" [ {\"a\":[1]} , 2 ,3]", 2), ["{\"a\":[1]}", "2"]);
+        assert_eq!(first("[1]", 2), ["1"]);
+        assert!(first("[]", 2).is_empty() && first("{}", 2).is_empty() && first("[ ]", 1).is_empty());
+    }
+
+    /// JSON text that serde_json reads, too, with white space and repeated names.
+    fn json() -> impl Strategy<Value = String> {
+        let leaf = prop::sample::select(vec![
+            "null",
+            "true",
+            "false",
+            "0",
+            "-1.5e3",
+            "\"\"",
+            "\" a\\\"\\u00e9\\\\ \"",
+            "\"\\ud83d\\ude00\"",
+            "[ ]",
+            "{\t}",
+        ]);
+        leaf.prop_map(str::to_owned).prop_recursive(5, 60, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(|list| format!("[ {} ]", list.join(" ,\n"))),
+                prop::collection::vec(("[ab]?", inner), 0..14).prop_map(|members| {
+                    let members: Vec<_> = members.iter().map(|(key, value)| format!("\"{key}\" :\r{value}")).collect();
+                    format!("{{{}}}", members.join(" , "))
+                }),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_compacted_means_the_same(text in json()) {
+            check(&text).unwrap();
+            let mut compacted = String::new();
+            compact(&text, &mut compacted);
+            check(&compacted).unwrap();
+            let read = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+            prop_assert_eq!(read(&compacted), read(&text));
+            prop_assert!(!compacted.replace("\" a\\\"\\u00e9\\\\ \"", "").contains(is_whitespace), "{}", compacted);
+        }
+
+        #[test]
+        fn the_same_texts_are_json_as_for_serde_json(text in r#"[\[\]{},: "\\a0-9.eE+\-\n]{0,12}|\{"a":[0-9.eE+-]{1,6}\}"#) {
+            let theirs = serde_json::from_str::<serde::de::IgnoredAny>(&text);
+            prop_assert_eq!(check(&text).is_ok(), theirs.is_ok(), "{}", text);
+        }
+    }
+}
