@@ -79,6 +79,9 @@ static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
+            // As the standard library has it, whose beginning libFuzzer's program does not have: a client that hangs up
+            // ends no server.
+            drop(tokio::signal::unix::signal(tokio::signal::unix::SignalKind::pipe()).unwrap());
             let metrics = install_metrics().unwrap();
             let server = Server::bind(config(), move || metrics.render()).await.expect("a server");
             tell.send(server.address().unwrap()).unwrap();
