@@ -6,10 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::bands::{Bands, Bounds, Refusal, Widths, plan};
+use super::bands::{self, Bands, Bounds, Counted, Refusal, Widths, plan};
 use super::budget::Budget;
-use super::{Container, Dataset};
-use crate::n5::{ConvertError, DataType, Region, convert};
+use super::{Access, Container, Dataset, ReadError};
+use crate::n5::{Codec, ConvertError, Coords, DataType, Region, convert};
 
 /// A slice that has been admitted by its size; nothing has been read yet.
 #[derive(Debug, Clone)]
@@ -23,6 +23,8 @@ pub struct Slice {
     bytes: u64,
     pub(super) beside_bytes: u64,
     pub(super) bands: Option<Bands>,
+    /// It was admitted as one whose blocks are read only where it has samples.
+    pub(super) in_parts: bool,
     /// How long the last band waited for memory, which earlier ones may have kept.
     pub(super) memory_waited: Duration,
     /// Held by every piece of a stream that has not been sent yet.
@@ -121,7 +123,7 @@ impl Container {
     /// Decides from sizes alone whether `region` of `dataset` may be read, and whether in one piece.
     ///
     /// # Errors
-    /// [`Refusal`], with a shape that would be accepted.
+    /// [`Refusal`].
     pub fn plan_slice(&self, dataset: &Arc<Dataset>, region: Region) -> Result<Slice, Refusal> {
         let data_type = dataset.attributes.data_type();
         self.plan_converted_slice(
@@ -134,12 +136,73 @@ impl Container {
     /// As [`Self::plan_slice`], for an answer of other bytes than the elements as they are.
     ///
     /// # Errors
-    /// [`Refusal`], with a shape that would be accepted.
+    /// [`Refusal`].
     pub fn plan_converted_slice(
         &self,
         dataset: &Arc<Dataset>,
         region: Region,
         sending: &Sending<'_>,
+    ) -> Result<Slice, Refusal> {
+        self.plan_counting(dataset, region, sending, Counted::default())
+    }
+
+    /// As [`Self::plan_converted_slice`]; where that refuses because of what it would decode, blocks that do not exist are no
+    /// longer counted.
+    ///
+    /// Blocks that come after they were counted are read like all others. Memory stays bounded; what is decoded may exceed
+    /// `limits.decode_factor` by those.
+    ///
+    /// # Errors
+    /// [`ReadError`] when it cannot be found out which blocks exist; inside, [`Refusal`].
+    pub async fn plan_sparse_slice(
+        &self,
+        access: Access,
+        dataset: &Arc<Dataset>,
+        region: Region,
+        sending: &Sending<'_>,
+    ) -> Result<Result<Slice, Refusal>, ReadError> {
+        let refusal = match self.plan_converted_slice(dataset, region.clone(), sending) {
+            Err(refusal @ Refusal::TooCostly { .. }) => refusal,
+            planned => return Ok(planned),
+        };
+        let Refusal::TooCostly { affordable_blocks, .. } = refusal else { return Ok(Err(refusal)) };
+        access.may_wait().await;
+        let existing = Some(self.existing_blocks(dataset, &region, affordable_blocks).await?);
+        Ok(self.plan_counting(dataset, region, sending, Counted { existing, ..Counted::default() }))
+    }
+
+    /// Shape of a part of `region`, in samples, that is `accepted` as [`Self::plan_part`] plans it; `None` where no part is.
+    pub fn piece(
+        &self,
+        dataset: &Arc<Dataset>,
+        region: &Region,
+        accepted: impl Fn(&Region) -> bool,
+    ) -> Option<Coords> {
+        bands::piece(region, dataset.attributes.grid(), accepted)
+    }
+
+    /// As [`Self::plan_converted_slice`], for any region of the shape and the steps of `part`: it is refused if one of
+    /// them would be.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn plan_part(
+        &self,
+        dataset: &Arc<Dataset>,
+        part: &Region,
+        sending: &Sending<'_>,
+    ) -> Result<Slice, Refusal> {
+        let touched = Some(bands::most_touched(part, dataset.attributes.grid()));
+        self.plan_counting(dataset, part.clone(), sending, Counted { touched, ..Counted::default() })
+    }
+
+    /// Plans a slice; where its blocks are stored uncompressed and decoding them whole is too much, one that reads parts of them.
+    fn plan_counting(
+        &self,
+        dataset: &Arc<Dataset>,
+        region: Region,
+        sending: &Sending<'_>,
+        counted: Counted,
     ) -> Result<Slice, Refusal> {
         let settings = self.resources.settings();
         let beside_bytes = sending.beside_bytes;
@@ -156,9 +219,16 @@ impl Container {
         let grid = dataset.attributes.grid();
         let part = settings.slice_budget / SLOWED_PARTS;
         let small = Bounds { budget_bytes: part, band_bytes: part.saturating_sub(beside_bytes), ..bounds };
+        let is_plain = dataset.attributes.compression().codec().is_some_and(Codec::is_plain);
+        let planned = |bounds: Bounds| match plan(&region, grid, widths, bounds, counted) {
+            Err(Refusal::TooCostly { .. }) if is_plain => {
+                plan(&region, grid, widths, bounds, Counted { in_parts: true, ..counted }).map(|plan| (plan, true))
+            }
+            planned => planned.map(|plan| (plan, false)),
+        };
         // Where small bands would decode blocks too often, it is planned as ever.
-        let slowed = if sending.is_slowed { plan(&region, grid, widths, small).ok() } else { None };
-        let (bytes, bands) = slowed.map_or_else(|| plan(&region, grid, widths, bounds), Ok)?;
+        let slowed = if sending.is_slowed { planned(small).ok() } else { None };
+        let ((bytes, bands), in_parts) = slowed.map_or_else(|| planned(bounds), Ok)?;
         let (dataset, converted, pieces) = (Arc::clone(dataset), converted.cloned(), Arc::new(()));
         Ok(Slice {
             dataset,
@@ -169,6 +239,7 @@ impl Container {
             bytes,
             beside_bytes,
             bands,
+            in_parts,
             memory_waited: Duration::ZERO,
             pieces,
         })

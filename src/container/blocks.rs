@@ -361,7 +361,7 @@ impl Blocks {
 
     /// A share of the decode budget. The budget holds the whole cache besides what is in flight, so
     /// waiting is rare; what the cache evicts it frees a little later, and sooner when nudged.
-    async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
+    pub(super) async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
         nudging(&self.cache, self.budget.take_within(bytes, self.wait)).await
     }
 }

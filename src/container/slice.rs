@@ -232,6 +232,9 @@ impl Container {
         if !starts_at_origin || !contiguous || *slice.region.shape() != grid.clipped_size(&position) {
             return Ok(None);
         }
+        if self.is_read_in_parts(slice, &slice.region, &position) {
+            return Ok(None);
+        }
         let started = Instant::now();
         let blocks = &self.resources.blocks;
         let at = std::slice::from_ref(&position);
@@ -292,13 +295,17 @@ impl Container {
             let cached = self.held(dataset, Box::pin(cached)).await?;
             stats.cache += started.elapsed();
             let asked = batch.clone();
-            let mut items = Vec::with_capacity(batch.len());
+            let (mut items, mut in_parts) = (Vec::with_capacity(batch.len()), Vec::new());
             for (position, loaded) in batch.into_iter().zip(cached) {
                 items.push(match loaded {
                     Some(loaded) => {
                         stats.hits += 1;
                         stats.count(&position, &loaded);
                         Item::Hit(position, loaded)
+                    }
+                    None if self.is_read_in_parts(slice, region, &position) => {
+                        in_parts.push(position);
+                        continue;
                     }
                     None => Item::Miss { keep: !(passes && is_done_with(slice, region, &position)), position },
                 });
@@ -308,6 +315,7 @@ impl Container {
             let missing = stats.missing;
             let left = work.paste(items, stats).await?;
             self.load_and_paste(&work, left, stats).await?;
+            self.paste_parts(&work, region, in_parts, stats).await?;
             let belief = self.believe_if(stats.missing > missing, access, dataset, &asked);
             self.held(dataset, Box::pin(belief)).await?;
         }

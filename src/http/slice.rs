@@ -22,7 +22,7 @@ use super::{Answer, Ask, Mount, compress, encode, observe, vary};
 use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
 use crate::cpu::Length;
 use crate::metadata;
-use crate::n5::{Array, DataType};
+use crate::n5::{Array, Coords, DataType, Region};
 use crate::output::{self, Format, NegotiationError, Options};
 
 /// Bands that wait to be sent while the next one is assembled.
@@ -63,7 +63,7 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
         .dataset(ask.access, &key)
         .await
         .map_err(|error| Problem::from(error).cached(mount.cache_missing.clone()))?;
-    let plan = plan(ask, mount, dataset, &query, format)?;
+    let plan = plan(ask, mount, dataset, &query, format).await?;
     let mut headers = headers(&plan, mount);
     if query.format.is_none() {
         vary(&mut headers, "accept");
@@ -80,8 +80,108 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     whole(ask, mount, plan, headers).await
 }
 
+/// What a client wants of the elements of a region, whichever it is.
+struct Wish<'a> {
+    dataset: &'a Arc<Dataset>,
+    /// Axes of the region that the answer's shape has.
+    kept_axes: &'a [usize],
+    /// Of the elements as they are sent.
+    data_type: &'a DataType,
+    format: &'static dyn Format,
+    options: &'a Options,
+    /// What the answer is compressed with, where it is not streamed.
+    compressed: Option<Encoding>,
+}
+
+/// What an answer takes besides its elements.
+struct Needs {
+    /// Memory that encoding takes.
+    extra_bytes: u64,
+    /// Bytes of what comes before the elements, where these go out as they are in memory.
+    start_bytes: Option<u64>,
+    /// The same, as far as they count as memory.
+    beside_bytes: u64,
+}
+
+/// A slice that may be read, and how its answer is made.
+struct Admitted {
+    slice: Slice,
+    extra_bytes: u64,
+    encoding: Option<Encoding>,
+}
+
+impl Wish<'_> {
+    fn shape(&self, region: &Region) -> Coords {
+        self.kept_axes.iter().filter_map(|axis| region.shape().get(*axis).copied()).collect()
+    }
+
+    /// # Errors
+    /// Why the format cannot show this.
+    fn needs(&self, region: &Region) -> Result<Needs, String> {
+        let shape = self.shape(region);
+        self.format.accepts(&shape, self.data_type, self.options)?;
+        let start_bytes =
+            self.format.header(&shape, self.data_type, self.options).map(|start| start.len() as u64);
+        let beside_bytes = start_bytes.filter(|bytes| *bytes > UNCOUNTED_BYTES).unwrap_or(0);
+        let extra_bytes = self.format.extra_bytes(&shape, self.data_type, self.options);
+        Ok(Needs { extra_bytes, start_bytes, beside_bytes })
+    }
+
+    fn sending(&self, needs: &Needs, is_slowed: bool) -> Sending<'_> {
+        let (is_streamable, beside_bytes) = (needs.start_bytes.is_some(), needs.beside_bytes);
+        Sending {
+            data_type: self.data_type,
+            extra_bytes: if is_streamable { needs.extra_bytes } else { 0 },
+            beside_bytes,
+            is_slowed: is_slowed && is_streamable && beside_bytes == 0 && self.compressed.is_none(),
+        }
+    }
+
+    /// Whether the answer of a slice that may be read can be made within the slice budget, of `limit` bytes.
+    fn admit(&self, slice: Slice, needs: &Needs, limit: u64) -> Result<Admitted, Problem> {
+        let encoding = self.compressed.filter(|_| !slice.is_streamed());
+        let mut extra_bytes = needs.extra_bytes;
+        if encoding.is_some() {
+            extra_bytes = extra_bytes.saturating_add(compress::extra_bytes(slice.bytes().saturating_add(extra_bytes)));
+        }
+        // In bands, the elements take what bands are given; what comes before them is little beside that.
+        let needed = if needs.start_bytes.is_some() && slice.is_streamed() {
+            needs.beside_bytes.saturating_mul(START_SHARE)
+        } else {
+            slice.held_bytes().saturating_add(extra_bytes)
+        };
+        if needed <= limit {
+            return Ok(Admitted { slice, extra_bytes, encoding });
+        }
+        let streamed: Vec<&str> = output::FORMATS
+            .iter()
+            .filter(|format| format.header(&[1, 1], &DataType::UInt8, &Options::default()).is_some())
+            .map(|format| format.name())
+            .collect();
+        let detail = format!(
+            "as {} this takes up to {needed} bytes of memory; limits.slice_budget allows {limit}; ask for less at once, \
+             or for a format that is streamed: {}",
+            self.format.name(),
+            streamed.join(", ")
+        );
+        Err(Problem::new(problem::TOO_LARGE, detail).with("limit", limit))
+    }
+
+    /// Shape of a piece of `region` that is not refused, in this format, wherever in the dataset it lies.
+    fn piece(&self, container: &Container, region: &Region) -> Option<Coords> {
+        let limit = container.resources().settings().slice_budget;
+        container.piece(self.dataset, region, |part| {
+            let needs = self.needs(part).ok();
+            needs.is_some_and(|needs| {
+                let planned = container.plan_part(self.dataset, part, &self.sending(&needs, false));
+                planned.is_ok_and(|slice| !slice.is_streamed() && self.admit(slice, &needs, limit).is_ok())
+            })
+        })
+    }
+}
+
 /// Checks everything that can be checked before a block is read.
-fn plan(
+async fn plan(
     ask: &Ask<'_>,
     mount: &Mount,
     dataset: Arc<Dataset>,
@@ -99,50 +199,24 @@ fn plan(
         return Err(Problem::new(problem::UNSUPPORTED, detail).with("compression", compression));
     }
     let data_type = query.data_type.as_ref().unwrap_or(attributes.data_type()).clone();
-    let (shape, options) = (selection.shape(), query.options(&selection));
-    format
-        .accepts(&shape, &data_type, &options)
-        .map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with("parameter", "format"))?;
-    let start_bytes = format.header(&shape, &data_type, &options).map(|start| start.len() as u64);
-    let beside_bytes = start_bytes.filter(|bytes| *bytes > UNCOUNTED_BYTES).unwrap_or(0);
-    let mut extra_bytes = format.extra_bytes(&shape, &data_type, &options);
+    let options = query.options(&selection);
     let compressed = if ask.app.options.compress_slices && compress::is_worthwhile(format) {
         compress::negotiate(ask)
     } else {
         None
     };
-    let sending = Sending {
-        data_type: &data_type,
-        extra_bytes: if start_bytes.is_some() { extra_bytes } else { 0 },
-        beside_bytes,
-        is_slowed: ask.app.clients.are_slowed() && start_bytes.is_some() && beside_bytes == 0 && compressed.is_none(),
-    };
-    let slice = mount.container.plan_converted_slice(&dataset, selection.region.clone(), &sending)?;
-    let encoding = compressed.filter(|_| !slice.is_streamed());
-    if encoding.is_some() {
-        extra_bytes = extra_bytes.saturating_add(compress::extra_bytes(slice.bytes().saturating_add(extra_bytes)));
-    }
-    let limit = mount.container.resources().settings().slice_budget;
-    // In bands, the elements take what bands are given; what comes before them is little beside that.
-    let needed = if start_bytes.is_some() && slice.is_streamed() {
-        beside_bytes.saturating_mul(START_SHARE)
-    } else {
-        slice.held_bytes().saturating_add(extra_bytes)
-    };
-    if needed > limit {
-        let streamed: Vec<&str> = output::FORMATS
-            .iter()
-            .filter(|format| format.header(&shape, &data_type, &Options::default()).is_some())
-            .map(|format| format.name())
-            .collect();
-        let detail = format!(
-            "as {} this takes up to {needed} bytes of memory; limits.slice_budget allows {limit}; ask for less at once, \
-             or for a format that is streamed: {}",
-            format.name(),
-            streamed.join(", ")
-        );
-        return Err(Problem::new(problem::TOO_LARGE, detail).with("limit", limit));
-    }
+    let (kept_axes, region) = (selection.kept_axes.as_slice(), &selection.region);
+    let wish = Wish { dataset: &dataset, kept_axes, data_type: &data_type, format, options: &options, compressed };
+    let needs = wish
+        .needs(region)
+        .map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with("parameter", "format"))?;
+    let sending = wish.sending(&needs, ask.app.clients.are_slowed());
+    let (container, limit) = (&mount.container, mount.container.resources().settings().slice_budget);
+    let planned = container.plan_sparse_slice(ask.access, &dataset, region.clone(), &sending).await?;
+    let admitted = planned.map_err(Problem::from).and_then(|slice| wish.admit(slice, &needs, limit));
+    let Admitted { slice, extra_bytes, encoding } =
+        admitted.map_err(|problem| problem.in_pieces(wish.piece(container, region).as_ref()))?;
+    let start_bytes = needs.start_bytes;
     Ok(Plan { dataset, selection, data_type, format, options, slice, extra_bytes, start_bytes, encoding })
 }
 

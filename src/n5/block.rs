@@ -149,6 +149,8 @@ impl BlockHeader {
     ///
     /// The last two are taken only where today's form does not fit the dataset and theirs spells
     /// exactly the size expected at `position`.
+    ///
+    /// `stored` need not be more than the file's first bytes, as many as the longest of these headers has.
     fn parse_for(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
         let rank = attributes.rank();
         let header = Self::parse(stored);
@@ -325,6 +327,46 @@ impl<'a> Unpacked<'a> {
     }
 }
 
+/// Where the elements of a block that is stored uncompressed are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawLayout {
+    /// As [`Block::size`].
+    pub size: Coords,
+    /// Bytes before the elements, which are big-endian, first axis fastest.
+    pub header_bytes: u64,
+}
+
+impl RawLayout {
+    /// Bytes of a file that [`Self::new`] has to see, of a dataset of `rank` axes: the longest header.
+    pub fn head_bytes(rank: usize) -> u64 {
+        (rank as u64).saturating_mul(8).saturating_add(8)
+    }
+
+    /// The layout of the block at `position`, whose file has `stored_bytes` and begins with `head`; `None` where the dataset's
+    /// blocks are compressed.
+    ///
+    /// # Errors
+    /// As [`Block::decode`], but for the limit: the file's length must be the one that the header promises.
+    pub fn new(
+        head: &[u8],
+        stored_bytes: u64,
+        attributes: &DatasetAttributes,
+        position: &[u64],
+    ) -> Result<Option<Self>, BlockError> {
+        let stored_bytes = usize::try_from(stored_bytes).unwrap_or(usize::MAX);
+        let Plan { header, codec, decoded_bytes, .. } = Plan::of_head(head, stored_bytes, attributes, position)?;
+        let payload_bytes = stored_bytes.saturating_sub(header.len);
+        if !codec.is_plain() {
+            return Ok(None);
+        }
+        if payload_bytes != decoded_bytes {
+            let found = format!("{payload_bytes} bytes");
+            return Err(CodecError::WrongLength { expected: decoded_bytes, found }.into());
+        }
+        Ok(Some(Self { size: header.size, header_bytes: header.len as u64 }))
+    }
+}
+
 /// A header that fits its dataset, with what decoding needs.
 struct Plan<'a> {
     header: BlockHeader,
@@ -335,6 +377,16 @@ struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     fn new(stored: &[u8], attributes: &'a DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
+        Self::of_head(stored, stored.len(), attributes, position)
+    }
+
+    /// The plan of a block of `stored_bytes`, of which `head` has the first.
+    fn of_head(
+        head: &[u8],
+        stored_bytes: usize,
+        attributes: &'a DatasetAttributes,
+        position: &[u64],
+    ) -> Result<Self, BlockError> {
         let compression = attributes.compression();
         let unsupported = |text: String| BlockError::Unsupported(text);
         let width = attributes
@@ -344,7 +396,7 @@ impl<'a> Plan<'a> {
         let codec = compression
             .codec()
             .ok_or_else(|| unsupported(format!("compression {:?} is not decoded", compression.name())))?;
-        let header = BlockHeader::parse_for(stored, attributes, position)?;
+        let header = BlockHeader::parse_for(head, attributes, position)?;
         if header.mode == Mode::Object {
             return Err(unsupported("a block of mode 2 (object) has no elements".to_owned()));
         }
@@ -366,7 +418,7 @@ impl<'a> Plan<'a> {
             )));
         }
         let claimed_bytes = product.unwrap_or(u64::MAX).saturating_mul(width as u64);
-        let payload_bytes = stored.len().saturating_sub(header.len);
+        let payload_bytes = stored_bytes.saturating_sub(header.len);
         if claimed_bytes > codec.max_decoded_bytes(payload_bytes) {
             return Err(BlockError::Implausible {
                 payload_bytes,

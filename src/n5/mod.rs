@@ -15,14 +15,16 @@ mod convert;
 mod data_type;
 mod encode;
 mod grid;
+mod parts;
 mod statistics;
 
 pub use array::{Array, clear, paste, paste_stored};
 pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
-pub use block::{Block, BlockError, BlockHeader, Mode, Room, Unpacked};
+pub use block::{Block, BlockError, BlockHeader, Mode, RawLayout, Room, Unpacked};
 pub use compression::{CODECS, Codec, CodecError, Compression, Encoding, Scratch};
 pub use convert::{ConvertError, convert};
 pub use data_type::DataType;
 pub use encode::{big_endian, encode_block};
 pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
+pub use parts::{RawPart, RawParts};
 pub use statistics::{Accumulator, Number, Summary};

@@ -105,6 +105,12 @@ pub trait Store: fmt::Debug + Send + Sync {
         keep: Filter,
     ) -> Result<Option<Listing>, StoreError>;
 
+    /// Whether [`Self::list`] costs no more than a few reads of blocks: then it is asked which blocks there are, before many are
+    /// looked for one by one.
+    fn lists_cheaply(&self) -> bool {
+        false
+    }
+
     /// Something that is the same for two keys that lead to the same directory, as symbolic links make them; `None`
     /// where there is no such directory, or where a directory has one key only.
     ///
