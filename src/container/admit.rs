@@ -89,6 +89,11 @@ impl Slice {
         }
     }
 
+    /// Whether all of its bands have been read.
+    pub fn is_read(&self) -> bool {
+        self.bands.as_ref().is_none_or(Bands::are_done)
+    }
+
     /// Whether it exceeds the slice budget and leaves in bands.
     pub fn is_streamed(&self) -> bool {
         self.bands.is_some()
@@ -114,6 +119,8 @@ pub struct Sending<'a> {
     pub beside_bytes: u64,
     /// Whether the client is made to take it slowly: then it leaves in small bands, where it can.
     pub is_slowed: bool,
+    /// Whether it is to leave in bands even if there is memory for all of it.
+    pub is_banded: bool,
 }
 
 /// Bands of a slowed answer have one part in so many of the budget: it holds them for long, and up to three at once.
@@ -129,7 +136,7 @@ impl Container {
         self.plan_converted_slice(
             dataset,
             region,
-            &Sending { data_type, extra_bytes: 0, beside_bytes: 0, is_slowed: false },
+            &Sending { data_type, extra_bytes: 0, beside_bytes: 0, is_slowed: false, is_banded: false },
         )
     }
 
@@ -212,6 +219,7 @@ impl Container {
             extra_bytes: sending.extra_bytes,
             band_bytes: self.resources.slice_budget.stream_bytes().saturating_sub(beside_bytes),
             decode_factor: settings.decode_factor,
+            is_banded: sending.is_banded,
         };
         let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
         let converted = Some(sending.data_type).filter(|to| *to != dataset.attributes.data_type());

@@ -39,6 +39,8 @@ pub(super) struct Bounds {
     pub(super) band_bytes: u64,
     /// How many times the bytes of an answer may be decoded for it.
     pub(super) decode_factor: u64,
+    /// An answer leaves in bands also where it fits the budget.
+    pub(super) is_banded: bool,
 }
 
 /// Bytes of an element at the stages of an answer.
@@ -135,7 +137,7 @@ pub(super) fn plan(
         return Err(Refusal::TooLarge { bytes, limit_bytes });
     };
     let held_bytes = region.elements().unwrap_or(u64::MAX).saturating_mul(widths.held);
-    let bands = if held_bytes.saturating_add(bounds.extra_bytes) > bounds.budget_bytes {
+    let bands = if bounds.is_banded || held_bytes.saturating_add(bounds.extra_bytes) > bounds.budget_bytes {
         // `None`: not even one element fits.
         let bands = Bands::new(region, grid, widths, bounds.band_bytes, OPENING_BYTES);
         Some(bands.ok_or(Refusal::TooLarge { bytes: Some(bytes), limit_bytes })?)
@@ -286,6 +288,11 @@ impl Bands {
         let parts = times / self.decodes_by_slower_axes(grid);
         let parts = parts.saturating_sub(self.opening.len() as u64).max(1);
         Self { least_depth: self.samples(self.axis, grid).div_ceil(parts), ..self }
+    }
+
+    /// Whether all of the region has been taken.
+    pub(super) fn are_done(&self) -> bool {
+        self.opening.is_empty() && (self.done || self.region.elements() == Some(0))
     }
 
     /// The client takes bands as they come: the next may be larger. `free_bytes` of the budget are free.
@@ -469,7 +476,7 @@ mod tests {
     }
 
     fn bounds(budget_bytes: u64) -> Bounds {
-        Bounds { slice_bytes: 1 << 40, budget_bytes, extra_bytes: 0, band_bytes: budget_bytes, decode_factor: 16 }
+        Bounds { slice_bytes: 1 << 40, budget_bytes, extra_bytes: 0, band_bytes: budget_bytes, decode_factor: 16, is_banded: false }
     }
 
     /// As large as they become for a client that takes them at once.

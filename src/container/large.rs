@@ -57,7 +57,7 @@ impl LargeObject {
     }
 
     /// Facts about it.
-    pub(super) fn meta(&self) -> &Meta {
+    pub fn meta(&self) -> &Meta {
         &self.0.meta
     }
 

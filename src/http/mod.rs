@@ -3,6 +3,7 @@
 
 mod admitted;
 mod ask;
+mod banded;
 mod clients;
 mod compress;
 mod conditional;

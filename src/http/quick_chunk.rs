@@ -8,7 +8,7 @@ use super::target::{Target, View};
 use crate::container::Access;
 use crate::metrics::Lookup;
 use crate::store::Meta;
-use crate::view::{self, Found};
+use crate::view::{self, Found, Sent};
 
 /// What most chunks are.
 const OCTETS: &str = "application/octet-stream";
@@ -39,9 +39,13 @@ pub(super) fn answer(begun: &Begun<'_>, asked: &Asked<'_>, access: Access) -> Op
     if chunk.media_type() != OCTETS {
         return None;
     }
-    let Some(ready) = chunk.ready(&mount.container, access).now_or_never()?.ok()? else {
-        mount.container.count(Lookup::Absent);
-        return Some(begun.missing(asked, template, view.name()));
+    let ready = match chunk.sent(&mount.container, access).now_or_never()?.ok()? {
+        Some(Sent::Whole(ready)) => ready,
+        Some(Sent::Pieces(_)) => return None,
+        None => {
+            mount.container.count(Lookup::Absent);
+            return Some(begun.missing(asked, template, view.name()));
+        }
     };
     mount.container.count(Lookup::Hit);
     let facts = Meta { len: ready.bytes.len() as u64, modified: None, etag: ready.etag.as_str().into(), version: 0 };

@@ -11,22 +11,19 @@ use axum::http::header::{
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
 use futures_util::stream;
-use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::compress::Encoding;
 use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
 use super::slice_query::{Selection, SliceQuery};
-use super::{Answer, Ask, Mount, compress, encode, observe, vary};
-use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
+use super::banded::BandReader;
+use super::{Answer, Ask, Mount, compress, encode, vary};
+use crate::container::{Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
 use crate::cpu::Length;
 use crate::metadata;
 use crate::n5::{Array, Coords, DataType, Region};
 use crate::output::{self, Format, NegotiationError, Options};
-
-/// Bands that wait to be sent while the next one is assembled.
-const BANDS_AHEAD: usize = 1;
 
 /// What comes before the elements of a streamed answer is at most one part in so many of the slice budget.
 const START_SHARE: u64 = 8;
@@ -134,6 +131,7 @@ impl Wish<'_> {
             extra_bytes: if is_streamable { needs.extra_bytes } else { 0 },
             beside_bytes,
             is_slowed: is_slowed && is_streamable && beside_bytes == 0 && self.compressed.is_none(),
+            is_banded: false,
         }
     }
 
@@ -344,62 +342,14 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
         .then(|| (data_type.clone(), options.clone()))
         .map(|(data_type, options)| Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as Finish);
     let container = mount.container.clone();
-    let mut bands = BandReader { container, access: ask.access, slice: plan.slice, waited: None, finish };
+    let mut bands = BandReader::new(container, ask.access, plan.slice, finish);
     let first = bands.next().await?.unwrap_or_default();
     // The first band has the memory for this as well.
     let start = format.header(&shape, &data_type, &options).unwrap_or_default();
-    let (sender, receiver) = mpsc::channel(BANDS_AHEAD);
-    let id = ask.id.to_owned();
-    tokio::spawn(crate::fair::Client::current().works(crate::trace::carried(async move {
-        let mut next = Ok(Some(first));
-        loop {
-            // Waits until the band before is on its way: no more than two are held. A client that has hung up ends
-            // the work.
-            let since = Instant::now();
-            let Ok(place) = sender.reserve().await else { return };
-            bands.waited = Some(since.elapsed());
-            match next {
-                Ok(Some(pieces)) => place.send(Ok(pieces)),
-                Ok(None) => return,
-                Err(error) => {
-                    observe::broken_off(&id, &error);
-                    return place.send(Err(error));
-                }
-            }
-            next = tokio::select! {
-                band = bands.next() => band,
-                () = sender.closed() => return,
-            };
-        }
-    })));
-    let bands = stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) });
-    let pieces = futures_util::StreamExt::flat_map(bands, |band| {
-        stream::iter(match band {
-            Ok(pieces) => pieces.into_iter().map(Ok).collect(),
-            Err(error) => vec![Err(error)],
-        })
-    });
-    let start = (!start.is_empty()).then_some(Ok(start));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
-    let mut response = Response::new(Body::from_stream(futures_util::StreamExt::chain(stream::iter(start), pieces)));
+    let mut response = Response::new(bands.into_body(start, first, ask.id.to_owned()));
     *response.headers_mut() = headers;
     Ok(response)
-}
-
-struct BandReader {
-    container: Container,
-    access: Access,
-    slice: Slice,
-    /// How long the last band waited for the client.
-    waited: Option<Duration>,
-    finish: Option<Finish>,
-}
-
-impl BandReader {
-    async fn next(&mut self) -> Result<Option<Vec<Bytes>>, ReadError> {
-        let band = self.container.next_band(self.access, &mut self.slice, self.waited, self.finish.clone()).await?;
-        Ok(band.map(|(pieces, _)| pieces))
-    }
 }
 
 /// Depends on everything that the bytes of the answer depend on, and on nothing else: equal on every

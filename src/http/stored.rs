@@ -11,6 +11,7 @@ use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
 use super::{Answer, Ask, Mount, listing, observe, query, target};
 use crate::container::{ATTRIBUTES, LargeObject, ReadError, Stored, grid_component};
+use crate::fair::Client;
 use crate::store::{Key, Meta};
 
 /// `GET /`, `/n5/` and every path below: an object, a listing, or the way to one.
@@ -136,14 +137,16 @@ fn validators(headers: &mut HeaderMap, meta: &Meta) {
 
 /// A body read piece by piece. A fault breaks it off, and the connection with it: its length has been
 /// promised.
-fn pieces(large: LargeObject, from: u64, to: u64, id: String) -> Body {
+pub(super) fn pieces(large: LargeObject, from: u64, to: u64, id: String) -> Body {
+    // The body is polled by the connection, which works for nobody in particular.
+    let client = Client::current();
     Body::from_stream(stream::try_unfold(from, move |at| {
         let (large, id) = (large.clone(), id.clone());
         async move {
             if at >= to {
                 return Ok(None);
             }
-            let piece = large.piece(at, to).await.inspect_err(|error| {
+            let piece = client.works(large.piece(at, to)).await.inspect_err(|error| {
                 observe::broken_off(&id, error);
             })?;
             let next = at.saturating_add(piece.len() as u64);

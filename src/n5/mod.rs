@@ -24,7 +24,7 @@ pub use block::{Block, BlockError, BlockHeader, Mode, RawLayout, Room, Unpacked}
 pub use compression::{CODECS, Codec, CodecError, Compression, Encoding, Scratch};
 pub use convert::{ConvertError, convert};
 pub use data_type::DataType;
-pub use encode::{big_endian, encode_block};
+pub use encode::{big_endian, block_header, encode_block};
 pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
 pub use parts::{RawPart, RawParts};
 pub use statistics::{Accumulator, Number, Summary};

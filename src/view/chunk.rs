@@ -9,10 +9,13 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::container::{
-    self, Access, Container, Dataset, Fingerprint, ReadError, Recipe, Slice, Stored, Trail, grid_component,
+    self, Access, Container, Dataset, Fingerprint, Finish, LargeObject, ReadError, Recipe, Sending, Slice, Stored, Trail,
+    grid_component,
 };
-use crate::n5::{Array, BlockHeader, Coords, Encoding, GridPosition, Mode, Region, Start};
-use crate::store::{Key, Meta};
+use crate::n5::{
+    Array, BlockHeader, Coords, DataType, Encoding, GridPosition, Mode, RawLayout, Region, Start, big_endian,
+};
+use crate::store::{Key, Meta, StoreError};
 
 /// Another release may encode to other bytes, which are another representation.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
@@ -43,14 +46,42 @@ pub trait Form: fmt::Debug + Send + Sync {
         None
     }
 
+    /// As [`Self::within`], in a stored block of `stored_bytes` that is not held; `head` are its first bytes.
+    fn within_large(
+        &self,
+        _head: &[u8],
+        _stored_bytes: u64,
+        _dataset: &Dataset,
+        _position: &GridPosition,
+    ) -> Option<Range<u64>> {
+        None
+    }
+
     /// Whether [`Self::within`] can find anything in any block of the dataset.
     fn passes(&self, _dataset: &Dataset) -> bool {
         false
     }
+
+    /// How a chunk of `shape` is made of its elements one after the other, so that it can be sent while it is made; `None` for
+    /// what needs all of them.
+    fn plain(&self, _shape: &Coords) -> Option<Plain> {
+        None
+    }
 }
 
-/// A region of a dataset, and the form it is wanted in.
-#[derive(Debug)]
+/// A header, and then each element in the order of memory.
+#[derive(Debug, Clone, Default)]
+pub struct Plain {
+    /// What comes before the elements.
+    pub header: Bytes,
+    /// The type that they are converted to, where that is another one.
+    pub data_type: Option<DataType>,
+    /// Whether they are big-endian.
+    pub big_endian: bool,
+}
+
+/// A region of a dataset, and the form it is wanted in. Cheap to clone.
+#[derive(Debug, Clone)]
 pub struct Chunk {
     dataset: Arc<Dataset>,
     /// The block that it is, where it is one.
@@ -67,6 +98,37 @@ pub struct Ready {
     /// Strong, quoted, equal on every replica.
     pub etag: String,
     source: Source,
+}
+
+/// A chunk that is found.
+#[derive(Debug)]
+pub enum Sent {
+    /// All of it.
+    Whole(Ready),
+    /// It is too large for that.
+    Pieces(Pieces),
+}
+
+/// A chunk that is too large to be held, and is read while it is sent.
+#[derive(Debug)]
+pub struct Pieces {
+    /// Bytes of the chunk.
+    pub len: u64,
+    /// As [`Ready::etag`].
+    pub etag: String,
+    /// Where they are.
+    pub from: PiecesFrom,
+    chunk: Chunk,
+    access: Access,
+}
+
+/// Where the bytes of a large chunk are from.
+#[derive(Debug, Clone)]
+pub enum PiecesFrom {
+    /// They are these of a stored block.
+    Stored(LargeObject, Range<u64>),
+    /// They are a header and elements.
+    Elements(Plain),
 }
 
 /// Where the bytes of a chunk are from.
@@ -121,31 +183,51 @@ impl Chunk {
     ///
     /// # Errors
     /// [`ReadError`] of the first block that cannot be read, or when memory is short.
-    pub async fn ready(&self, container: &Container, access: Access) -> Result<Option<Ready>, ReadError> {
-        let ready = self.found(container, access).await?;
-        if ready.is_none() {
+    pub async fn sent(&self, container: &Container, access: Access) -> Result<Option<Sent>, ReadError> {
+        let found = self.found(container, access).await?;
+        if found.is_none() {
             // Clients take a missing chunk for zeros.
             container.believe(access, &self.dataset, self.position.as_slice()).await?;
         }
-        Ok(ready)
+        Ok(found)
     }
 
-    async fn found(&self, container: &Container, access: Access) -> Result<Option<Ready>, ReadError> {
+    async fn found(&self, container: &Container, access: Access) -> Result<Option<Sent>, ReadError> {
         if let Some(position) = &self.position
             && self.form.passes(&self.dataset)
         {
             let stored = container.object(access, &self.dataset.block_key(position)).await?;
             let Some(stored) = stored else { return Ok(None) };
-            if let Stored::Whole(meta, bytes) = stored
-                && let Some(range) = self.form.within(&bytes, &self.dataset, position)
-            {
-                let etag = self.etag(of_one(position, &meta).tags);
-                let source = Source::Stored(meta.version, range.clone());
-                return Ok(Some(Ready { bytes: bytes.slice(range), etag, source }));
+            let etag = self.etag(of_one(position, stored.meta()).tags);
+            match stored {
+                Stored::Whole(meta, bytes) => {
+                    if let Some(range) = self.form.within(&bytes, &self.dataset, position) {
+                        let source = Source::Stored(meta.version, range.clone());
+                        return Ok(Some(Sent::Whole(Ready { bytes: bytes.slice(range), etag, source })));
+                    }
+                }
+                Stored::Large(large) => {
+                    let stored_bytes = large.meta().len;
+                    let head = large.piece(0, RawLayout::head_bytes(self.region.rank()).min(stored_bytes)).await?;
+                    if let Some(range) = self.form.within_large(&head, stored_bytes, &self.dataset, position) {
+                        let len = range.end.saturating_sub(range.start);
+                        let from = PiecesFrom::Stored(large, range);
+                        return Ok(Some(Sent::Pieces(Pieces { len, etag, from, chunk: self.clone(), access })));
+                    }
+                }
             }
             // Let go of here: nobody waits for memory who holds some.
         }
-        let slice = self.slice(container)?;
+        let slice = match self.slice(container) {
+            Err(error) => {
+                let Some(plain) = self.form.plain(self.region.shape()) else { return Err(error) };
+                let Some(etag) = self.found_tag(container, access).await? else { return Ok(None) };
+                let len = self.planned(container, &self.region, &plain)?.bytes().saturating_add(plain.header.len() as u64);
+                let from = PiecesFrom::Elements(plain);
+                return Ok(Some(Sent::Pieces(Pieces { len, etag, from, chunk: self.clone(), access })));
+            }
+            slice => slice?,
+        };
         let (form, shape) = (Arc::clone(&self.form), self.region.shape().clone());
         let data_type = self.dataset.attributes.data_type().clone();
         let width = data_type.size_bytes().unwrap_or(1);
@@ -157,7 +239,7 @@ impl Chunk {
         let made = container.made(access, &slice, &recipe).await?;
         Ok(made.map(|made| {
             let source = Source::Made(made.versions, made.found);
-            Ready { bytes: made.bytes, etag: self.etag(made.tags), source }
+            Sent::Whole(Ready { bytes: made.bytes, etag: self.etag(made.tags), source })
         }))
     }
 
@@ -189,7 +271,7 @@ impl Chunk {
         }
     }
 
-    /// The entity tag that [`Self::ready`] would give, without reading a block; `None` where none exists.
+    /// The entity tag that [`Self::sent`] would give, without reading a block; `None` where none exists.
     ///
     /// # Errors
     /// When the store fails.
@@ -206,20 +288,39 @@ impl Chunk {
             let meta = container.meta(access, &self.dataset.block_key(position)).await?;
             return Ok(meta.map(|meta| self.etag(of_one(position, &meta).tags)));
         }
-        let fingerprint = container.fingerprint(access, &self.slice(container)?).await?;
+        let slice = match (self.slice(container), self.form.plain(self.region.shape())) {
+            (Err(_), Some(plain)) => self.planned(container, &self.region, &plain)?,
+            (slice, _) => slice?,
+        };
+        let fingerprint = container.fingerprint(access, &slice).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.tags)))
     }
 
+    /// The region, to be read in one piece and encoded.
     fn slice(&self, container: &Container) -> Result<Slice, ReadError> {
         let budget = container.resources().settings().slice_budget;
+        let width = self.dataset.attributes.data_type().size_bytes().unwrap_or(1);
+        let extra_bytes = self.form.extra_bytes(self.region.shape(), width);
         let slice = container.plan_slice(&self.dataset, self.region.clone()).ok();
-        slice.filter(|slice| !slice.is_streamed()).ok_or_else(|| {
-            ReadError::TooLarge(format!(
-                "a chunk of {:?} elements is too large to be made; limits.slice_budget allows {budget} bytes; regions \
-                 of it can be had from /slice",
-                self.region.shape().as_slice()
-            ))
-        })
+        let is_held = |slice: &Slice| slice.held_bytes().saturating_add(extra_bytes) <= budget;
+        slice.filter(|slice| !slice.is_streamed() && is_held(slice)).ok_or_else(|| self.too_large(container))
+    }
+
+    /// `region`, a part of this one, to be read in bands.
+    fn planned(&self, container: &Container, region: &Region, plain: &Plain) -> Result<Slice, ReadError> {
+        let data_type = plain.data_type.as_ref().unwrap_or(self.dataset.attributes.data_type());
+        let sending = Sending { data_type, extra_bytes: 0, beside_bytes: 0, is_slowed: false, is_banded: true };
+        let slice = container.plan_converted_slice(&self.dataset, region.clone(), &sending);
+        slice.map_err(|_refusal| self.too_large(container))
+    }
+
+    fn too_large(&self, container: &Container) -> ReadError {
+        let budget = container.resources().settings().slice_budget;
+        ReadError::TooLarge(format!(
+            "a chunk of {:?} elements is too large to be made; limits.slice_budget allows {budget} bytes; regions \
+             of it can be had from /slice",
+            self.region.shape().as_slice()
+        ))
     }
 
     fn etag(&self, tags: u128) -> String {
@@ -228,6 +329,57 @@ impl Chunk {
         let _ = write!(facts, "{} {} {:?} {tags:x} {RELEASE}", self.dataset.etag, self.form.id(), self.region);
         format!("\"{:032x}\"", xxh3_128(facts.as_bytes()))
     }
+}
+
+impl Pieces {
+    /// The slice that has the bytes `from .. to` of the chunk's elements in the order of memory, and how many bytes of it come
+    /// before these.
+    ///
+    /// # Errors
+    /// [`ReadError::TooLarge`].
+    pub fn slice(&self, container: &Container, plain: &Plain, from: u64, to: u64) -> Result<(Slice, u64), ReadError> {
+        let region = &self.chunk.region;
+        let elements_bytes = self.len.saturating_sub(plain.header.len() as u64);
+        let axis = region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0);
+        let samples = region.shape().get(axis).copied().unwrap_or(1);
+        let sample_bytes = elements_bytes.checked_div(samples).unwrap_or(0).max(1);
+        let first = from / sample_bytes;
+        let count = to.div_ceil(sample_bytes).saturating_sub(first);
+        let slice = self.chunk.planned(container, &region.part(axis, first, count), plain)?;
+        Ok((slice, from.saturating_sub(first.saturating_mul(sample_bytes))))
+    }
+
+    /// What turns converted elements into those of the chunk, where they are others; in place.
+    pub fn finish(&self, plain: &Plain) -> Option<Finish> {
+        let data_type = plain.data_type.as_ref().unwrap_or(self.chunk.dataset.attributes.data_type());
+        let width = data_type.size_bytes().filter(|width| plain.big_endian && *width > 1)?;
+        Some(Arc::new(move |elements| big_endian(elements, width)))
+    }
+
+    /// That the blocks are the ones that [`Self::etag`] was made of.
+    ///
+    /// # Errors
+    /// [`ReadError::Store`] where they are not, or the store fails.
+    pub async fn still_has_tag(&self, container: &Container) -> Result<(), ReadError> {
+        let access = container.resources().begin();
+        let is_same = self.chunk.tag(container, access).await?.as_ref() == Some(&self.etag);
+        if is_same { Ok(()) } else { Err(StoreError::Torn(self.chunk.dataset.key.clone()).into()) }
+    }
+
+    /// What the request that wants it accepts of caches.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+}
+
+/// The payload of a stored block of `stored_bytes` that begins with `head`, where it is of today's form and has exactly `size`
+/// elements, uncompressed.
+pub(super) fn raw_payload(head: &[u8], stored_bytes: u64, size: &[u64], width: usize) -> Option<Range<u64>> {
+    let header = BlockHeader::parse(head).ok()?;
+    let len = header.elements?.checked_mul(width as u64)?;
+    let from = header.len as u64;
+    let is_plain = header.mode == Mode::Default && header.size.as_slice() == size;
+    (is_plain && from.checked_add(len) == Some(stored_bytes)).then_some(from..stored_bytes)
 }
 
 fn of_one(position: &GridPosition, meta: &Meta) -> Fingerprint {

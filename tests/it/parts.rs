@@ -275,3 +275,74 @@ proptest! {
         prop_assume!(refused > 0);
     }
 }
+
+/// Blocks of 18 MiB, of which the second row has mode 1, the last column is cropped, and one is missing.
+fn large_raw_blocks() -> N5 {
+    let n5 = N5::new();
+    n5.dataset("v", &[1024, 2048, 14], &[1024, 1024, 9], "raw");
+    for (y, z, planes) in [(0, 0, 9), (1, 0, 9), (0, 1, 5)] {
+        let elements: Vec<u16> = (0..1024 * 1024 * planes).map(|n| u16::try_from((n * 31 + y) % 65_521).unwrap()).collect();
+        let mut block = crate::support::writer::encode(&[1024, 1024, planes], &elements, false);
+        if y == 1 {
+            block[1] = 1;
+            block.splice(16..16, u32::try_from(elements.len()).unwrap().to_be_bytes());
+        }
+        n5.file(&format!("v/0/{y}/{z}"), block);
+    }
+    n5
+}
+
+#[tokio::test]
+async fn chunks_of_large_uncompressed_blocks_are_sent_whatever_the_budgets() {
+    let n5 = large_raw_blocks();
+    let large = Settings { slice_budget: 256 << 20, decode_budget: 256 << 20, ..settings() };
+    let large = Client::new(local(n5.root()), large, options());
+    let small = Settings { slice_budget: 4 << 20, decode_budget: 2 << 20, decoded_cache: 0, ..settings() };
+    let small = Client::new(local(n5.root()), small, options());
+    for path in [
+        "/as/raw/v/0/0/0",
+        "/as/raw/v/0/1/0",
+        "/as/raw/v/0/0/1",
+        "/as/raw,float64/v/0/0/0",
+        "/zarr2/v/0/0/0",
+        "/zarr3/v/c/0/0/0",
+        "/zarr3/v/c/1/1/0",
+        "/zarr3/v/c/0/1/0",
+        "/zarr3/v/c/1/0/0",
+        "/precomputed/v/raw/0-1024_0-1024_0-9",
+        "/precomputed/v/raw/0-1024_1024-2048_0-9",
+        "/precomputed/v/raw/0-1024_0-1024_9-14",
+        "/as/raw/v/0/1/1",
+    ] {
+        let (whole, pieces) = (large.get(path).await, small.get(path).await);
+        assert_eq!(pieces.status, whole.status, "{path}: {:?}", whole.body);
+        let is_there = !path.ends_with("v/0/1/1") && !path.ends_with("c/1/1/0");
+        assert_eq!(whole.status == 200, is_there, "{path}: {}", whole.status);
+        if !is_there {
+            continue;
+        }
+        assert!(whole.body == pieces.body && whole.body.len() >= 10 << 20, "{path}");
+        for name in ["etag", "content-length", "content-type", "accept-ranges", "cache-control"] {
+            assert!(whole.header(name).is_some() && whole.header(name) == pieces.header(name), "{path} {name}");
+        }
+        let head = small.send("HEAD", path, &[]).await;
+        assert_eq!((head.header("content-length"), head.body.len()), (whole.header("content-length"), 0));
+        let etag = whole.header("etag").unwrap();
+        assert_eq!(small.get_with(path, &[("if-none-match", etag)]).await.status, 304, "{path}");
+        assert_eq!(small.get_with(path, &[("if-match", "\"other\"")]).await.status, 412, "{path}");
+        let len = whole.body.len();
+        for (range, from, to) in [
+            ("0-0", 0, 1),
+            ("3-20", 3, 21),
+            ("10-3000000", 10, 3_000_001),
+            ("5000000-5000006", 5_000_000, 5_000_007),
+            ("-7", len - 7, len),
+        ] {
+            let part = small.get_with(path, &[("range", &format!("bytes={range}")), ("if-range", etag)]).await;
+            assert_eq!(part.status, 206, "{path} {range}");
+            assert_eq!(part.header("content-range").unwrap(), format!("bytes {from}-{}/{len}", to - 1));
+            assert!(part.body == whole.body[from..to], "{path} {range}");
+        }
+        assert_eq!(small.get_with(path, &[("range", "bytes=90000000000-")]).await.status, 416, "{path}");
+    }
+}
