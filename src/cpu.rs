@@ -15,7 +15,7 @@ use rustix::process::{getpriority_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::fair::{Client, Cost, Shares};
+use crate::fair::{Client, Cost, Most, Shares};
 use crate::{metrics, trace};
 
 /// Runs CPU-bound jobs. Cheap to clone; clones share the lanes.
@@ -202,7 +202,7 @@ impl Cpu {
 impl Lane {
     fn new(cores: usize, length: Length) -> Self {
         let threads = Threads::start(cores, length).ok();
-        Self { shares: Shares::new(cores, cores, Cost::Time), threads }
+        Self { shares: Shares::new(cores, Most::ANY, Cost::Time), threads }
     }
 }
 

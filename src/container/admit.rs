@@ -119,9 +119,15 @@ pub struct Sending<'a> {
     pub beside_bytes: u64,
     /// Whether the client is made to take it slowly: then it leaves in small bands, where it can.
     pub is_slowed: bool,
+    /// Whether it can leave in bands: then it does where it would not leave a quarter of the slice budget to others, for its
+    /// client may be slow to take it.
+    pub is_streamable: bool,
     /// Whether it is to leave in bands even if there is memory for all of it.
     pub is_banded: bool,
 }
+
+/// An answer of so many bytes is not worth sending in bands.
+const SMALL_BYTES: u64 = 1 << 20;
 
 /// Bands of a slowed answer have one part in so many of the budget: it holds them for long, and up to three at once.
 const SLOWED_PARTS: u64 = 16;
@@ -136,7 +142,7 @@ impl Container {
         self.plan_converted_slice(
             dataset,
             region,
-            &Sending { data_type, extra_bytes: 0, beside_bytes: 0, is_slowed: false, is_banded: false },
+            &Sending { data_type, extra_bytes: 0, beside_bytes: 0, is_slowed: false, is_streamable: false, is_banded: false },
         )
     }
 
@@ -151,6 +157,17 @@ impl Container {
         sending: &Sending<'_>,
     ) -> Result<Slice, Refusal> {
         self.plan_counting(dataset, region, sending, Counted::default())
+    }
+
+    /// The most bytes of one answer that wait to be sent: a quarter of the slice budget is left to others.
+    pub fn most_held_bytes(&self) -> u64 {
+        self.resources.slice_budget.stream_bytes()
+    }
+
+    /// Whether there is memory for `slice` and `extra_bytes` now; a small one waits for its turn.
+    pub fn has_room_for(&self, slice: &Slice, extra_bytes: u64) -> bool {
+        let bytes = slice.held_bytes().saturating_add(extra_bytes);
+        bytes <= SMALL_BYTES || bytes <= self.resources.slice_budget.free_bytes()
     }
 
     /// As [`Self::plan_converted_slice`]; where that refuses because of what it would decode, blocks that do not exist are no
@@ -212,12 +229,13 @@ impl Container {
         counted: Counted,
     ) -> Result<Slice, Refusal> {
         let settings = self.resources.settings();
-        let beside_bytes = sending.beside_bytes;
+        let (beside_bytes, stream_bytes) = (sending.beside_bytes, self.resources.slice_budget.stream_bytes());
         let bounds = Bounds {
             slice_bytes: settings.slice,
             budget_bytes: settings.slice_budget,
+            whole_bytes: if sending.is_streamable { stream_bytes } else { settings.slice_budget },
             extra_bytes: sending.extra_bytes,
-            band_bytes: self.resources.slice_budget.stream_bytes().saturating_sub(beside_bytes),
+            band_bytes: stream_bytes.saturating_sub(beside_bytes),
             decode_factor: settings.decode_factor,
             is_banded: sending.is_banded,
         };
@@ -226,7 +244,7 @@ impl Container {
         let widths = Widths::new(width, converted.map(|to| to.size_bytes().unwrap_or(1)));
         let grid = dataset.attributes.grid();
         let part = settings.slice_budget / SLOWED_PARTS;
-        let small = Bounds { budget_bytes: part, band_bytes: part.saturating_sub(beside_bytes), ..bounds };
+        let small = Bounds { budget_bytes: part, whole_bytes: part, band_bytes: part.saturating_sub(beside_bytes), ..bounds };
         let is_plain = dataset.attributes.compression().codec().is_some_and(Codec::is_plain);
         let planned = |bounds: Bounds| match plan(&region, grid, widths, bounds, counted) {
             Err(Refusal::TooCostly { .. }) if is_plain => {

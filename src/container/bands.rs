@@ -33,6 +33,8 @@ pub(super) struct Bounds {
     pub(super) slice_bytes: u64,
     /// Most bytes assembled at once.
     pub(super) budget_bytes: u64,
+    /// Most bytes of an answer that is not sent in bands.
+    pub(super) whole_bytes: u64,
     /// Bytes that a whole answer takes besides its elements, where it can leave in bands instead.
     pub(super) extra_bytes: u64,
     /// Most bytes of a band, so that a stream leaves some of the budget to others.
@@ -137,7 +139,7 @@ pub(super) fn plan(
         return Err(Refusal::TooLarge { bytes, limit_bytes });
     };
     let held_bytes = region.elements().unwrap_or(u64::MAX).saturating_mul(widths.held);
-    let bands = if bounds.is_banded || held_bytes.saturating_add(bounds.extra_bytes) > bounds.budget_bytes {
+    let bands = if bounds.is_banded || held_bytes.saturating_add(bounds.extra_bytes) > bounds.whole_bytes {
         // `None`: not even one element fits.
         let bands = Bands::new(region, grid, widths, bounds.band_bytes, OPENING_BYTES);
         Some(bands.ok_or(Refusal::TooLarge { bytes: Some(bytes), limit_bytes })?)
@@ -476,7 +478,15 @@ mod tests {
     }
 
     fn bounds(budget_bytes: u64) -> Bounds {
-        Bounds { slice_bytes: 1 << 40, budget_bytes, extra_bytes: 0, band_bytes: budget_bytes, decode_factor: 16, is_banded: false }
+        Bounds {
+            slice_bytes: 1 << 40,
+            budget_bytes,
+            whole_bytes: budget_bytes,
+            extra_bytes: 0,
+            band_bytes: budget_bytes,
+            decode_factor: 16,
+            is_banded: false,
+        }
     }
 
     /// As large as they become for a client that takes them at once.

@@ -9,8 +9,9 @@ use futures_util::FutureExt;
 
 use super::BudgetError;
 use super::hold::{Wait, Waits};
+use super::pinned::Pinned;
 use super::pool::Pool;
-use crate::fair::{Client, Cost, Share, Shares};
+use crate::fair::{Client, Cost, Most, Share, Shares};
 use crate::metrics::{self, Shed};
 use crate::n5::{Block, DatasetAttributes, GridPosition, Room};
 use crate::trace;
@@ -32,6 +33,8 @@ pub(super) struct Budget {
     wait: Duration,
     /// With what is lent never more than the budget: new memory is not taken before this has made room for it.
     pub(super) pool: Pool,
+    /// What is cached, or was, and is being sent.
+    pinned: Pinned,
 }
 
 /// A share of a [`Budget`], given back when dropped.
@@ -48,10 +51,11 @@ impl Budget {
     pub(super) fn new(label: metrics::Budget, capacity_bytes: u64, wait: Duration) -> Self {
         let units = usize::try_from(units(capacity_bytes)).unwrap_or(usize::MAX);
         // A client may be slow to take what it asked for: others shall not wait for all of it.
-        let most = if label == metrics::Budget::Slice { units - units / 4 } else { units };
+        let most = Most { alone: units - units / 4, among_others: units.div_ceil(2) };
         metrics::budget_capacity(label, capacity_bytes);
         let shares = Shares::new(units, most, Cost::Units);
-        Self { label, shares, waits: Waits::default(), capacity_bytes, wait, pool: Pool::default() }
+        let (waits, pool, pinned) = (Waits::default(), Pool::default(), Pinned::default());
+        Self { label, shares, waits, capacity_bytes, wait, pool, pinned }
     }
 
     /// The same memory, for which others wait at most `wait`.
@@ -131,20 +135,60 @@ impl Budget {
             trace::record("wait", self.label.name(), since.elapsed());
             taken
         };
-        let Ok(share) = taken else {
-            metrics::request_shed(match self.label {
-                metrics::Budget::Slice => Shed::SliceBudget,
-                metrics::Budget::Decode => Shed::DecodeBudget,
-                metrics::Budget::Transfer => Shed::TransferBudget,
-            });
-            return Err(BudgetError::Waited { budget: self.label.name(), waited: wait });
-        };
+        let share = taken.map_err(|_elapsed| self.waited(wait))?;
         Ok(self.lend(share, None))
     }
 
     fn lend(&self, share: Share, stream: Option<Arc<()>>) -> Permit {
         metrics::budget_taken(self.label, bytes_of(&share));
         Permit { share, label: self.label, stream }
+    }
+
+    /// `bytes` to be sent to the current client, which may be slow to take them: of memory that a cache has a share of, or had
+    /// until it needed the room. As long as they are sent they count as the client's, so that it cannot keep all of the memory by
+    /// not reading.
+    ///
+    /// # Errors
+    /// [`BudgetError`] when the client does not take what it asked for before.
+    pub(super) async fn sent(&self, bytes: Bytes) -> Result<Bytes, BudgetError> {
+        let client = Client::current();
+        if let Some(sent) = self.sent_at_once(client, &bytes) {
+            return Ok(sent);
+        }
+        let units = usize::try_from(units(bytes.len() as u64)).unwrap_or(usize::MAX);
+        let share = {
+            let _waiting = self.wait_begins();
+            let since = Instant::now();
+            let share = tokio::time::timeout(self.wait, self.shares.count((client, SHORT), units)).await;
+            trace::record("wait", self.label.name(), since.elapsed());
+            share
+        };
+        let share = share.map_err(|_elapsed| self.waited(self.wait))?;
+        Ok(self.pinned.add(client, bytes, share))
+    }
+
+    /// As [`Self::sent`]; `None` where it takes waiting.
+    pub(super) fn sent_at_once(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
+        if let Some(sent) = self.pinned.again(client, bytes) {
+            return Some(sent);
+        }
+        let units = usize::try_from(units(bytes.len() as u64)).unwrap_or(usize::MAX);
+        let share = self.shares.try_count((client, SHORT), units)?;
+        Some(self.pinned.add(client, bytes.clone(), share))
+    }
+
+    /// Bytes that are being sent and that a cache has a share of, or had.
+    pub(super) fn pinned_bytes(&self) -> u64 {
+        self.pinned.bytes()
+    }
+
+    fn waited(&self, waited: Duration) -> BudgetError {
+        metrics::request_shed(match self.label {
+            metrics::Budget::Slice => Shed::SliceBudget,
+            metrics::Budget::Decode => Shed::DecodeBudget,
+            metrics::Budget::Transfer => Shed::TransferBudget,
+        });
+        BudgetError::Waited { budget: self.label.name(), waited }
     }
 
     pub(super) fn free_bytes(&self) -> u64 {
@@ -263,8 +307,7 @@ impl Budget {
             // One is the caller's.
             idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + LOOK };
         }
-        metrics::request_shed(Shed::SliceBudget);
-        Err(BudgetError::Waited { budget: self.label.name(), waited: wait })
+        Err(self.waited(wait))
     }
 }
 
@@ -272,6 +315,12 @@ impl Permit {
     /// Bytes of this share.
     pub(super) fn bytes(&self) -> u64 {
         bytes_of(&self.share)
+    }
+
+    /// The same as a cache's, which gives room to whoever needs it: no client is kept from having more because of it.
+    pub(super) fn of_cache(mut self) -> Self {
+        self.share.disown();
+        self
     }
 
     /// Gives back all but `bytes` of this share.

@@ -22,6 +22,7 @@ mod measured;
 mod memory;
 mod objects;
 mod partial;
+mod pinned;
 mod pool;
 mod ready;
 mod renewed;
@@ -36,6 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use moka::future::Cache;
 use moka::notification::RemovalCause;
 use moka::ops::compute::Op;
@@ -67,11 +69,15 @@ use measured::measured;
 use objects::Objects;
 
 use crate::cpu::Cpu;
+use crate::fair::Client;
 use crate::metrics::{self, StoreOperation};
 use crate::store::{Glance, Key, Load, Meta, Store};
 
 /// Name of the file that holds a group's attributes.
 pub const ATTRIBUTES: &str = "attributes.json";
+
+/// Shorter bodies do not count as memory of those that they are sent to: the kernel takes them at once.
+const UNCOUNTED_BYTES: usize = 4 << 10;
 
 /// Bounds and cache sizes, in bytes unless the type says otherwise.
 #[derive(Debug, Clone, PartialEq)]
@@ -220,6 +226,19 @@ impl Container {
         self.resources.objects.get(self.id, &self.store, key, access).await
     }
 
+    /// `bytes` of a stored object, or made of some, to be sent: as long as they are, they count as the client's.
+    ///
+    /// # Errors
+    /// [`ReadError::Budget`] when the client does not take what it asked for before.
+    pub async fn sent(&self, bytes: Bytes) -> Result<Bytes, ReadError> {
+        if bytes.len() < UNCOUNTED_BYTES { Ok(bytes) } else { Ok(self.resources.objects.budget.sent(bytes).await?) }
+    }
+
+    /// As [`Self::sent`], to that client; `None` where it takes waiting.
+    pub fn sent_at_once(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
+        self.resources.objects.budget.sent_at_once(client, bytes)
+    }
+
     /// Facts about the object at `key`, from the cache where it is fresh; reads no bytes.
     ///
     /// # Errors
@@ -306,19 +325,38 @@ where
 /// After what time a cache is told again to let go of what it has evicted; then after twice as long each time.
 const NUDGE: Duration = Duration::from_millis(5);
 
-/// Waits for a share of a budget of which a cache holds the most: what that evicts it frees later, sooner when nudged.
+/// Nudges after which a cache gives up entries, 75 ms after the first.
+const PATIENT_NUDGES: u32 = 4;
+
+/// A cache gives up one entry in so many at a time.
+const GIVEN_UP: usize = 8;
+
+/// Waits for a share of a budget of which a cache holds the most: what that evicts it frees later, sooner when nudged. Where
+/// clients do not take what is sent to them of evicted entries, and so much that it keeps others from reading anything, the
+/// cache makes room for it.
 async fn nudging<K, V>(
     cache: &Cache<K, V>,
+    budget: &Budget,
     share: impl Future<Output = Result<Permit, BudgetError>>,
 ) -> Result<Permit, ReadError>
 where
-    K: std::hash::Hash + Eq + Send + Sync + 'static,
+    K: Clone + std::hash::Hash + Eq + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
     let nudge = async {
-        for doubled in 0.. {
+        for doubled in 0u32.. {
             cache.run_pending_tasks().await;
-            tokio::time::sleep(NUDGE.saturating_mul(2_u32.saturating_pow(doubled))).await;
+            let beside_cache = budget.capacity_bytes().saturating_sub(cache.policy().max_capacity().unwrap_or(0));
+            if doubled >= PATIENT_NUDGES && budget.pinned_bytes() > beside_cache / 2 {
+                let count = usize::try_from(cache.entry_count()).unwrap_or(usize::MAX) / GIVEN_UP;
+                let given_up: Vec<K> = cache.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
+                for key in &given_up {
+                    cache.invalidate(key).await;
+                }
+                cache.run_pending_tasks().await;
+            }
+            // Longer pauses would not help anybody who waits for a bounded time.
+            tokio::time::sleep(NUDGE.saturating_mul(2_u32.saturating_pow(doubled.min(8)))).await;
         }
     };
     tokio::select! {

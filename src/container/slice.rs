@@ -73,7 +73,7 @@ impl Container {
         let extra = (extra_bytes > 0).then(|| permit.split(extra_bytes));
         let memory = Memory::of(extra, &self.resources.slice_budget);
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
-            return Ok((bytes, memory, stats));
+            return Ok((self.resources.blocks.budget.sent(bytes).await?, memory, stats));
         }
         let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
         stats = ReadStats::default();
@@ -99,6 +99,8 @@ impl Container {
         let permit = self.slice_share(bytes, self.resources.slice_budget.take_for_buffers(bytes)).await?;
         let mut stats = ReadStats::default();
         if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
+            drop(permit);
+            let bytes = self.resources.blocks.budget.sent(bytes).await?;
             return Ok((vec![bytes], Memory::of(None, &self.resources.slice_budget), stats));
         }
         stats = ReadStats::default();

@@ -19,7 +19,7 @@ use super::observe::{self, Line, Stage};
 use super::recent::{self, Seen};
 use super::target::Target;
 use super::templates::Template;
-use super::{App, admitted, credentials, forwarded, is_request_id, quick_chunk, stored};
+use super::{App, Mount, admitted, credentials, forwarded, is_request_id, quick_chunk, stored};
 use crate::container::{ATTRIBUTES, AtOnce, Trail};
 use crate::store::{Key, Meta, Sendable};
 use crate::trace;
@@ -200,7 +200,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
         let with_bytes = seen.said.as_ref().is_some_and(|said| asked.wants_bytes_of(&said.etag));
         let bytes = mount.container.again(access, &mut seen.trail, with_bytes)?;
         Some(match &seen.said {
-            Some(said) => begun.object(asked, template, said, Content::Bytes(bytes)),
+            Some(said) => begun.object(asked, template, said, Content::Bytes(begun.counted(asked, mount, bytes)?)),
             None => begun.missing(asked, template, observe::STORED),
         })
     });
@@ -242,12 +242,14 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
         AtOnce::Open(_) if app.options.is_https => None,
         AtOnce::Open(file) => {
             let said = Said::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
-            Some(begun.object(asked, template, &said, Content::File(Arc::new(file))))
+            let body = if asked.is_head { Content::none() } else { Content::File(Arc::new(file)) };
+            Some(begun.object(asked, template, &said, body))
         }
         AtOnce::Object(meta, bytes, found) => {
             let range = 0..usize::try_from(meta.len).unwrap_or(usize::MAX);
             let said = Said::new(meta, key.name() == Some(ATTRIBUTES));
-            let reply = begun.object(asked, template, &said, Content::Bytes(bytes));
+            let body = Content::Bytes(begun.counted(asked, mount, bytes)?);
+            let reply = begun.object(asked, template, &said, body);
             if let Some(found) = found {
                 recent::keep(
                     app,
@@ -308,15 +310,30 @@ impl Begun<'_> {
         self.reply(asked, said.route, status, head, body)
     }
 
+    /// `bytes` of a container, which count as the client's as long as they are sent; `None` where the library has to wait for that,
+    /// or to find out whose they are.
+    pub(super) fn counted(&self, asked: &Asked<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
+        if asked.is_head {
+            return Some(Bytes::new());
+        }
+        // The kernel takes less at once.
+        if bytes.len() < COUNTED_BYTES {
+            return Some(bytes);
+        }
+        let client = self.app.clients.of_address(self.peer)?;
+        mount.container.sent_at_once(client, &bytes)
+    }
+
     /// There is nothing of that name.
     pub(super) fn missing(&self, asked: &Asked<'_>, template: &Template, route: &'static str) -> Reply {
         // Nothing in a plain path is escaped in JSON.
         let (before, after) = &template.missing_body;
-        let body = [before, &*observe::shown(asked.path), after].concat();
+        let text = [before, &*observe::shown(asked.path), after].concat();
         let mut head = head(b"HTTP/1.1 404 Not Found\r\n");
         head.extend_from_slice(&template.missing);
-        let _ = write!(head, "content-length: {}\r\n", body.len());
-        self.reply(asked, route, StatusCode::NOT_FOUND, head, Content::Bytes(body.into()))
+        let _ = write!(head, "content-length: {}\r\n", text.len());
+        let body = if asked.is_head { Content::none() } else { Content::Bytes(text.into()) };
+        self.reply(asked, route, StatusCode::NOT_FOUND, head, body)
     }
 
     /// What all answers end with.
@@ -341,7 +358,6 @@ impl Begun<'_> {
         line.stage = Stage::Sent(None);
         let is_trusted = || forwarded::is_trusted(self.peer, &self.app.options.trusted_proxies);
         line.trace = trace::begin(asked.traceparent, is_trusted, || observe::shown(asked.path));
-        let body = if asked.is_head { Content::none() } else { body };
         Reply { head, body, line, _admitted: self.app.shared.admitted.begin() }
     }
 }
@@ -369,6 +385,9 @@ fn hexadecimal(number: u64) -> [u8; 16] {
     }
     digits
 }
+
+/// Bodies from this length on count as memory of those that they are sent to.
+const COUNTED_BYTES: usize = 64 << 10;
 
 /// Room for a head.
 const HEAD_BYTES: usize = 1024;

@@ -51,7 +51,8 @@ pub(super) fn answer(begun: &Begun<'_>, asked: &Asked<'_>, access: Access) -> Op
     let facts = Meta { len: ready.bytes.len() as u64, modified: None, etag: ready.etag.as_str().into(), version: 0 };
     let mut said = Said::new(facts, false);
     said.route = view.name();
-    let reply = begun.object(asked, template, &said, Content::Bytes(ready.bytes.clone()));
+    let body = Content::Bytes(begun.counted(asked, mount, ready.bytes.clone())?);
+    let reply = begun.object(asked, template, &said, body);
     if view.is_local()
         && let Some(trail) = chunk.trail(&mount.container, access, &key, ready)
     {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::http::header::{
     ACCEPT, ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderMap, HeaderName,
+    IF_MATCH, IF_NONE_MATCH,
 };
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
@@ -124,18 +125,19 @@ impl Wish<'_> {
         Ok(Needs { extra_bytes, start_bytes, beside_bytes })
     }
 
-    fn sending(&self, needs: &Needs, is_slowed: bool) -> Sending<'_> {
+    fn sending(&self, needs: &Needs, is_slowed: bool, is_banded: bool) -> Sending<'_> {
         let (is_streamable, beside_bytes) = (needs.start_bytes.is_some(), needs.beside_bytes);
         Sending {
             data_type: self.data_type,
             extra_bytes: if is_streamable { needs.extra_bytes } else { 0 },
             beside_bytes,
             is_slowed: is_slowed && is_streamable && beside_bytes == 0 && self.compressed.is_none(),
-            is_banded: false,
+            is_streamable,
+            is_banded: is_banded && is_streamable,
         }
     }
 
-    /// Whether the answer of a slice that may be read can be made within the slice budget, of `limit` bytes.
+    /// Whether the answer of a slice that may be read can be made within `limit` bytes.
     fn admit(&self, slice: Slice, needs: &Needs, limit: u64) -> Result<Admitted, Problem> {
         let encoding = self.compressed.filter(|_| !slice.is_streamed());
         let mut extra_bytes = needs.extra_bytes;
@@ -157,7 +159,7 @@ impl Wish<'_> {
             .map(|format| format.name())
             .collect();
         let detail = format!(
-            "as {} this takes up to {needed} bytes of memory; limits.slice_budget allows {limit}; ask for less at once, \
+            "as {} this takes up to {needed} bytes of memory; three quarters of limits.slice_budget are {limit}; ask for less at once, \
              or for a format that is streamed: {}",
             self.format.name(),
             streamed.join(", ")
@@ -167,11 +169,11 @@ impl Wish<'_> {
 
     /// Shape of a piece of `region` that is not refused, in this format, wherever in the dataset it lies.
     fn piece(&self, container: &Container, region: &Region) -> Option<Coords> {
-        let limit = container.resources().settings().slice_budget;
+        let limit = container.most_held_bytes();
         container.piece(self.dataset, region, |part| {
             let needs = self.needs(part).ok();
             needs.is_some_and(|needs| {
-                let planned = container.plan_part(self.dataset, part, &self.sending(&needs, false));
+                let planned = container.plan_part(self.dataset, part, &self.sending(&needs, false, false));
                 planned.is_ok_and(|slice| !slice.is_streamed() && self.admit(slice, &needs, limit).is_ok())
             })
         })
@@ -208,12 +210,19 @@ async fn plan(
     let needs = wish
         .needs(region)
         .map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with("parameter", "format"))?;
-    let sending = wish.sending(&needs, ask.app.clients.are_slowed());
-    let (container, limit) = (&mount.container, mount.container.resources().settings().slice_budget);
+    let sending = wish.sending(&needs, ask.app.clients.are_slowed(), false);
+    let (container, limit) = (&mount.container, mount.container.most_held_bytes());
     let planned = container.plan_sparse_slice(ask.access, &dataset, region.clone(), &sending).await?;
     let admitted = planned.map_err(Problem::from).and_then(|slice| wish.admit(slice, &needs, limit));
-    let Admitted { slice, extra_bytes, encoding } =
-        admitted.map_err(|problem| problem.in_pieces(wish.piece(container, region).as_ref()))?;
+    let mut admitted = admitted.map_err(|problem| problem.in_pieces(wish.piece(container, region).as_ref()))?;
+    // Where slow clients keep the memory for it, it need not wait for them, unless its entity tag is asked for.
+    let has_condition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| ask.headers().contains_key(name));
+    if !has_condition && !admitted.slice.is_streamed() && !container.has_room_for(&admitted.slice, admitted.extra_bytes) {
+        let banded = container.plan_converted_slice(&dataset, region.clone(), &wish.sending(&needs, false, true));
+        let banded = banded.ok().filter(Slice::is_streamed).and_then(|slice| wish.admit(slice, &needs, limit).ok());
+        admitted = banded.unwrap_or(admitted);
+    }
+    let Admitted { slice, extra_bytes, encoding } = admitted;
     let start_bytes = needs.start_bytes;
     Ok(Plan { dataset, selection, data_type, format, options, slice, extra_bytes, start_bytes, encoding })
 }
@@ -261,7 +270,7 @@ fn head(plan: &Plan, headers: HeaderMap) -> Response<Body> {
 
 /// Reads, encodes and answers at once.
 async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap) -> Answer {
-    if ask.headers().contains_key(axum::http::header::IF_NONE_MATCH) {
+    if ask.headers().contains_key(IF_NONE_MATCH) {
         // The tags of the blocks say whether the client has this already; nothing needs to be decoded.
         let etag = etag(&plan, mount.container.fingerprint(ask.access, &plan.slice).await?.tags);
         if conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None) == Verdict::NotModified {

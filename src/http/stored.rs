@@ -105,6 +105,7 @@ async fn object(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Option<Respon
         None => Body::empty(),
         Some(Stored::Whole(_, bytes)) => {
             let (from, to) = (usize::try_from(from).unwrap_or(0), usize::try_from(to).unwrap_or(0));
+            let bytes = mount.container.sent(bytes).await?;
             Body::from(bytes.slice(from.min(bytes.len())..to.min(bytes.len())))
         }
         Some(Stored::Large(large)) => pieces(large, from, to, ask.id.to_owned()),

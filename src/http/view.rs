@@ -80,7 +80,10 @@ async fn of_chunk(ask: &Ask<'_>, mount: &Mount, chunk: &Chunk) -> Answer {
         }
     }
     match chunk.sent(&mount.container, ask.access).await?.ok_or_else(missing)? {
-        Sent::Whole(ready) => of_bytes(ask, &ready.bytes, &ready.etag, chunk.media_type(), found),
+        Sent::Whole(ready) => {
+            let bytes = mount.container.sent(ready.bytes).await?;
+            of_bytes(ask, &bytes, &ready.etag, chunk.media_type(), found)
+        }
         Sent::Pieces(pieces) => of_pieces(ask, mount, pieces, chunk.media_type(), found).await,
     }
 }

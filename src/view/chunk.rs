@@ -302,14 +302,17 @@ impl Chunk {
         let width = self.dataset.attributes.data_type().size_bytes().unwrap_or(1);
         let extra_bytes = self.form.extra_bytes(self.region.shape(), width);
         let slice = container.plan_slice(&self.dataset, self.region.clone()).ok();
-        let is_held = |slice: &Slice| slice.held_bytes().saturating_add(extra_bytes) <= budget;
+        // What can be sent while it is read leaves memory to others: its client may be slow.
+        let is_plain = self.form.plain(self.region.shape()).is_some();
+        let most = if is_plain { container.most_held_bytes() } else { budget };
+        let is_held = |slice: &Slice| slice.held_bytes().saturating_add(extra_bytes) <= most;
         slice.filter(|slice| !slice.is_streamed() && is_held(slice)).ok_or_else(|| self.too_large(container))
     }
 
     /// `region`, a part of this one, to be read in bands.
     fn planned(&self, container: &Container, region: &Region, plain: &Plain) -> Result<Slice, ReadError> {
         let data_type = plain.data_type.as_ref().unwrap_or(self.dataset.attributes.data_type());
-        let sending = Sending { data_type, extra_bytes: 0, beside_bytes: 0, is_slowed: false, is_banded: true };
+        let sending = Sending { data_type, extra_bytes: 0, beside_bytes: 0, is_slowed: false, is_streamable: true, is_banded: true };
         let slice = container.plan_converted_slice(&self.dataset, region.clone(), &sending);
         slice.map_err(|_refusal| self.too_large(container))
     }
