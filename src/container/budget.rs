@@ -46,6 +46,13 @@ pub(super) struct Permit {
     label: metrics::Budget,
 }
 
+/// The right to send bytes of a cache to a client.
+#[derive(Debug)]
+pub struct Turn {
+    client: Client,
+    share: Share,
+}
+
 impl Budget {
     /// A budget of `capacity_bytes`; whoever asks waits at most `wait`.
     pub(super) fn new(label: metrics::Budget, capacity_bytes: u64, wait: Duration) -> Self {
@@ -144,37 +151,34 @@ impl Budget {
         Permit { share, label: self.label, stream }
     }
 
-    /// `bytes` to be sent to the current client, which may be slow to take them: of memory that a cache has a share of, or had
-    /// until it needed the room. As long as they are sent they count as the client's, so that it cannot keep all of the memory by
-    /// not reading.
-    ///
-    /// # Errors
-    /// [`BudgetError`] when the client does not take what it asked for before.
-    pub(super) async fn sent(&self, bytes: Bytes) -> Result<Bytes, BudgetError> {
-        let client = Client::current();
-        if let Some(sent) = self.sent_at_once(client, &bytes) {
-            return Ok(sent);
-        }
-        let units = usize::try_from(units(bytes.len() as u64)).unwrap_or(usize::MAX);
-        let share = {
-            let _waiting = self.wait_begins();
-            let since = Instant::now();
-            let share = tokio::time::timeout(self.wait, self.shares.count((client, SHORT), units)).await;
-            trace::record("wait", self.label.name(), since.elapsed());
-            share
-        };
-        let share = share.map_err(|_elapsed| self.waited(self.wait))?;
-        Ok(self.pinned.add(client, bytes, share))
-    }
-
-    /// As [`Self::sent`]; `None` where it takes waiting.
-    pub(super) fn sent_at_once(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
+    /// `bytes` to be sent to `client`, which may be slow to take them: of memory that a cache has a share of, or had until it
+    /// needed the room. As long as they are sent they count as the client's, so that it cannot keep all of the memory by not
+    /// reading. `None` where it does not take what it asked for before: then wait for its [`turn`](Self::turn), without holding
+    /// these.
+    pub(super) fn sent(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
         if let Some(sent) = self.pinned.again(client, bytes) {
             return Some(sent);
         }
-        let units = usize::try_from(units(bytes.len() as u64)).unwrap_or(usize::MAX);
-        let share = self.shares.try_count((client, SHORT), units)?;
+        let share = self.shares.try_count((client, SHORT), units_of(bytes.len()))?;
         Some(self.pinned.add(client, bytes.clone(), share))
+    }
+
+    /// Waits until so many bytes may count as the current client's.
+    ///
+    /// # Errors
+    /// [`BudgetError`] when it does not take what it asked for before.
+    pub(super) async fn turn(&self, len: usize) -> Result<Turn, BudgetError> {
+        let client = Client::current();
+        let _waiting = self.wait_begins();
+        let since = Instant::now();
+        let share = tokio::time::timeout(self.wait, self.shares.count((client, SHORT), units_of(len))).await;
+        trace::record("wait", self.label.name(), since.elapsed());
+        Ok(Turn { client, share: share.map_err(|_elapsed| self.waited(self.wait))? })
+    }
+
+    /// As [`Self::sent`], of bytes whose turn it is.
+    pub(super) fn sent_in_turn(&self, turn: Turn, bytes: Bytes) -> Bytes {
+        self.pinned.add(turn.client, bytes, turn.share)
     }
 
     /// Bytes that are being sent and that a cache has a share of, or had.
@@ -376,6 +380,10 @@ impl<B: AsRef<[u8]>> AsRef<[u8]> for Owned<B> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }
+}
+
+fn units_of(len: usize) -> usize {
+    usize::try_from(units(len as u64)).unwrap_or(usize::MAX)
 }
 
 fn bytes_of(share: &Share) -> u64 {

@@ -46,6 +46,7 @@ use moka::policy::EvictionPolicy;
 pub use admit::{Sending, Slice};
 pub use again::{Found, Trail};
 pub use bands::{Bands, Refusal};
+pub use budget::Turn;
 pub(crate) use browse::grid_component;
 pub use browse::{EntryKind, Listed, ListedEntry};
 pub use check::SoundBlock;
@@ -226,17 +227,24 @@ impl Container {
         self.resources.objects.get(self.id, &self.store, key, access).await
     }
 
-    /// `bytes` of a stored object, or made of some, to be sent: as long as they are, they count as the client's.
-    ///
-    /// # Errors
-    /// [`ReadError::Budget`] when the client does not take what it asked for before.
-    pub async fn sent(&self, bytes: Bytes) -> Result<Bytes, ReadError> {
-        if bytes.len() < UNCOUNTED_BYTES { Ok(bytes) } else { Ok(self.resources.objects.budget.sent(bytes).await?) }
+    /// `bytes` of a stored object, or made of some, to be sent to `client`: as long as they are, they count as its own. `None`
+    /// where it has too much that it does not take: then let go of them, wait for its [`turn`](Self::turn_to_send), and find
+    /// them anew.
+    pub fn sent(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
+        if bytes.len() < UNCOUNTED_BYTES { Some(bytes.clone()) } else { self.resources.objects.budget.sent(client, bytes) }
     }
 
-    /// As [`Self::sent`], to that client; `None` where it takes waiting.
-    pub fn sent_at_once(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
-        self.resources.objects.budget.sent_at_once(client, bytes)
+    /// Waits until so many bytes may be sent to the current client.
+    ///
+    /// # Errors
+    /// [`ReadError::Budget`] when it does not take what it asked for before.
+    pub async fn turn_to_send(&self, len: usize) -> Result<Turn, ReadError> {
+        Ok(self.resources.objects.budget.turn(len).await?)
+    }
+
+    /// As [`Self::sent`], of bytes whose turn it is.
+    pub fn sent_in_turn(&self, turn: Turn, bytes: Bytes) -> Bytes {
+        self.resources.objects.budget.sent_in_turn(turn, bytes)
     }
 
     /// Facts about the object at `key`, from the cache where it is fresh; reads no bytes.

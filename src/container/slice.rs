@@ -17,6 +17,7 @@ use super::memory::Memory;
 use super::stats::ReadStats;
 use super::{Access, Container, Dataset, ReadError};
 use crate::cpu::Length;
+use crate::fair::Client;
 use crate::n5::{ConvertError, GridPosition, Region};
 
 /// Blocks of one slice that are loaded at once.
@@ -72,8 +73,8 @@ impl Container {
         let mut stats = ReadStats::default();
         let extra = (extra_bytes > 0).then(|| permit.split(extra_bytes));
         let memory = Memory::of(extra, &self.resources.slice_budget);
-        if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
-            return Ok((self.resources.blocks.budget.sent(bytes).await?, memory, stats));
+        if let Some(bytes) = self.whole_block_to_send(access, slice, &mut stats).await? {
+            return Ok((bytes, memory, stats));
         }
         let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
         stats = ReadStats::default();
@@ -98,9 +99,7 @@ impl Container {
         let bytes = slice.held_bytes();
         let permit = self.slice_share(bytes, self.resources.slice_budget.take_for_buffers(bytes)).await?;
         let mut stats = ReadStats::default();
-        if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
-            drop(permit);
-            let bytes = self.resources.blocks.budget.sent(bytes).await?;
+        if let Some(bytes) = self.whole_block_to_send(access, slice, &mut stats).await? {
             return Ok((vec![bytes], Memory::of(None, &self.resources.slice_budget), stats));
         }
         stats = ReadStats::default();
@@ -212,6 +211,27 @@ impl Container {
         });
         let pieces: Vec<Bytes> = stream::iter(jobs).buffered(cpu.cores()).try_collect().await?;
         Ok(Some((pieces, stats)))
+    }
+
+    /// As [`Self::whole_block`]; they count as the client's as long as it is sent them.
+    async fn whole_block_to_send(
+        &self,
+        access: Access,
+        slice: &Slice,
+        stats: &mut ReadStats,
+    ) -> Result<Option<Bytes>, ReadError> {
+        let Some(bytes) = self.whole_block(access, slice, stats).await? else { return Ok(None) };
+        let budget = &self.resources.blocks.budget;
+        if let Some(sent) = budget.sent(Client::current(), &bytes) {
+            return Ok(Some(sent));
+        }
+        // Nobody waits who holds what others wait for.
+        let len = bytes.len();
+        drop(bytes);
+        let turn = budget.turn(len).await?;
+        *stats = ReadStats::default();
+        let bytes = self.whole_block(access, slice, stats).await?;
+        Ok(bytes.map(|bytes| budget.sent_in_turn(turn, bytes)))
     }
 
     /// The elements of the one block that `slice` consists of exactly, if it is so.

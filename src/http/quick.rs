@@ -321,7 +321,7 @@ impl Begun<'_> {
             return Some(bytes);
         }
         let client = self.app.clients.of_address(self.peer)?;
-        mount.container.sent_at_once(client, &bytes)
+        mount.container.sent(client, &bytes)
     }
 
     /// There is nothing of that name.

@@ -15,6 +15,7 @@ use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
 use super::{Answer, Ask, Mount, listing, query, stored};
 use crate::container::ReadError;
+use crate::fair::Client;
 use crate::view::{Chunk, Document, Found, Lookup, Pieces, PiecesFrom, Sent, View};
 
 /// `GET /{view}/…`.
@@ -79,12 +80,23 @@ async fn of_chunk(ask: &Ask<'_>, mount: &Mount, chunk: &Chunk) -> Answer {
             return of_bytes(ask, &Bytes::new(), &etag, chunk.media_type(), found);
         }
     }
-    match chunk.sent(&mount.container, ask.access).await?.ok_or_else(missing)? {
-        Sent::Whole(ready) => {
-            let bytes = mount.container.sent(ready.bytes).await?;
-            of_bytes(ask, &bytes, &ready.etag, chunk.media_type(), found)
+    let mut turn = None;
+    loop {
+        let ready = match chunk.sent(&mount.container, ask.access).await?.ok_or_else(missing)? {
+            Sent::Whole(ready) => ready,
+            Sent::Pieces(pieces) => return of_pieces(ask, mount, pieces, chunk.media_type(), found).await,
+        };
+        let sent = match turn.take() {
+            Some(turn) => Some(mount.container.sent_in_turn(turn, ready.bytes.clone())),
+            None => mount.container.sent(Client::current(), &ready.bytes),
+        };
+        if let Some(bytes) = sent {
+            return of_bytes(ask, &bytes, &ready.etag, chunk.media_type(), found);
         }
-        Sent::Pieces(pieces) => of_pieces(ask, mount, pieces, chunk.media_type(), found).await,
+        // Its client has to take something else first; nothing is held meanwhile.
+        let len = ready.bytes.len();
+        drop(ready);
+        turn = Some(mount.container.turn_to_send(len).await?);
     }
 }
 
