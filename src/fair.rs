@@ -2,16 +2,20 @@
 //! line that has had the least. One that wants much, or keeps it long, delays others by one share, not by all of its own.
 
 mod joint;
+mod line;
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
 
 pub use joint::{Joined, Joints, Keeper, hold, keeper, leading};
+pub use line::Most;
+
+use line::{Line, Place};
 
 tokio::task_local! {
     static CLIENT: Client;
@@ -66,49 +70,6 @@ struct State {
     clock: u64,
     /// Those in which somebody waits and, where that counts, those that have something.
     lines: Vec<Line>,
-}
-
-/// Most units that one client has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Most {
-    /// As long as no other client has or wants any. What is left is for the next one.
-    pub alone: usize,
-    /// When others do.
-    pub among_others: usize,
-}
-
-impl Most {
-    /// No bound.
-    pub const ANY: Self = Self { alone: usize::MAX, among_others: usize::MAX };
-}
-
-#[derive(Debug)]
-struct Line {
-    party: Party,
-    /// Units, or nanoseconds.
-    spent: u64,
-    held: usize,
-    waiting: VecDeque<Place>,
-}
-
-/// Of one that waits.
-#[derive(Debug)]
-struct Place {
-    units: usize,
-    /// As many are left free for others.
-    beside: usize,
-    /// Of a stream: held by those parts of it that are on their way.
-    stream: Option<Weak<()>>,
-    /// Units that are counted as the client's, but lent out already.
-    is_counted_only: bool,
-    sender: oneshot::Sender<Share>,
-}
-
-impl Place {
-    /// Units that must be free for it.
-    fn needed(&self) -> usize {
-        if self.is_counted_only { 0 } else { self.units.saturating_add(self.beside) }
-    }
 }
 
 /// Some units; given back when dropped.

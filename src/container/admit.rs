@@ -6,8 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::bands::{self, Bands, Bounds, Counted, Refusal, Widths, plan};
+use super::bands::{self, Bands, Bounds, Refusal, Widths, plan};
 use super::budget::Budget;
+use super::cost::{Counted, most_touched};
 use super::{Access, Container, Dataset, ReadError};
 use crate::n5::{Codec, ConvertError, Coords, DataType, Region, convert};
 
@@ -142,7 +143,14 @@ impl Container {
         self.plan_converted_slice(
             dataset,
             region,
-            &Sending { data_type, extra_bytes: 0, beside_bytes: 0, is_slowed: false, is_streamable: false, is_banded: false },
+            &Sending {
+                data_type,
+                extra_bytes: 0,
+                beside_bytes: 0,
+                is_slowed: false,
+                is_streamable: false,
+                is_banded: false,
+            },
         )
     }
 
@@ -196,12 +204,7 @@ impl Container {
     }
 
     /// Shape of a part of `region`, in samples, that is `accepted` as [`Self::plan_part`] plans it; `None` where no part is.
-    pub fn piece(
-        &self,
-        dataset: &Arc<Dataset>,
-        region: &Region,
-        accepted: impl Fn(&Region) -> bool,
-    ) -> Option<Coords> {
+    pub fn piece(&self, dataset: &Arc<Dataset>, region: &Region, accepted: impl Fn(&Region) -> bool) -> Option<Coords> {
         bands::piece(region, dataset.attributes.grid(), accepted)
     }
 
@@ -210,13 +213,8 @@ impl Container {
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn plan_part(
-        &self,
-        dataset: &Arc<Dataset>,
-        part: &Region,
-        sending: &Sending<'_>,
-    ) -> Result<Slice, Refusal> {
-        let touched = Some(bands::most_touched(part, dataset.attributes.grid()));
+    pub fn plan_part(&self, dataset: &Arc<Dataset>, part: &Region, sending: &Sending<'_>) -> Result<Slice, Refusal> {
+        let touched = Some(most_touched(part, dataset.attributes.grid()));
         self.plan_counting(dataset, part.clone(), sending, Counted { touched, ..Counted::default() })
     }
 
@@ -244,7 +242,8 @@ impl Container {
         let widths = Widths::new(width, converted.map(|to| to.size_bytes().unwrap_or(1)));
         let grid = dataset.attributes.grid();
         let part = settings.slice_budget / SLOWED_PARTS;
-        let small = Bounds { budget_bytes: part, whole_bytes: part, band_bytes: part.saturating_sub(beside_bytes), ..bounds };
+        let small =
+            Bounds { budget_bytes: part, whole_bytes: part, band_bytes: part.saturating_sub(beside_bytes), ..bounds };
         let is_plain = dataset.attributes.compression().codec().is_some_and(Codec::is_plain);
         let planned = |bounds: Bounds| match plan(&region, grid, widths, bounds, counted) {
             Err(Refusal::TooCostly { .. }) if is_plain => {

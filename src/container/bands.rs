@@ -2,7 +2,8 @@
 
 use std::cmp::Ordering;
 
-use crate::n5::{BlockGrid, Coords, RawParts, Region};
+use super::cost::{Cost, Counted};
+use crate::n5::{BlockGrid, Coords, Region};
 
 /// Bands of thin layers are joined up to this many bytes.
 const JOINED_BYTES: u64 = 16 << 20;
@@ -22,9 +23,6 @@ const FREE_PARTS: u64 = 32;
 /// Except for a client that has been given so much: what is sent first fills the kernels' buffers, and says nothing of how
 /// fast it is; and two bands may not have been taken yet.
 const PROOF_BYTES: u64 = 24 << 20;
-
-/// What touching a block costs at least, as if this many bytes were decoded: looking it up.
-const BLOCK_COST_BYTES: u128 = 4 << 10;
 
 /// Bounds that decide.
 #[derive(Debug, Clone, Copy)]
@@ -63,17 +61,6 @@ impl Widths {
         let converted = converted.map(|width| width as u64);
         Self { stored, sent: converted.unwrap_or(stored), held: stored.saturating_add(converted.unwrap_or(0)) }
     }
-}
-
-/// The blocks whose decoding a plan counts. By default: every block that the region touches, each decoded whole.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Counted {
-    /// How many blocks are touched, where that is not the number for this very region.
-    pub(super) touched: Option<u128>,
-    /// How many of them may exist; `None` for all. The others cost a look-up each.
-    pub(super) existing: Option<u128>,
-    /// The blocks are stored uncompressed and read only where the region has samples.
-    pub(super) in_parts: bool,
 }
 
 /// Why a slice is refused before anything is read.
@@ -164,71 +151,6 @@ pub(super) fn plan(
     Ok((bytes, bands.map(|bands| bands.decoding_at_most(times, grid))))
 }
 
-/// What the blocks of a slice cost when the cache keeps none of them.
-struct Cost {
-    /// Blocks touched.
-    touched: u128,
-    /// Those of them that may exist.
-    existing: u128,
-    /// Bytes that are decoded each time that a block is needed, or read where that is all.
-    block_bytes: u128,
-    /// How often a block is needed: once, or by several bands.
-    times: u64,
-}
-
-impl Cost {
-    fn new(region: &Region, grid: &BlockGrid, width: u64, bands: Option<&Bands>, counted: Counted) -> Self {
-        let touched = counted.touched.unwrap_or_else(|| grid.covering(region).total());
-        let size: Coords = grid.block_size().iter().zip(grid.dimensions()).map(|(b, d)| *b.min(d)).collect();
-        let block_bytes = size.iter().fold(u128::from(width), |bytes, n| bytes.saturating_mul(u128::from(*n)));
-        let part_bytes = |size: &Coords| {
-            // Of one band, at most.
-            let counts = (0..region.rank()).map(|axis| {
-                let all = samples_in_block(region, grid, axis);
-                bands.map_or(all, |bands| bands.samples_at_once(axis, all))
-            });
-            RawParts::of_counts(size, width, &counts.collect(), region.step()).cost_bytes()
-        };
-        let block_bytes = if counted.in_parts { block_bytes.min(part_bytes(&size).into()) } else { block_bytes };
-        Self {
-            touched,
-            existing: counted.existing.unwrap_or(touched).min(touched),
-            block_bytes: block_bytes.max(BLOCK_COST_BYTES),
-            times: bands.map_or(1, |bands| bands.decodes_per_block(grid)),
-        }
-    }
-
-    fn total_bytes(&self) -> u128 {
-        let holes = self.touched.saturating_sub(self.existing).saturating_mul(BLOCK_COST_BYTES);
-        let blocks = self.existing.saturating_mul(self.block_bytes);
-        holes.saturating_add(blocks).saturating_mul(u128::from(self.times))
-    }
-
-    fn affordable_blocks(&self, limit_bytes: u128) -> u128 {
-        let once = (limit_bytes / u128::from(self.times.max(1)))
-            .saturating_sub(self.touched.saturating_mul(BLOCK_COST_BYTES));
-        once / self.block_bytes.saturating_sub(BLOCK_COST_BYTES).max(1)
-    }
-}
-
-/// Samples that a region takes of a block along `axis`, at most.
-fn samples_in_block(region: &Region, grid: &BlockGrid, axis: usize) -> u64 {
-    let size = grid.block_size()[axis].min(grid.dimensions()[axis]);
-    size.div_ceil(region.step()[axis]).min(region.shape()[axis]).max(1)
-}
-
-/// How many blocks a region of this shape touches at most, wherever it lies in the grid.
-pub(super) fn most_touched(region: &Region, grid: &BlockGrid) -> u128 {
-    let blocks = grid.shape();
-    (0..region.rank()).fold(1, |product: u128, axis| {
-        let (step, block) = (u128::from(region.step()[axis]), u128::from(grid.block_size()[axis]));
-        let samples = u128::from(region.shape()[axis]);
-        let last = samples.saturating_sub(1).saturating_mul(step);
-        let touched = last.saturating_add(block - 1) / block + 1;
-        product.saturating_mul(touched.min(samples).min(u128::from(blocks[axis])))
-    })
-}
-
 impl Bands {
     fn new(region: &Region, grid: &BlockGrid, widths: Widths, budget_bytes: u64, opening_bytes: u64) -> Option<Self> {
         let mut plane_bytes = widths.held;
@@ -261,13 +183,13 @@ impl Bands {
     }
 
     /// How often a block is decoded at most, when the cache keeps none and bands are as large as they may be.
-    fn decodes_per_block(&self, grid: &BlockGrid) -> u64 {
+    pub(super) fn decodes_per_block(&self, grid: &BlockGrid) -> u64 {
         let planes = (self.budget_bytes / self.plane_bytes.max(1)).max(1);
         self.decodes_by_slower_axes(grid).saturating_mul(self.samples(self.axis, grid).div_ceil(planes))
     }
 
     /// Samples along `axis` of those `all` in a block that one band takes, at most.
-    fn samples_at_once(&self, axis: usize, all: u64) -> u64 {
+    pub(super) fn samples_at_once(&self, axis: usize, all: u64) -> u64 {
         match axis.cmp(&self.axis) {
             Ordering::Less => all,
             Ordering::Equal => all.min((self.budget_bytes / self.plane_bytes.max(1)).max(1)),
@@ -457,6 +379,7 @@ mod tests {
     use proptest::prelude::*;
     use smallvec::smallvec;
 
+    use super::super::cost::{BLOCK_COST_BYTES, most_touched};
     use super::*;
 
     fn plan(
@@ -625,7 +548,13 @@ mod tests {
         let whole = Region::whole(grid.dimensions());
         let plan = |existing| {
             let counted = Counted { existing, ..Counted::default() };
-            super::plan(&whole, &grid, Widths::new(1, None), Bounds { band_bytes: 96 << 20, ..bounds(128 << 20) }, counted)
+            super::plan(
+                &whole,
+                &grid,
+                Widths::new(1, None),
+                Bounds { band_bytes: 96 << 20, ..bounds(128 << 20) },
+                counted,
+            )
         };
         let Err(Refusal::TooCostly { affordable_blocks, .. }) = plan(None) else { panic!("accepted") };
         assert!(affordable_blocks > 5000 && affordable_blocks < 10_240, "{affordable_blocks}");

@@ -34,7 +34,7 @@ pub(super) struct Budget {
     /// With what is lent never more than the budget: new memory is not taken before this has made room for it.
     pub(super) pool: Pool,
     /// What is cached, or was, and is being sent.
-    pinned: Pinned,
+    pub(super) pinned: Pinned,
 }
 
 /// A share of a [`Budget`], given back when dropped.
@@ -181,11 +181,6 @@ impl Budget {
         self.pinned.add(turn.client, bytes, turn.share)
     }
 
-    /// Bytes that are being sent and that a cache has a share of, or had.
-    pub(super) fn pinned_bytes(&self) -> u64 {
-        self.pinned.bytes()
-    }
-
     fn waited(&self, waited: Duration) -> BudgetError {
         metrics::request_shed(match self.label {
             metrics::Budget::Slice => Shed::SliceBudget,
@@ -296,8 +291,8 @@ impl Budget {
         stream: &Arc<()>,
         wait: Duration,
     ) -> Result<Permit, BudgetError> {
-        let units_of = |bytes| usize::try_from(units(bytes)).unwrap_or(usize::MAX);
-        let (wanted, beside) = (units_of(bytes), units_of(self.capacity_bytes) / 4);
+        let [wanted, all] = [bytes, self.capacity_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
+        let beside = all / 4;
         let mut taking = pin!(self.shares.take_for_stream((Client::current(), STREAM), wanted, beside, stream));
         if let Some(share) = taking.as_mut().now_or_never() {
             return Ok(self.lend(share, Some(Arc::clone(stream))));

@@ -10,6 +10,7 @@ mod browse;
 mod budget;
 mod canvas;
 mod check;
+mod cost;
 mod datasets;
 mod error;
 mod existing;
@@ -31,6 +32,7 @@ mod shared;
 mod sight;
 mod slice;
 mod stats;
+mod whole;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -46,9 +48,9 @@ use moka::policy::EvictionPolicy;
 pub use admit::{Sending, Slice};
 pub use again::{Found, Trail};
 pub use bands::{Bands, Refusal};
-pub use budget::Turn;
 pub(crate) use browse::grid_component;
 pub use browse::{EntryKind, Listed, ListedEntry};
+pub use budget::Turn;
 pub use check::SoundBlock;
 pub use datasets::{Dataset, Group, GroupState};
 pub use error::{BudgetError, ReadError};
@@ -231,7 +233,11 @@ impl Container {
     /// where it has too much that it does not take: then let go of them, wait for its [`turn`](Self::turn_to_send), and find
     /// them anew.
     pub fn sent(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
-        if bytes.len() < UNCOUNTED_BYTES { Some(bytes.clone()) } else { self.resources.objects.budget.sent(client, bytes) }
+        if bytes.len() < UNCOUNTED_BYTES {
+            Some(bytes.clone())
+        } else {
+            self.resources.objects.budget.sent(client, bytes)
+        }
     }
 
     /// Waits until so many bytes may be sent to the current client.
@@ -355,7 +361,7 @@ where
         for doubled in 0u32.. {
             cache.run_pending_tasks().await;
             let beside_cache = budget.capacity_bytes().saturating_sub(cache.policy().max_capacity().unwrap_or(0));
-            if doubled >= PATIENT_NUDGES && budget.pinned_bytes() > beside_cache / 2 {
+            if doubled >= PATIENT_NUDGES && budget.pinned.bytes() > beside_cache / 2 {
                 let count = usize::try_from(cache.entry_count()).unwrap_or(usize::MAX) / GIVEN_UP;
                 let given_up: Vec<K> = cache.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
                 for key in &given_up {

@@ -301,7 +301,9 @@ impl Objects {
         loop {
             let large = match self.fetch_once(store, key).await? {
                 None => return Ok(None),
-                Some(Fetched::Whole(meta, bytes, permit)) => return Ok(Some(Stored::Whole(meta, permit.of_cache().own(bytes)))),
+                Some(Fetched::Whole(meta, bytes, permit)) => {
+                    return Ok(Some(Stored::Whole(meta, permit.of_cache().own(bytes))));
+                }
                 Some(Fetched::Large(large)) if large.meta().len > WHOLE_BYTES => return Ok(Some(Stored::Large(large))),
                 Some(Fetched::Large(large)) => large,
             };

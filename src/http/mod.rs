@@ -38,6 +38,7 @@ pub mod target;
 mod templates;
 mod view;
 mod viewer;
+mod wish;
 
 use std::fmt;
 use std::net::IpAddr;

@@ -19,7 +19,7 @@ use super::observe::{self, Line, Stage};
 use super::recent::{self, Seen};
 use super::target::Target;
 use super::templates::Template;
-use super::{App, Mount, admitted, credentials, forwarded, is_request_id, quick_chunk, stored};
+use super::{App, admitted, credentials, forwarded, is_request_id, quick_chunk, stored};
 use crate::container::{ATTRIBUTES, AtOnce, Trail};
 use crate::store::{Key, Meta, Sendable};
 use crate::trace;
@@ -33,7 +33,7 @@ const PATH_BYTES: usize = 60_000;
 /// The part of a request that answers here depend on.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Asked<'a> {
-    is_head: bool,
+    pub(super) is_head: bool,
     pub(super) path: &'a str,
     if_none_match: Option<&'a [u8]>,
     request_id: Option<&'a str>,
@@ -242,14 +242,12 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
         AtOnce::Open(_) if app.options.is_https => None,
         AtOnce::Open(file) => {
             let said = Said::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
-            let body = if asked.is_head { Content::none() } else { Content::File(Arc::new(file)) };
-            Some(begun.object(asked, template, &said, body))
+            Some(begun.object(asked, template, &said, Content::File(Arc::new(file))))
         }
         AtOnce::Object(meta, bytes, found) => {
             let range = 0..usize::try_from(meta.len).unwrap_or(usize::MAX);
             let said = Said::new(meta, key.name() == Some(ATTRIBUTES));
-            let body = Content::Bytes(begun.counted(asked, mount, bytes)?);
-            let reply = begun.object(asked, template, &said, body);
+            let reply = begun.object(asked, template, &said, Content::Bytes(begun.counted(asked, mount, bytes)?));
             if let Some(found) = found {
                 recent::keep(
                     app,
@@ -288,7 +286,7 @@ impl Said {
 /// A request whose answer is being written.
 pub(super) struct Begun<'a> {
     pub(super) app: &'a Arc<App>,
-    peer: Option<IpAddr>,
+    pub(super) peer: Option<IpAddr>,
     started: Instant,
 }
 
@@ -310,20 +308,6 @@ impl Begun<'_> {
         self.reply(asked, said.route, status, head, body)
     }
 
-    /// `bytes` of a container, which count as the client's as long as they are sent; `None` where the library has to wait for that,
-    /// or to find out whose they are.
-    pub(super) fn counted(&self, asked: &Asked<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
-        if asked.is_head {
-            return Some(Bytes::new());
-        }
-        // The kernel takes less at once.
-        if bytes.len() < COUNTED_BYTES {
-            return Some(bytes);
-        }
-        let client = self.app.clients.of_address(self.peer)?;
-        mount.container.sent(client, &bytes)
-    }
-
     /// There is nothing of that name.
     pub(super) fn missing(&self, asked: &Asked<'_>, template: &Template, route: &'static str) -> Reply {
         // Nothing in a plain path is escaped in JSON.
@@ -332,8 +316,7 @@ impl Begun<'_> {
         let mut head = head(b"HTTP/1.1 404 Not Found\r\n");
         head.extend_from_slice(&template.missing);
         let _ = write!(head, "content-length: {}\r\n", text.len());
-        let body = if asked.is_head { Content::none() } else { Content::Bytes(text.into()) };
-        self.reply(asked, route, StatusCode::NOT_FOUND, head, body)
+        self.reply(asked, route, StatusCode::NOT_FOUND, head, Content::Bytes(text.into()))
     }
 
     /// What all answers end with.
@@ -358,6 +341,7 @@ impl Begun<'_> {
         line.stage = Stage::Sent(None);
         let is_trusted = || forwarded::is_trusted(self.peer, &self.app.options.trusted_proxies);
         line.trace = trace::begin(asked.traceparent, is_trusted, || observe::shown(asked.path));
+        let body = if asked.is_head { Content::none() } else { body };
         Reply { head, body, line, _admitted: self.app.shared.admitted.begin() }
     }
 }
@@ -385,9 +369,6 @@ fn hexadecimal(number: u64) -> [u8; 16] {
     }
     digits
 }
-
-/// Bodies from this length on count as memory of those that they are sent to.
-const COUNTED_BYTES: usize = 64 << 10;
 
 /// Room for a head.
 const HEAD_BYTES: usize = 1024;

@@ -1,7 +1,9 @@
 //! Chunks of views that are at hand, as [`super::quick`] answers them.
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 
+use super::Mount;
 use super::quick::{Asked, Begun, Content, Reply, Said};
 use super::recent::{self, Seen};
 use super::target::{Target, View};
@@ -59,4 +61,23 @@ pub(super) fn answer(begun: &Begun<'_>, asked: &Asked<'_>, access: Access) -> Op
         recent::keep(app, asked.path, Seen { mount: at, said: Some(said), trail });
     }
     Some(reply)
+}
+
+/// Bodies from this length on count as memory of those that they are sent to.
+const COUNTED_BYTES: usize = 64 << 10;
+
+impl Begun<'_> {
+    /// `bytes` of a container, which count as the client's as long as they are sent; `None` where the library has to wait for that,
+    /// or to find out whose they are.
+    pub(super) fn counted(&self, asked: &Asked<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
+        if asked.is_head {
+            return Some(Bytes::new());
+        }
+        // The kernel takes less at once.
+        if bytes.len() < COUNTED_BYTES {
+            return Some(bytes);
+        }
+        let client = self.app.clients.of_address(self.peer)?;
+        mount.container.sent(client, &bytes)
+    }
 }

@@ -14,23 +14,18 @@ use bytes::Bytes;
 use futures_util::stream;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::banded::BandReader;
 use super::compress::Encoding;
 use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
 use super::slice_query::{Selection, SliceQuery};
-use super::banded::BandReader;
+use super::wish::{Admitted, Wish};
 use super::{Answer, Ask, Mount, compress, encode, vary};
-use crate::container::{Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
+use crate::container::{Dataset, Finish, ReadError, ReadStats, Slice};
 use crate::cpu::Length;
 use crate::metadata;
-use crate::n5::{Array, Coords, DataType, Region};
+use crate::n5::{Array, DataType};
 use crate::output::{self, Format, NegotiationError, Options};
-
-/// What comes before the elements of a streamed answer is at most one part in so many of the slice budget.
-const START_SHARE: u64 = 8;
-
-/// Headers of formats up to this size are not counted as memory.
-const UNCOUNTED_BYTES: u64 = 64 << 10;
 
 /// Everything about an answer that is known before a block is read.
 struct Plan {
@@ -78,108 +73,6 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     whole(ask, mount, plan, headers).await
 }
 
-/// What a client wants of the elements of a region, whichever it is.
-struct Wish<'a> {
-    dataset: &'a Arc<Dataset>,
-    /// Axes of the region that the answer's shape has.
-    kept_axes: &'a [usize],
-    /// Of the elements as they are sent.
-    data_type: &'a DataType,
-    format: &'static dyn Format,
-    options: &'a Options,
-    /// What the answer is compressed with, where it is not streamed.
-    compressed: Option<Encoding>,
-}
-
-/// What an answer takes besides its elements.
-struct Needs {
-    /// Memory that encoding takes.
-    extra_bytes: u64,
-    /// Bytes of what comes before the elements, where these go out as they are in memory.
-    start_bytes: Option<u64>,
-    /// The same, as far as they count as memory.
-    beside_bytes: u64,
-}
-
-/// A slice that may be read, and how its answer is made.
-struct Admitted {
-    slice: Slice,
-    extra_bytes: u64,
-    encoding: Option<Encoding>,
-}
-
-impl Wish<'_> {
-    fn shape(&self, region: &Region) -> Coords {
-        self.kept_axes.iter().filter_map(|axis| region.shape().get(*axis).copied()).collect()
-    }
-
-    /// # Errors
-    /// Why the format cannot show this.
-    fn needs(&self, region: &Region) -> Result<Needs, String> {
-        let shape = self.shape(region);
-        self.format.accepts(&shape, self.data_type, self.options)?;
-        let start_bytes =
-            self.format.header(&shape, self.data_type, self.options).map(|start| start.len() as u64);
-        let beside_bytes = start_bytes.filter(|bytes| *bytes > UNCOUNTED_BYTES).unwrap_or(0);
-        let extra_bytes = self.format.extra_bytes(&shape, self.data_type, self.options);
-        Ok(Needs { extra_bytes, start_bytes, beside_bytes })
-    }
-
-    fn sending(&self, needs: &Needs, is_slowed: bool, is_banded: bool) -> Sending<'_> {
-        let (is_streamable, beside_bytes) = (needs.start_bytes.is_some(), needs.beside_bytes);
-        Sending {
-            data_type: self.data_type,
-            extra_bytes: if is_streamable { needs.extra_bytes } else { 0 },
-            beside_bytes,
-            is_slowed: is_slowed && is_streamable && beside_bytes == 0 && self.compressed.is_none(),
-            is_streamable,
-            is_banded: is_banded && is_streamable,
-        }
-    }
-
-    /// Whether the answer of a slice that may be read can be made within `limit` bytes.
-    fn admit(&self, slice: Slice, needs: &Needs, limit: u64) -> Result<Admitted, Problem> {
-        let encoding = self.compressed.filter(|_| !slice.is_streamed());
-        let mut extra_bytes = needs.extra_bytes;
-        if encoding.is_some() {
-            extra_bytes = extra_bytes.saturating_add(compress::extra_bytes(slice.bytes().saturating_add(extra_bytes)));
-        }
-        // In bands, the elements take what bands are given; what comes before them is little beside that.
-        let needed = if needs.start_bytes.is_some() && slice.is_streamed() {
-            needs.beside_bytes.saturating_mul(START_SHARE)
-        } else {
-            slice.held_bytes().saturating_add(extra_bytes)
-        };
-        if needed <= limit {
-            return Ok(Admitted { slice, extra_bytes, encoding });
-        }
-        let streamed: Vec<&str> = output::FORMATS
-            .iter()
-            .filter(|format| format.header(&[1, 1], &DataType::UInt8, &Options::default()).is_some())
-            .map(|format| format.name())
-            .collect();
-        let detail = format!(
-            "as {} this takes up to {needed} bytes of memory; three quarters of limits.slice_budget are {limit}; ask for less at once, \
-             or for a format that is streamed: {}",
-            self.format.name(),
-            streamed.join(", ")
-        );
-        Err(Problem::new(problem::TOO_LARGE, detail).with("limit", limit))
-    }
-
-    /// Shape of a piece of `region` that is not refused, in this format, wherever in the dataset it lies.
-    fn piece(&self, container: &Container, region: &Region) -> Option<Coords> {
-        let limit = container.most_held_bytes();
-        container.piece(self.dataset, region, |part| {
-            let needs = self.needs(part).ok();
-            needs.is_some_and(|needs| {
-                let planned = container.plan_part(self.dataset, part, &self.sending(&needs, false, false));
-                planned.is_ok_and(|slice| !slice.is_streamed() && self.admit(slice, &needs, limit).is_ok())
-            })
-        })
-    }
-}
-
 /// Checks everything that can be checked before a block is read.
 async fn plan(
     ask: &Ask<'_>,
@@ -207,9 +100,8 @@ async fn plan(
     };
     let (kept_axes, region) = (selection.kept_axes.as_slice(), &selection.region);
     let wish = Wish { dataset: &dataset, kept_axes, data_type: &data_type, format, options: &options, compressed };
-    let needs = wish
-        .needs(region)
-        .map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with("parameter", "format"))?;
+    let needs =
+        wish.needs(region).map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with("parameter", "format"))?;
     let sending = wish.sending(&needs, ask.app.clients.are_slowed(), false);
     let (container, limit) = (&mount.container, mount.container.most_held_bytes());
     let planned = container.plan_sparse_slice(ask.access, &dataset, region.clone(), &sending).await?;
@@ -217,7 +109,8 @@ async fn plan(
     let mut admitted = admitted.map_err(|problem| problem.in_pieces(wish.piece(container, region).as_ref()))?;
     // Where slow clients keep the memory for it, it need not wait for them, unless its entity tag is asked for.
     let has_condition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| ask.headers().contains_key(name));
-    if !has_condition && !admitted.slice.is_streamed() && !container.has_room_for(&admitted.slice, admitted.extra_bytes) {
+    if !has_condition && !admitted.slice.is_streamed() && !container.has_room_for(&admitted.slice, admitted.extra_bytes)
+    {
         let banded = container.plan_converted_slice(&dataset, region.clone(), &wish.sending(&needs, false, true));
         let banded = banded.ok().filter(Slice::is_streamed).and_then(|slice| wish.admit(slice, &needs, limit).ok());
         admitted = banded.unwrap_or(admitted);

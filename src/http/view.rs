@@ -84,7 +84,7 @@ async fn of_chunk(ask: &Ask<'_>, mount: &Mount, chunk: &Chunk) -> Answer {
     loop {
         let ready = match chunk.sent(&mount.container, ask.access).await?.ok_or_else(missing)? {
             Sent::Whole(ready) => ready,
-            Sent::Pieces(pieces) => return of_pieces(ask, mount, pieces, chunk.media_type(), found).await,
+            Sent::Pieces(pieces) => return of_pieces(ask, mount, *pieces, chunk.media_type(), found).await,
         };
         let sent = match turn.take() {
             Some(turn) => Some(mount.container.sent_in_turn(turn, ready.bytes.clone())),

@@ -327,52 +327,12 @@ impl<'a> Unpacked<'a> {
     }
 }
 
-/// Where the elements of a block that is stored uncompressed are.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RawLayout {
-    /// As [`Block::size`].
-    pub size: Coords,
-    /// Bytes before the elements, which are big-endian, first axis fastest.
-    pub header_bytes: u64,
-}
-
-impl RawLayout {
-    /// Bytes of a file that [`Self::new`] has to see, of a dataset of `rank` axes: the longest header.
-    pub fn head_bytes(rank: usize) -> u64 {
-        (rank as u64).saturating_mul(8).saturating_add(8)
-    }
-
-    /// The layout of the block at `position`, whose file has `stored_bytes` and begins with `head`; `None` where the dataset's
-    /// blocks are compressed.
-    ///
-    /// # Errors
-    /// As [`Block::decode`], but for the limit: the file's length must be the one that the header promises.
-    pub fn new(
-        head: &[u8],
-        stored_bytes: u64,
-        attributes: &DatasetAttributes,
-        position: &[u64],
-    ) -> Result<Option<Self>, BlockError> {
-        let stored_bytes = usize::try_from(stored_bytes).unwrap_or(usize::MAX);
-        let Plan { header, codec, decoded_bytes, .. } = Plan::of_head(head, stored_bytes, attributes, position)?;
-        let payload_bytes = stored_bytes.saturating_sub(header.len);
-        if !codec.is_plain() {
-            return Ok(None);
-        }
-        if payload_bytes != decoded_bytes {
-            let found = format!("{payload_bytes} bytes");
-            return Err(CodecError::WrongLength { expected: decoded_bytes, found }.into());
-        }
-        Ok(Some(Self { size: header.size, header_bytes: header.len as u64 }))
-    }
-}
-
 /// A header that fits its dataset, with what decoding needs.
-struct Plan<'a> {
-    header: BlockHeader,
-    codec: &'a dyn super::Codec,
+pub(super) struct Plan<'a> {
+    pub(super) header: BlockHeader,
+    pub(super) codec: &'a dyn super::Codec,
     width: usize,
-    decoded_bytes: usize,
+    pub(super) decoded_bytes: usize,
 }
 
 impl<'a> Plan<'a> {
@@ -381,7 +341,7 @@ impl<'a> Plan<'a> {
     }
 
     /// The plan of a block of `stored_bytes`, of which `head` has the first.
-    fn of_head(
+    pub(super) fn of_head(
         head: &[u8],
         stored_bytes: usize,
         attributes: &'a DatasetAttributes,

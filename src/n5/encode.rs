@@ -18,10 +18,8 @@ pub fn big_endian(data: Bytes, width: usize) -> Bytes {
 /// # Errors
 /// [`CodecError`] when a size exceeds 32 bits or the encoder fails.
 pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: Encoding) -> Result<Bytes, CodecError> {
-    let header = block_header(size).ok_or_else(|| CodecError::Damaged {
-        codec: encoding.name(),
-        reason: format!("{size:?} exceeds 32 bits"),
-    })?;
+    let header = block_header(size)
+        .ok_or_else(|| CodecError::Damaged { codec: encoding.name(), reason: format!("{size:?} exceeds 32 bits") })?;
     let mut block = Vec::with_capacity(header.len() + if encoding == Encoding::Raw { data.len() } else { 0 });
     block.extend(header);
     encoding.encode(&big_endian(data, width), width, &mut block)?;

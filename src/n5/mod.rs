@@ -20,11 +20,11 @@ mod statistics;
 
 pub use array::{Array, clear, paste, paste_stored};
 pub use attributes::{AttributesError, DatasetAttributes, Document, DocumentError, MAX_RANK};
-pub use block::{Block, BlockError, BlockHeader, Mode, RawLayout, Room, Unpacked};
+pub use block::{Block, BlockError, BlockHeader, Mode, Room, Unpacked};
 pub use compression::{CODECS, Codec, CodecError, Compression, Encoding, Scratch};
 pub use convert::{ConvertError, convert};
 pub use data_type::DataType;
 pub use encode::{big_endian, block_header, encode_block};
 pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
-pub use parts::{RawPart, RawParts};
+pub use parts::{RawLayout, RawPart, RawParts};
 pub use statistics::{Accumulator, Number, Summary};

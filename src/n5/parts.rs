@@ -1,12 +1,52 @@
 //! Reading a part of a block that is stored uncompressed: which byte ranges of its file hold the samples of a region.
-#![deny(clippy::arithmetic_side_effects)]
-#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::{Coords, Region};
+use super::block::Plan;
+use super::{BlockError, CodecError, Coords, DatasetAttributes, Region};
+
+/// Where the elements of a block that is stored uncompressed are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawLayout {
+    /// As [`Block::size`](super::Block::size).
+    pub size: Coords,
+    /// Bytes before the elements, which are big-endian, first axis fastest.
+    pub header_bytes: u64,
+}
+
+impl RawLayout {
+    /// Bytes of a file that [`Self::new`] has to see, of a dataset of `rank` axes: the longest header.
+    pub fn head_bytes(rank: usize) -> u64 {
+        (rank as u64).saturating_mul(8).saturating_add(8)
+    }
+
+    /// The layout of the block at `position`, whose file has `stored_bytes` and begins with `head`; `None` where the dataset's
+    /// blocks are compressed.
+    ///
+    /// # Errors
+    /// As [`Block::decode`](super::Block::decode), but for the limit: the file's length must be the one that the header promises.
+    pub fn new(
+        head: &[u8],
+        stored_bytes: u64,
+        attributes: &DatasetAttributes,
+        position: &[u64],
+    ) -> Result<Option<Self>, BlockError> {
+        let stored_bytes = usize::try_from(stored_bytes).unwrap_or(usize::MAX);
+        let Plan { header, codec, decoded_bytes, .. } = Plan::of_head(head, stored_bytes, attributes, position)?;
+        let payload_bytes = stored_bytes.saturating_sub(header.len);
+        if !codec.is_plain() {
+            return Ok(None);
+        }
+        if payload_bytes != decoded_bytes {
+            let found = format!("{payload_bytes} bytes");
+            return Err(CodecError::WrongLength { expected: decoded_bytes, found }.into());
+        }
+        Ok(Some(Self { size: header.size, header_bytes: header.len as u64 }))
+    }
+}
 
 /// Largest read, in bytes.
 const READ_BYTES: u64 = 1 << 20;
@@ -236,7 +276,7 @@ mod tests {
                 let origin = grid.origin(&position);
                 let elements: u64 = size.iter().product();
                 prop_assume!(elements * (width as u64) < 1 << 24);
-                let block: Vec<u8> = (0..elements * width as u64).map(|n| (n * 31 >> 3) as u8).collect();
+                let block: Vec<u8> = (0..elements * width as u64).map(|n| ((n * 31) >> 3).to_le_bytes()[0]).collect();
                 let mut expected = vec![0; usize::try_from(region.elements().unwrap()).unwrap() * width];
                 let mut found = expected.clone();
                 paste(&mut expected, &region, &block, &origin, &size, &dimensions, width);

@@ -8,14 +8,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::pieces::{Pieces, PiecesFrom};
 use crate::container::{
-    self, Access, Container, Dataset, Fingerprint, Finish, LargeObject, ReadError, Recipe, Sending, Slice, Stored, Trail,
-    grid_component,
+    self, Access, Container, Dataset, Fingerprint, ReadError, Recipe, Sending, Slice, Stored, Trail, grid_component,
 };
-use crate::n5::{
-    Array, BlockHeader, Coords, DataType, Encoding, GridPosition, Mode, RawLayout, Region, Start, big_endian,
-};
-use crate::store::{Key, Meta, StoreError};
+use crate::n5::{Array, BlockHeader, Coords, DataType, Encoding, GridPosition, Mode, RawLayout, Region, Start};
+use crate::store::{Key, Meta};
 
 /// Another release may encode to other bytes, which are another representation.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
@@ -83,10 +81,10 @@ pub struct Plain {
 /// A region of a dataset, and the form it is wanted in. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Chunk {
-    dataset: Arc<Dataset>,
+    pub(super) dataset: Arc<Dataset>,
     /// The block that it is, where it is one.
     position: Option<GridPosition>,
-    region: Region,
+    pub(super) region: Region,
     form: Arc<dyn Form>,
 }
 
@@ -106,29 +104,7 @@ pub enum Sent {
     /// All of it.
     Whole(Ready),
     /// It is too large for that.
-    Pieces(Pieces),
-}
-
-/// A chunk that is too large to be held, and is read while it is sent.
-#[derive(Debug)]
-pub struct Pieces {
-    /// Bytes of the chunk.
-    pub len: u64,
-    /// As [`Ready::etag`].
-    pub etag: String,
-    /// Where they are.
-    pub from: PiecesFrom,
-    chunk: Chunk,
-    access: Access,
-}
-
-/// Where the bytes of a large chunk are from.
-#[derive(Debug, Clone)]
-pub enum PiecesFrom {
-    /// They are these of a stored block.
-    Stored(LargeObject, Range<u64>),
-    /// They are a header and elements.
-    Elements(Plain),
+    Pieces(Box<Pieces>),
 }
 
 /// Where the bytes of a chunk are from.
@@ -212,7 +188,7 @@ impl Chunk {
                     if let Some(range) = self.form.within_large(&head, stored_bytes, &self.dataset, position) {
                         let len = range.end.saturating_sub(range.start);
                         let from = PiecesFrom::Stored(large, range);
-                        return Ok(Some(Sent::Pieces(Pieces { len, etag, from, chunk: self.clone(), access })));
+                        return Ok(Some(Sent::Pieces(Box::new(Pieces { len, etag, from, chunk: self.clone() }))));
                     }
                 }
             }
@@ -222,9 +198,10 @@ impl Chunk {
             Err(error) => {
                 let Some(plain) = self.form.plain(self.region.shape()) else { return Err(error) };
                 let Some(etag) = self.found_tag(container, access).await? else { return Ok(None) };
-                let len = self.planned(container, &self.region, &plain)?.bytes().saturating_add(plain.header.len() as u64);
+                let len =
+                    self.planned(container, &self.region, &plain)?.bytes().saturating_add(plain.header.len() as u64);
                 let from = PiecesFrom::Elements(plain);
-                return Ok(Some(Sent::Pieces(Pieces { len, etag, from, chunk: self.clone(), access })));
+                return Ok(Some(Sent::Pieces(Box::new(Pieces { len, etag, from, chunk: self.clone() }))));
             }
             slice => slice?,
         };
@@ -310,9 +287,16 @@ impl Chunk {
     }
 
     /// `region`, a part of this one, to be read in bands.
-    fn planned(&self, container: &Container, region: &Region, plain: &Plain) -> Result<Slice, ReadError> {
+    pub(super) fn planned(&self, container: &Container, region: &Region, plain: &Plain) -> Result<Slice, ReadError> {
         let data_type = plain.data_type.as_ref().unwrap_or(self.dataset.attributes.data_type());
-        let sending = Sending { data_type, extra_bytes: 0, beside_bytes: 0, is_slowed: false, is_streamable: true, is_banded: true };
+        let sending = Sending {
+            data_type,
+            extra_bytes: 0,
+            beside_bytes: 0,
+            is_slowed: false,
+            is_streamable: true,
+            is_banded: true,
+        };
         let slice = container.plan_converted_slice(&self.dataset, region.clone(), &sending);
         slice.map_err(|_refusal| self.too_large(container))
     }
@@ -332,57 +316,6 @@ impl Chunk {
         let _ = write!(facts, "{} {} {:?} {tags:x} {RELEASE}", self.dataset.etag, self.form.id(), self.region);
         format!("\"{:032x}\"", xxh3_128(facts.as_bytes()))
     }
-}
-
-impl Pieces {
-    /// The slice that has the bytes `from .. to` of the chunk's elements in the order of memory, and how many bytes of it come
-    /// before these.
-    ///
-    /// # Errors
-    /// [`ReadError::TooLarge`].
-    pub fn slice(&self, container: &Container, plain: &Plain, from: u64, to: u64) -> Result<(Slice, u64), ReadError> {
-        let region = &self.chunk.region;
-        let elements_bytes = self.len.saturating_sub(plain.header.len() as u64);
-        let axis = region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0);
-        let samples = region.shape().get(axis).copied().unwrap_or(1);
-        let sample_bytes = elements_bytes.checked_div(samples).unwrap_or(0).max(1);
-        let first = from / sample_bytes;
-        let count = to.div_ceil(sample_bytes).saturating_sub(first);
-        let slice = self.chunk.planned(container, &region.part(axis, first, count), plain)?;
-        Ok((slice, from.saturating_sub(first.saturating_mul(sample_bytes))))
-    }
-
-    /// What turns converted elements into those of the chunk, where they are others; in place.
-    pub fn finish(&self, plain: &Plain) -> Option<Finish> {
-        let data_type = plain.data_type.as_ref().unwrap_or(self.chunk.dataset.attributes.data_type());
-        let width = data_type.size_bytes().filter(|width| plain.big_endian && *width > 1)?;
-        Some(Arc::new(move |elements| big_endian(elements, width)))
-    }
-
-    /// That the blocks are the ones that [`Self::etag`] was made of.
-    ///
-    /// # Errors
-    /// [`ReadError::Store`] where they are not, or the store fails.
-    pub async fn still_has_tag(&self, container: &Container) -> Result<(), ReadError> {
-        let access = container.resources().begin();
-        let is_same = self.chunk.tag(container, access).await?.as_ref() == Some(&self.etag);
-        if is_same { Ok(()) } else { Err(StoreError::Torn(self.chunk.dataset.key.clone()).into()) }
-    }
-
-    /// What the request that wants it accepts of caches.
-    pub fn access(&self) -> Access {
-        self.access
-    }
-}
-
-/// The payload of a stored block of `stored_bytes` that begins with `head`, where it is of today's form and has exactly `size`
-/// elements, uncompressed.
-pub(super) fn raw_payload(head: &[u8], stored_bytes: u64, size: &[u64], width: usize) -> Option<Range<u64>> {
-    let header = BlockHeader::parse(head).ok()?;
-    let len = header.elements?.checked_mul(width as u64)?;
-    let from = header.len as u64;
-    let is_plain = header.mode == Mode::Default && header.size.as_slice() == size;
-    (is_plain && from.checked_add(len) == Some(stored_bytes)).then_some(from..stored_bytes)
 }
 
 fn of_one(position: &GridPosition, meta: &Meta) -> Fingerprint {

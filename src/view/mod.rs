@@ -5,6 +5,7 @@
 
 mod chunk;
 mod node;
+mod pieces;
 mod precomputed;
 mod reencoded;
 mod zarr;
@@ -19,8 +20,9 @@ use crate::container::{Access, Container, Memory, ReadError};
 use crate::metadata::{Description, Kind, Node};
 use crate::store::Key;
 
-pub use chunk::{Chunk, Form, Pieces, PiecesFrom, Plain, Ready, Sent};
+pub use chunk::{Chunk, Form, Plain, Ready, Sent};
 pub use node::{Known, read_node};
+pub use pieces::{Pieces, PiecesFrom};
 
 /// Every view, by the first segment of its paths.
 pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3::Zarr3, &precomputed::Precomputed];

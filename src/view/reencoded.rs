@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::chunk::{payload, raw_payload, stored_encoding};
+use super::chunk::{payload, stored_encoding};
+use super::pieces::raw_payload;
 use super::{Chunk, Document, Form, Found, Known, Lookup, Plain, View, read_node};
 use crate::container::{ATTRIBUTES, Dataset, ReadError};
 use crate::metadata::{self, Description, Kind, Node, Space};

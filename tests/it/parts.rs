@@ -20,13 +20,7 @@ fn list<T: ToString>(numbers: impl IntoIterator<Item = T>) -> String {
 }
 
 /// The samples of a region, where only blocks that `kept` names exist.
-fn reference(
-    dataset: &Dataset,
-    start: &[i64],
-    shape: &[u64],
-    step: &[u64],
-    kept: impl Fn(&[u64]) -> bool,
-) -> Vec<u8> {
+fn reference(dataset: &Dataset, start: &[i64], shape: &[u64], step: &[u64], kept: impl Fn(&[u64]) -> bool) -> Vec<u8> {
     let samples = all_indices(shape).into_iter().flat_map(|k| {
         let at: Vec<i64> =
             (0..k.len()).map(|axis| start[axis] + i64::try_from(k[axis] * step[axis]).unwrap()).collect();
@@ -86,7 +80,11 @@ async fn which_blocks_exist_is_found_out_with_little_work_and_only_where_that_de
     let dataset = n5.dataset("v", &[1 << 13, 1 << 13, 1 << 7], &[16, 16, 16], "gzip");
     dataset.write_block(&[7, 8, 0], false);
     let probe = Probe::new(local(n5.root()));
-    let client = Client::new(Arc::<Probe>::clone(&probe), Settings { slice_budget: 64 << 20, decode_factor: 12, ..settings() }, options());
+    let client = Client::new(
+        Arc::<Probe>::clone(&probe),
+        Settings { slice_budget: 64 << 20, decode_factor: 12, ..settings() },
+        options(),
+    );
     // Two million places.
     assert_eq!(client.send("HEAD", "/slice/v", &[]).await.status, 200);
     assert_eq!((probe.lists(), probe.heads(), probe.gets()), (3, 0, 0));
@@ -281,7 +279,8 @@ fn large_raw_blocks() -> N5 {
     let n5 = N5::new();
     n5.dataset("v", &[1024, 2048, 14], &[1024, 1024, 9], "raw");
     for (y, z, planes) in [(0, 0, 9), (1, 0, 9), (0, 1, 5)] {
-        let elements: Vec<u16> = (0..1024 * 1024 * planes).map(|n| u16::try_from((n * 31 + y) % 65_521).unwrap()).collect();
+        let elements: Vec<u16> =
+            (0..1024 * 1024 * planes).map(|n| u16::try_from((n * 31 + y) % 65_521).unwrap()).collect();
         let mut block = crate::support::writer::encode(&[1024, 1024, planes], &elements, false);
         if y == 1 {
             block[1] = 1;

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::super::chunk::{Form, Plain, payload, raw_payload, stored_encoding};
+use super::super::chunk::{Form, Plain, payload, stored_encoding};
+use super::super::pieces::raw_payload;
 use super::compressed_segmentation;
 use super::image::{self, Image};
 use crate::container::{Dataset, ReadError};

@@ -5,7 +5,8 @@ use std::ops::Range;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::super::chunk::{payload, raw_payload, stored_encoding};
+use super::super::chunk::{payload, stored_encoding};
+use super::super::pieces::raw_payload;
 use super::super::{Chunk, Form, Plain};
 use crate::container::{Dataset, ReadError};
 use crate::n5::{Array, Coords, DatasetAttributes, Encoding, GridPosition, big_endian};
@@ -115,13 +116,7 @@ impl Form for Scheme {
         payload(stored, &chunk_shape(&dataset.attributes), self.width, self.encoding)
     }
 
-    fn within_large(
-        &self,
-        head: &[u8],
-        stored_bytes: u64,
-        dataset: &Dataset,
-        _: &GridPosition,
-    ) -> Option<Range<u64>> {
+    fn within_large(&self, head: &[u8], stored_bytes: u64, dataset: &Dataset, _: &GridPosition) -> Option<Range<u64>> {
         let shape = chunk_shape(&dataset.attributes);
         raw_payload(head, stored_bytes, &shape, self.width).filter(|_| self.encoding == Encoding::Raw)
     }
