@@ -90,7 +90,7 @@ impl Slice {
         }
     }
 
-    /// Whether all of its bands have been read.
+    /// Returns true if all of its bands have been read.
     pub fn is_read(&self) -> bool {
         self.bands.as_ref().is_none_or(Bands::are_done)
     }
@@ -120,10 +120,10 @@ pub struct Sending<'a> {
     pub beside_bytes: u64,
     /// Whether the client is made to take it slowly: then it leaves in small bands, where it can.
     pub is_slowed: bool,
-    /// Whether it can leave in bands: then it does where it would not leave a quarter of the slice budget to others, for its
-    /// client may be slow to take it.
+    /// The answer can leave in bands. It does if it would not leave a quarter of the slice budget to others, because its client
+    /// may be slow.
     pub is_streamable: bool,
-    /// Whether it is to leave in bands even if there is memory for all of it.
+    /// The answer leaves in bands even if there is memory for all of it.
     pub is_banded: bool,
 }
 
@@ -172,7 +172,7 @@ impl Container {
         self.resources.slice_budget.stream_bytes()
     }
 
-    /// Whether there is memory for `slice` and `extra_bytes` now; a small one waits for its turn.
+    /// Returns true if there is memory for `slice` and `extra_bytes` now, or if the slice is so small that it should wait for it.
     pub fn has_room_for(&self, slice: &Slice, extra_bytes: u64) -> bool {
         let bytes = slice.held_bytes().saturating_add(extra_bytes);
         bytes <= SMALL_BYTES || bytes <= self.resources.slice_budget.free_bytes()

@@ -214,7 +214,7 @@ impl Bands {
         Self { least_depth: self.samples(self.axis, grid).div_ceil(parts), ..self }
     }
 
-    /// Whether all of the region has been taken.
+    /// Returns true if the whole region has been taken.
     pub(super) fn are_done(&self) -> bool {
         self.opening.is_empty() && (self.done || self.region.elements() == Some(0))
     }

@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 
 use super::BudgetError;
 use super::hold::{Wait, Waits};
-use super::pinned::Pinned;
+use super::pinned::{Pinned, Turn};
 use super::pool::Pool;
 use crate::fair::{Client, Cost, Most, Share, Shares};
 use crate::metrics::{self, Shed};
@@ -28,12 +28,15 @@ const STREAM: u64 = 1;
 pub(super) struct Budget {
     label: metrics::Budget,
     shares: Shares,
+    /// What cached memory counts as each client's, as long as it is sent. Apart from what is taken: a request whose turn it is to
+    /// send a block may have to load it first.
+    counts: Shares,
     waits: Waits,
     capacity_bytes: u64,
     wait: Duration,
     /// With what is lent never more than the budget: new memory is not taken before this has made room for it.
     pub(super) pool: Pool,
-    /// What is cached, or was, and is being sent.
+    /// Buffers of caches that are being sent.
     pub(super) pinned: Pinned,
 }
 
@@ -46,23 +49,23 @@ pub(super) struct Permit {
     label: metrics::Budget,
 }
 
-/// The right to send bytes of a cache to a client.
-#[derive(Debug)]
-pub struct Turn {
-    client: Client,
-    share: Share,
-}
-
 impl Budget {
     /// A budget of `capacity_bytes`; whoever asks waits at most `wait`.
     pub(super) fn new(label: metrics::Budget, capacity_bytes: u64, wait: Duration) -> Self {
         let units = usize::try_from(units(capacity_bytes)).unwrap_or(usize::MAX);
         // A client may be slow to take what it asked for: others shall not wait for all of it.
-        let most = Most { alone: units - units / 4, among_others: units.div_ceil(2) };
+        let eighths = |n: usize| units - units / 8 * (8 - n);
+        let most = if label == metrics::Budget::Slice {
+            Most { alone: eighths(6), among_others: eighths(4) }
+        } else {
+            Most { alone: eighths(4), among_others: eighths(3) }
+        };
+        // Of a cache's memory that is being sent.
+        let counts = Shares::new(units, Most { alone: eighths(3), among_others: eighths(3) }, Cost::Units);
         metrics::budget_capacity(label, capacity_bytes);
         let shares = Shares::new(units, most, Cost::Units);
         let (waits, pool, pinned) = (Waits::default(), Pool::default(), Pinned::default());
-        Self { label, shares, waits, capacity_bytes, wait, pool, pinned }
+        Self { label, shares, counts, waits, capacity_bytes, wait, pool, pinned }
     }
 
     /// The same memory, for which others wait at most `wait`.
@@ -159,7 +162,7 @@ impl Budget {
         if let Some(sent) = self.pinned.again(client, bytes) {
             return Some(sent);
         }
-        let share = self.shares.try_count((client, SHORT), units_of(bytes.len()))?;
+        let share = self.counts.try_count((client, SHORT), units_of(bytes.len()))?;
         Some(self.pinned.add(client, bytes.clone(), share))
     }
 
@@ -171,7 +174,7 @@ impl Budget {
         let client = Client::current();
         let _waiting = self.wait_begins();
         let since = Instant::now();
-        let share = tokio::time::timeout(self.wait, self.shares.count((client, SHORT), units_of(len))).await;
+        let share = tokio::time::timeout(self.wait, self.counts.count((client, SHORT), units_of(len))).await;
         trace::record("wait", self.label.name(), since.elapsed());
         Ok(Turn { client, share: share.map_err(|_elapsed| self.waited(self.wait))? })
     }

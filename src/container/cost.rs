@@ -1,9 +1,9 @@
-//! What the blocks of a slice cost, before any is read. Arithmetic only.
+//! The cost of a slice in bytes decoded or read, computed before any block is read. Arithmetic only.
 
 use super::bands::Bands;
 use crate::n5::{BlockGrid, Coords, RawParts, Region};
 
-/// What touching a block costs at least, as if this many bytes were decoded: looking it up.
+/// Least cost of a block that is touched, in bytes decoded: the time of its look-up.
 pub(super) const BLOCK_COST_BYTES: u128 = 4 << 10;
 
 /// The blocks whose decoding a plan counts. By default: every block that the region touches, each decoded whole.
@@ -17,7 +17,7 @@ pub(super) struct Counted {
     pub(super) in_parts: bool,
 }
 
-/// What the blocks of a slice cost when the cache keeps none of them.
+/// The cost of a slice's blocks when the cache keeps none of them.
 pub(super) struct Cost {
     /// Blocks touched.
     touched: u128,

@@ -20,7 +20,7 @@ const MOST_PAGES: usize = 4096;
 /// Directories that may wait to be listed: 24 bytes each.
 const MOST_WAITING: usize = 16_384;
 
-/// What has not been listed after this time is left out.
+/// Directories that have not been listed after this time are not listed.
 const LONGEST: Duration = Duration::from_secs(1);
 
 /// A directory of the grid that has not been listed: its number on each level, as far down as it is.

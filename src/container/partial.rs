@@ -1,7 +1,7 @@
 //! Blocks that are stored uncompressed, read only where a slice has samples, and not kept.
 //!
-//! What is read whole is kept, and serves the neighbouring planes as well; so blocks of a usual size are read in parts only
-//! where the slice was admitted on that condition.
+//! A block that is read whole is cached and serves the neighbouring planes as well. So blocks of a usual size are read in parts
+//! only if the slice was admitted on that condition.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::metrics::{self, StoreOperation};
 use crate::n5::{Codec, GridPosition, RawLayout, RawPart, RawParts, Region};
 use crate::store::{Data, Key, Meta, Object, ReadAt, StoreError};
 
-/// Blocks up to this size are read whole wherever a slice may: a plane of one of 16 MiB takes 1.9 ms in parts and 9 ms whole,
-/// but the next planes then come from the cache.
+/// Blocks up to this size are read whole wherever a slice may. On a busy machine the first plane of one of 16 MiB took 0.7 ms in
+/// parts and 45 ms whole, but any other plane then 0.3 ms from the cache, and one across the rows 15 ms in parts.
 const WHOLE_BYTES: u64 = 16 << 20;
 
 /// A larger block is read in parts where these are no more than one part in so many of it.
@@ -34,7 +34,7 @@ const BLOCKS: usize = 2;
 const READS: usize = 4;
 
 impl Container {
-    /// Whether the block at `position` is read only where `region`, a part of `slice`, has samples.
+    /// Returns true if only those bytes of the block at `position` are read that hold samples of `region`, a part of `slice`.
     pub(super) fn is_read_in_parts(&self, slice: &Slice, region: &Region, position: &GridPosition) -> bool {
         let attributes = &slice.dataset.attributes;
         if !attributes.compression().codec().is_some_and(Codec::is_plain) {

@@ -5,7 +5,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 
+use super::budget::Permit;
 use crate::fair::{Client, Share};
+
+/// The right to send bytes of a cache to a client.
+#[derive(Debug)]
+pub struct Turn {
+    pub(super) client: Client,
+    pub(super) share: Share,
+}
 
 /// Cheap to clone; clones share it.
 #[derive(Debug, Clone, Default)]
@@ -15,7 +23,7 @@ pub(super) struct Pinned(Arc<Mutex<State>>);
 struct State {
     /// By the first byte's address: who is sent them, with what counts as each one's.
     buffers: HashMap<usize, Buffer>,
-    /// Their lengths, each buffer counted once.
+    /// Their lengths, each buffer counted once, and those of pieces of large objects.
     bytes: u64,
 }
 
@@ -32,9 +40,37 @@ struct Sent {
     pinned: Pinned,
 }
 
+/// A piece of a large object that is being sent.
+struct Passing {
+    bytes: Bytes,
+    pinned: Pinned,
+    _permit: Permit,
+}
+
+impl AsRef<[u8]> for Passing {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        let mut state = self.pinned.state();
+        state.bytes = state.bytes.saturating_sub(self.bytes.len() as u64);
+    }
+}
+
 impl Pinned {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `bytes` of a large object, which are sent under `permit` and are in no cache.
+    pub(super) fn passing(&self, bytes: Bytes, permit: Permit) -> Bytes {
+        let mut state = self.state();
+        state.bytes = state.bytes.saturating_add(bytes.len() as u64);
+        drop(state);
+        Bytes::from_owner(Passing { bytes, pinned: self.clone(), _permit: permit })
     }
 
     /// All of them.

@@ -22,7 +22,7 @@ impl Container {
         if let Some(sent) = budget.sent(Client::current(), &bytes) {
             return Ok(Some(sent));
         }
-        // Nobody waits who holds what others wait for.
+        // A request that waits must not hold memory that others wait for.
         let len = bytes.len();
         drop(bytes);
         let turn = budget.turn(len).await?;

@@ -24,7 +24,7 @@ pub(super) struct BandReader {
     /// How long the last band waited for the client.
     waited: Option<Duration>,
     finish: Option<Finish>,
-    /// What the blocks must still be when the last band has been read.
+    /// The chunk whose entity tag must still be the same when the last band has been read.
     unchanged: Option<Pieces>,
     /// Bytes of what is read that are not sent: the first ones, and those after so many more.
     skipped: u64,

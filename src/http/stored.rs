@@ -64,7 +64,7 @@ pub(super) fn redirect(ask: &Ask<'_>) -> Response<Body> {
     response
 }
 
-/// What came of looking for an object.
+/// Result of looking for an object.
 enum Looked {
     Found(Response<Body>),
     Missing,

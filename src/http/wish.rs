@@ -1,5 +1,4 @@
-//! What a client wants of a region's elements, and whether it can have it: the same for a slice and for the pieces that a refusal
-//! names.
+//! Admission of slices: the same check for the slice that is asked for and for the piece that a refusal names.
 
 use std::sync::Arc;
 
@@ -9,14 +8,13 @@ use crate::container::{Container, Dataset, Sending, Slice};
 use crate::n5::{Coords, DataType, Region};
 use crate::output::{self, Format, Options};
 
-/// What comes before the elements of a streamed answer is at most one part in so many of what it may hold: an eighth of the slice
-/// budget.
+/// Largest share of a stream's memory that its header may take (1/6, which is 1/8 of the slice budget).
 const START_SHARE: u64 = 6;
 
 /// Headers of formats up to this size are not counted as memory.
 const UNCOUNTED_BYTES: u64 = 64 << 10;
 
-/// What a client wants of the elements of a region, whichever it is.
+/// A slice request apart from its region.
 pub(super) struct Wish<'a> {
     pub(super) dataset: &'a Arc<Dataset>,
     /// Axes of the region that the answer's shape has.
@@ -25,11 +23,11 @@ pub(super) struct Wish<'a> {
     pub(super) data_type: &'a DataType,
     pub(super) format: &'static dyn Format,
     pub(super) options: &'a Options,
-    /// What the answer is compressed with, where it is not streamed.
+    /// Content coding of the answer, if it is not streamed.
     pub(super) compressed: Option<Encoding>,
 }
 
-/// What an answer takes besides its elements.
+/// Memory that an answer takes besides its elements.
 #[expect(clippy::struct_field_names, reason = "the unit is part of the name")]
 pub(super) struct Needs {
     /// Memory that encoding takes.
@@ -75,7 +73,7 @@ impl Wish<'_> {
         }
     }
 
-    /// Whether the answer of a slice that may be read can be made within `limit` bytes.
+    /// Admits the answer of a planned slice if it can be made within `limit` bytes.
     pub(super) fn admit(&self, slice: Slice, needs: &Needs, limit: u64) -> Result<Admitted, Problem> {
         let encoding = self.compressed.filter(|_| !slice.is_streamed());
         let mut extra_bytes = needs.extra_bytes;

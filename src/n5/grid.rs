@@ -293,7 +293,7 @@ impl Covering {
         self.axes.get(axis).map_or(0, |axis| axis.count)
     }
 
-    /// Whether blocks with this index along `axis` are touched.
+    /// Returns true if blocks with this index along `axis` are touched.
     pub fn touches(&self, axis: usize, index: u64) -> bool {
         self.axes.get(axis).is_some_and(|axis| axis.touches(index))
     }

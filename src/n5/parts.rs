@@ -169,7 +169,7 @@ impl RawParts {
         self.last().map_or(1, |last| last.extent().div_ceil(self.rows.max(1)))
     }
 
-    /// What all reads cost, in bytes: their length, but not less than the time of a read is worth.
+    /// Cost of all reads in bytes: their length, but at least 64 KiB for each.
     pub fn cost_bytes(&self) -> u64 {
         let bytes = self.last().map_or(self.width, |last| last.extent().saturating_mul(last.stride));
         let each = bytes.max(self.chunks().saturating_mul(GAP_BYTES));

@@ -105,8 +105,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         keep: Filter,
     ) -> Result<Option<Listing>, StoreError>;
 
-    /// Whether [`Self::list`] costs no more than a few reads of blocks: then it is asked which blocks there are, before many are
-    /// looked for one by one.
+    /// Returns true if [`Self::list`] costs no more than a few reads of blocks. Then directories are listed to count the blocks
+    /// of large slices; otherwise all blocks count as existing.
     fn lists_cheaply(&self) -> bool {
         false
     }

@@ -70,11 +70,11 @@ pub trait Form: fmt::Debug + Send + Sync {
 /// A header, and then each element in the order of memory.
 #[derive(Debug, Clone, Default)]
 pub struct Plain {
-    /// What comes before the elements.
+    /// The bytes before the elements.
     pub header: Bytes,
     /// The type that they are converted to, where that is another one.
     pub data_type: Option<DataType>,
-    /// Whether they are big-endian.
+    /// The elements are big-endian.
     pub big_endian: bool,
 }
 
@@ -279,7 +279,7 @@ impl Chunk {
         let width = self.dataset.attributes.data_type().size_bytes().unwrap_or(1);
         let extra_bytes = self.form.extra_bytes(self.region.shape(), width);
         let slice = container.plan_slice(&self.dataset, self.region.clone()).ok();
-        // What can be sent while it is read leaves memory to others: its client may be slow.
+        // A chunk that can be streamed leaves memory to others, because its client may be slow.
         let is_plain = self.form.plain(self.region.shape()).is_some();
         let most = if is_plain { container.most_held_bytes() } else { budget };
         let is_held = |slice: &Slice| slice.held_bytes().saturating_add(extra_bytes) <= most;

@@ -47,7 +47,7 @@ impl Pieces {
         Ok((slice, from.saturating_sub(first.saturating_mul(sample_bytes))))
     }
 
-    /// What turns converted elements into those of the chunk, where they are others; in place.
+    /// Turns converted elements into those of the chunk in place; `None` if they are the same.
     pub fn finish(&self, plain: &Plain) -> Option<Finish> {
         let data_type = plain.data_type.as_ref().unwrap_or(self.chunk.dataset.attributes.data_type());
         let width = data_type.size_bytes().filter(|width| plain.big_endian && *width > 1)?;

@@ -133,11 +133,11 @@ fn a_slice_of_20_gib_of_an_almost_empty_dataset_is_streamed_within_the_memory_bo
             while left > 0 {
                 let piece = connection.read(left.min(1 << 20));
                 left -= piece.len() as u64;
-                sevens += piece.iter().filter(|byte| **byte == 7).count();
+                sevens += piece.split(|byte| *byte == 7).count() - 1;
             }
             match query {
                 // Ten planes of three blocks.
-                "" if !is_whole => assert_eq!(sevens, 3 * 10 << 14),
+                "" if !is_whole => assert_eq!(sevens, (3 * 10) << 14),
                 "" => assert_eq!(sevens, 5 << 21),
                 _ => {}
             }

@@ -275,7 +275,7 @@ fn a_client_that_reads_nothing_keeps_no_other_from_any_route() {
         }
         // As many as get their answer have it; the others wait for those.
         let heads: Vec<_> = slow.iter_mut().take(2).filter_map(Connection::head).collect();
-        assert!(heads.iter().any(|head| head.status == 200), "{kind}: {heads:?}");
+        assert_eq!(heads.len(), 2, "{kind}");
         for path in [
             "/slice/v?start=7,7&size=300,300",
             "/slice/v?start=0,9000&size=4096,4096",
@@ -314,5 +314,31 @@ fn a_client_that_is_alone_gets_all_that_it_asks_for_at_once() {
             .collect();
         let statuses: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
         assert!(statuses.iter().all(|status| *status == Some(200)), "{kind}: {statuses:?}");
+    }
+}
+
+#[test]
+fn large_objects_that_one_client_does_not_read_keep_no_other_from_stored_blocks() {
+    let n5 = N5::new();
+    n5.dataset("v", &[4, 4], &[4, 4], "raw");
+    n5.file("v/0/0", vec![1; 17 << 20]);
+    for number in 1..32 {
+        n5.file(&format!("v/0/{number}"), vec![2; 1 << 20]);
+    }
+    let budgets = "cache.stored = \"8MiB\"\nlimits.transfer_budget = \"4MiB\"\nlimits.budget_wait = \"3s\"";
+    let program = Program::start(&served(&n5, budgets));
+    // By the general way, which caches.
+    let stored = |number: u64| program.connect_from("127.0.0.3").get(&format!("/v/0/{number}?x=1"), "").unwrap();
+    for number in 1..16 {
+        assert_eq!(stored(number).status, 200);
+    }
+    let mut slow: Vec<_> = (0..40).map(|_| program.connect_from("127.0.0.2")).collect();
+    for connection in &mut slow {
+        connection.ask("/v/0/0");
+    }
+    assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"transfer\"}") > Some(f64::from(11 << 20))));
+    for number in 16..32 {
+        let reply = stored(number);
+        assert_eq!((reply.status, reply.length()), (200, 1 << 20), "{number}: {reply:.300?}");
     }
 }
