@@ -16,7 +16,7 @@ use rustix::process::{getpriority_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::fair::{Client, Cost, Share, Shares};
+use crate::fair::{Client, Cost, Most, Share, Shares};
 use crate::{metrics, trace};
 
 /// Runs CPU-bound jobs. Cheap to clone; clones share the lanes.
@@ -279,7 +279,7 @@ impl Lane {
     fn new(cores: usize, length: Length) -> Self {
         let threads = Threads::start(cores, length, KEPT).ok();
         let spare_threads = Threads::start(cores.saturating_mul(1 + PAUSED_PER_CORE), length, SPARE_KEPT).ok();
-        Self { shares: Shares::new(cores, cores, Cost::Time), threads, spare_threads, paused: Arc::default() }
+        Self { shares: Shares::new(cores, Most::ANY, Cost::Time), threads, spare_threads, paused: Arc::default() }
     }
 
     /// Those for a job that has got a core.

@@ -2,16 +2,20 @@
 //! line that has had the least. One that wants much, or keeps it long, delays others by one share, not by all of its own.
 
 mod joint;
+mod line;
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
 
 pub use joint::{Joined, Joints, Keeper, hold, keeper, leading};
+pub use line::Most;
+
+use line::{Line, Place};
 
 tokio::task_local! {
     static CLIENT: Client;
@@ -59,32 +63,13 @@ struct State {
     all: usize,
     free: usize,
     cost: Cost,
-    /// Most units of one client, unless it gets them in one share. The server's own are not bounded.
-    most: usize,
+    /// Most units of one client, unless it gets them in one share: as long as no other client has or wants any, and then. The
+    /// server's own are not bounded.
+    most: Most,
     /// What the line had spent that was last given a share. Those that come begin there: nobody saves up.
     clock: u64,
     /// Those in which somebody waits and, where that counts, those that have something.
     lines: Vec<Line>,
-}
-
-#[derive(Debug)]
-struct Line {
-    party: Party,
-    /// Units, or nanoseconds.
-    spent: u64,
-    held: usize,
-    waiting: VecDeque<Place>,
-}
-
-/// Of one that waits.
-#[derive(Debug)]
-struct Place {
-    units: usize,
-    /// As many are left free for others.
-    beside: usize,
-    /// Of a stream: held by those parts of it that are on their way.
-    stream: Option<Weak<()>>,
-    sender: oneshot::Sender<Share>,
 }
 
 /// Some units; given back when dropped.
@@ -93,12 +78,13 @@ pub struct Share {
     shares: Shares,
     party: Party,
     units: usize,
+    is_counted_only: bool,
     since: Instant,
 }
 
 impl Shares {
     /// So many units, of which one client has at most `most`, or one share that is larger.
-    pub fn new(units: usize, most: usize, cost: Cost) -> Self {
+    pub fn new(units: usize, most: Most, cost: Cost) -> Self {
         Self(Arc::new(Mutex::new(State { all: units, free: units, cost, most, clock: 0, lines: Vec::new() })))
     }
 
@@ -117,10 +103,10 @@ impl Shares {
         let (party, units) = (share.party, share.units);
         drop(share);
         let (sender, receiver) = oneshot::channel();
-        self.state().line(party).waiting.push_front(Place { units, beside: 0, stream: None, sender });
+        self.state().line(party).waiting.push_front(Place { units, beside: 0, stream: None, is_counted_only: false, sender });
         self.hand_out();
         // A sender goes with a share.
-        receiver.blocking_recv().unwrap_or_else(|_| self.share(party, 0))
+        receiver.blocking_recv().unwrap_or_else(|_| self.share(party, 0, false))
     }
 
     /// Units that nobody has.
@@ -141,8 +127,26 @@ impl Shares {
         if !is_first || units > state.free || state.is_too_much(party, units) {
             return None;
         }
-        state.give(party, units);
-        Some(self.share(party, units))
+        state.give(party, units, units);
+        Some(self.share(party, units, false))
+    }
+
+    /// Counts units that are lent out already, to the server or to anybody, as the client's own; `None` where it has too much.
+    pub fn try_count(&self, party: Party, units: usize) -> Option<Share> {
+        let mut state = self.state();
+        if state.is_too_much(party, units) {
+            return None;
+        }
+        state.give(party, units, 0);
+        Some(self.share(party, units, true))
+    }
+
+    /// As [`Self::try_count`], when the client has given back enough.
+    pub async fn count(&self, party: Party, units: usize) -> Share {
+        if let Some(share) = self.try_count(party, units) {
+            return share;
+        }
+        self.wait(party, |sender| Place { units, beside: 0, stream: None, is_counted_only: true, sender }).await
     }
 
     /// Waits for `party`'s turn to have as many units. Dropping the future gives it up.
@@ -150,15 +154,16 @@ impl Shares {
         if let Some(share) = self.try_take(party, units) {
             return share;
         }
+        let place = |sender| Place { units, beside: 0, stream: None, is_counted_only: false, sender };
         let Some(mut clients) = joint::clients() else {
-            return self.wait(party, units, 0, None).await;
+            return self.wait(party, place).await;
         };
-        let (mut places, mut known) = (FuturesUnordered::from_iter([self.wait(party, units, 0, None)]), vec![party.0]);
+        let (mut places, mut known) = (FuturesUnordered::from_iter([self.wait(party, place)]), vec![party.0]);
         loop {
             for client in &*clients.borrow_and_update() {
                 if !known.contains(client) {
                     known.push(*client);
-                    places.push(self.wait((*client, party.1), units, 0, None));
+                    places.push(self.wait((*client, party.1), place));
                 }
             }
             tokio::select! {
@@ -173,20 +178,21 @@ impl Shares {
     /// of which earlier parts are on their way, which hold `stream`, also lets other streams go first: it waits for its own
     /// client.
     pub async fn take_for_stream(&self, party: Party, units: usize, beside: usize, stream: &Arc<()>) -> Share {
-        self.wait(party, units, beside, Some(Arc::downgrade(stream))).await
+        let stream = Some(Arc::downgrade(stream));
+        self.wait(party, |sender| Place { units, beside, stream, is_counted_only: false, sender }).await
     }
 
-    async fn wait(&self, party: Party, units: usize, beside: usize, stream: Option<Weak<()>>) -> Share {
+    async fn wait(&self, party: Party, place: impl FnOnce(oneshot::Sender<Share>) -> Place) -> Share {
         let (sender, receiver) = oneshot::channel();
-        self.state().line(party).waiting.push_back(Place { units, beside, stream, sender });
+        self.state().line(party).waiting.push_back(place(sender));
         let mut waiting = Waiting { shares: self, party, receiver };
         self.hand_out();
         // A sender goes with a share, or when its place was given up.
-        (&mut waiting.receiver).await.unwrap_or_else(|_| self.share(party, 0))
+        (&mut waiting.receiver).await.unwrap_or_else(|_| self.share(party, 0, true))
     }
 
-    fn share(&self, party: Party, units: usize) -> Share {
-        Share { shares: self.clone(), party, units, since: Instant::now() }
+    fn share(&self, party: Party, units: usize, is_counted_only: bool) -> Share {
+        Share { shares: self.clone(), party, units, is_counted_only, since: Instant::now() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -198,8 +204,9 @@ impl Shares {
         loop {
             let Some((party, place)) = self.state().next() else { return };
             // Whoever gets a share may give it up in this moment, which takes the lock.
-            if let Err(mut share) = place.sender.send(self.share(party, place.units)) {
-                self.state().take_back(party, std::mem::take(&mut share.units), None);
+            let (units, is_counted_only) = (place.units, place.is_counted_only);
+            if let Err(mut share) = place.sender.send(self.share(party, units, is_counted_only)) {
+                self.state().take_back(party, std::mem::take(&mut share.units), is_counted_only, None);
             }
         }
     }
@@ -208,7 +215,7 @@ impl Shares {
 impl State {
     /// Whether lines are kept for what they hold.
     fn is_counted(&self) -> bool {
-        self.cost == Cost::Time || self.most < self.all
+        self.cost == Cost::Time || self.most.among_others < self.all
     }
 
     fn line(&mut self, party: Party) -> &mut Line {
@@ -221,11 +228,19 @@ impl State {
 
     /// Whether `party`'s client has too many units to get so many more.
     fn is_too_much(&self, (client, _): Party, units: usize) -> bool {
-        if self.most >= self.all || client == Client::default() {
+        if self.most.among_others >= self.all || client == Client::default() {
             return false;
         }
-        let held: usize = self.lines.iter().filter(|line| line.party.0 == client).map(|line| line.held).sum();
-        held > 0 && held.saturating_add(units) > self.most
+        let (mut held, mut are_others) = (0usize, false);
+        for line in &self.lines {
+            if line.party.0 == client {
+                held = held.saturating_add(line.held);
+            } else if line.party.0 != Client::default() {
+                are_others |= line.held > 0 || !line.waiting.is_empty();
+            }
+        }
+        let most = if are_others { self.most.among_others } else { self.most.alone };
+        held > 0 && held.saturating_add(units) > most
     }
 
     /// The place whose turn it is, where there is enough for it; it is given its units.
@@ -243,9 +258,9 @@ impl State {
                     break;
                 }
                 let (units, is_too_much) = (place.units, self.is_too_much(party, place.units));
-                if !is_too_much && units <= self.free.saturating_sub(place.beside) {
+                if !is_too_much && place.needed() <= self.free {
                     let place = self.line(party).waiting.remove(at)?;
-                    self.give(party, units);
+                    self.give(party, units, if place.is_counted_only { 0 } else { units });
                     return Some((party, place));
                 }
                 match &place.stream {
@@ -260,8 +275,9 @@ impl State {
         }
     }
 
-    fn give(&mut self, party: Party, units: usize) {
-        self.free -= units;
+    /// `taken` of the units were free.
+    fn give(&mut self, party: Party, units: usize, taken: usize) {
+        self.free -= taken;
         let (is_counted, cost) = (self.is_counted(), self.cost);
         let is_known = self.lines.iter().any(|line| line.party == party);
         if is_known || is_counted {
@@ -278,8 +294,8 @@ impl State {
     }
 
     /// `time`: for how long it was kept; `None` where nobody had it.
-    fn take_back(&mut self, party: Party, units: usize, time: Option<Duration>) {
-        self.free += units;
+    fn take_back(&mut self, party: Party, units: usize, is_counted_only: bool, time: Option<Duration>) {
+        self.free += if is_counted_only { 0 } else { units };
         let (is_counted, cost) = (self.is_counted(), self.cost);
         let Some(line) = self.lines.iter_mut().find(|line| line.party == party) else { return };
         if is_counted {
@@ -311,7 +327,22 @@ impl Share {
     pub fn split(&mut self, units: usize) -> Self {
         let units = units.min(self.units);
         self.units -= units;
-        Self { shares: self.shares.clone(), party: self.party, units, since: self.since }
+        let (party, is_counted_only) = (self.party, self.is_counted_only);
+        Self { shares: self.shares.clone(), party, units, is_counted_only, since: self.since }
+    }
+
+    /// From now on it is the server's own: no client is kept from having more because of it.
+    pub fn disown(&mut self) {
+        let own = (Client::default(), self.party.1);
+        let mut state = self.shares.state();
+        if state.is_counted() && self.party != own {
+            let line = state.line(self.party);
+            line.held = line.held.saturating_sub(self.units);
+            state.line(own).held += self.units;
+        }
+        drop(state);
+        self.party = own;
+        self.shares.hand_out();
     }
 
     /// Makes one of two of the same [`Shares`].
@@ -331,7 +362,7 @@ impl Share {
     fn end(&mut self, time: impl FnOnce(Instant) -> Duration) {
         let units = std::mem::take(&mut self.units);
         if units > 0 {
-            self.shares.state().take_back(self.party, units, Some(time(self.since)));
+            self.shares.state().take_back(self.party, units, self.is_counted_only, Some(time(self.since)));
             self.shares.hand_out();
         }
     }
@@ -374,6 +405,10 @@ mod tests {
 
     use super::*;
 
+    fn most(units: usize) -> Most {
+        Most { alone: units, among_others: units }
+    }
+
     fn party(client: u64) -> Party {
         (Client::new(client), 0)
     }
@@ -409,10 +444,10 @@ mod tests {
     #[test]
     fn a_client_with_much_to_do_delays_others_by_one_turn() {
         let clients = [1, 1, 1, 1, 1, 2, 2, 3];
-        let shares = Shares::new(1, 1, Cost::Time);
+        let shares = Shares::new(1, most(1), Cost::Time);
         assert_eq!(order(&shares, &clients, |_| 7), [1, 2, 3, 1, 2, 1, 1, 1]);
         assert!(!shares.is_wanted() && is_as_new(&shares));
-        let shares = Shares::new(1, 1, Cost::Units);
+        let shares = Shares::new(1, most(1), Cost::Units);
         assert_eq!(order(&shares, &clients, |_| 7), [1, 1, 2, 3, 1, 2, 1, 1]);
         assert!(!shares.is_wanted() && is_as_new(&shares));
     }
@@ -421,13 +456,13 @@ mod tests {
     fn a_client_with_long_jobs_has_as_much_time_as_others_not_as_many_turns() {
         let cost = |client| if client == 1 { 40 } else { 10 };
         let clients = [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2];
-        let shares = Shares::new(1, 1, Cost::Time);
+        let shares = Shares::new(1, most(1), Cost::Time);
         assert_eq!(order(&shares, &clients, cost), [1, 2, 2, 2, 2, 1, 2, 2, 2, 2, 1, 2, 1]);
     }
 
     #[test]
     fn who_comes_late_has_saved_nothing_up() {
-        let shares = Shares::new(1, 1, Cost::Time);
+        let shares = Shares::new(1, most(1), Cost::Time);
         let mut first = shares.take(party(1), 1).now_or_never().unwrap();
         let _others = [wait(&shares, 1, 1), wait(&shares, 1, 1)];
         first.end(|_| Duration::from_secs(1000));
@@ -438,7 +473,7 @@ mod tests {
 
     #[test]
     fn who_gives_up_leaves_nothing_and_loses_no_unit() {
-        let shares = Shares::new(2, 2, Cost::Time);
+        let shares = Shares::new(2, most(2), Cost::Time);
         let running = [1, 1].map(|client| shares.take(party(client), 1).now_or_never().unwrap());
         let (before, after) = (wait(&shares, 3, 2), wait(&shares, 2, 1));
         drop(before);
@@ -453,7 +488,7 @@ mod tests {
 
     #[test]
     fn who_wants_much_gets_it_and_who_gives_up_holds_up_nobody() {
-        let shares = Shares::new(4, 4, Cost::Units);
+        let shares = Shares::new(4, most(4), Cost::Units);
         let mut held = shares.take(party(1), 4).now_or_never().unwrap();
         let (mut large, mut small) = (wait(&shares, 2, 3), wait(&shares, 3, 1));
         drop(held.split(2));
@@ -470,7 +505,7 @@ mod tests {
 
     #[test]
     fn one_client_never_holds_all_but_in_one_piece() {
-        let shares = Shares::new(8, 6, Cost::Units);
+        let shares = Shares::new(8, most(6), Cost::Units);
         let first = shares.take(party(1), 4).now_or_never().unwrap();
         let mut second = wait(&shares, 1, 4);
         let mut third = wait(&shares, 1, 1);
@@ -486,8 +521,35 @@ mod tests {
     }
 
     #[test]
+    fn a_client_has_less_when_others_come_and_what_it_counts_takes_nothing() {
+        let shares = Shares::new(16, Most { alone: 12, among_others: 8 }, Cost::Units);
+        let mut held: Vec<Share> = (0..12).map(|_| shares.try_take(party(1), 1).unwrap()).collect();
+        assert!(shares.try_take(party(1), 1).is_none() && shares.try_count(party(1), 1).is_none());
+        let other = shares.try_take(party(2), 1).expect("the rest is for others");
+        let mut more = wait(&shares, 1, 1);
+        held.truncate(8);
+        assert!((&mut more).now_or_never().is_none(), "others are there");
+        held.truncate(7);
+        drop((&mut more).now_or_never().unwrap());
+        held.clear();
+        // What is cached is counted as long as it is sent, and is nobody's memory.
+        let mut cached = shares.try_take(party(1), 8).unwrap();
+        assert!(shares.try_take(party(1), 1).is_none());
+        cached.disown();
+        let sent = shares.try_count(party(1), 8).unwrap();
+        assert!(shares.try_take(party(1), 1).is_none());
+        let mut waits = shares.count(party(1), 1).boxed();
+        assert!((&mut waits).now_or_never().is_none());
+        assert_eq!(shares.free(), 7);
+        drop(sent);
+        drop((&mut waits).now_or_never().unwrap());
+        drop((cached, other, more, waits));
+        assert!(is_as_new(&shares));
+    }
+
+    #[test]
     fn a_stream_that_begins_passes_one_of_its_client_that_waits_for_itself() {
-        let shares = Shares::new(8, 8, Cost::Units);
+        let shares = Shares::new(8, most(8), Cost::Units);
         let [first, second, third] = [(); 3].map(|()| Arc::new(()));
         let stream = |units, pieces| shares.take_for_stream((Client::new(1), 1), units, 2, pieces).boxed();
         let held = stream(5, &first).now_or_never().unwrap();
@@ -506,7 +568,7 @@ mod tests {
 
     #[test]
     fn streams_take_turns_leave_some_to_others_and_let_others_go_first_while_they_are_sent() {
-        let shares = Shares::new(8, 8, Cost::Units);
+        let shares = Shares::new(8, most(8), Cost::Units);
         let [first, second, third, fourth] = [(); 4].map(|()| Arc::new(()));
         let stream = |client, units, pieces| shares.take_for_stream((Client::new(client), 1), units, 2, pieces).boxed();
         let mut held = stream(1, 6, &first).now_or_never().unwrap();

@@ -28,7 +28,7 @@ use x509_cert::der::Decode;
 
 use super::metered::Metered;
 use crate::config;
-use crate::fair::{Client, Cost, Share, Shares};
+use crate::fair::{Client, Cost, Most, Share, Shares};
 use crate::http;
 use crate::metrics::{self, Handshake};
 use crate::watched::Watched;
@@ -68,7 +68,7 @@ struct Handshakes {
 impl Handshakes {
     fn new() -> Self {
         let most = config::Tls::HANDSHAKES;
-        Self { places: Shares::new(most, most, Cost::Units), hashing: RandomState::new() }
+        Self { places: Shares::new(most, Most::ANY, Cost::Units), hashing: RandomState::new() }
     }
 
     async fn begin(&self, peer: IpAddr) -> Share {

@@ -237,6 +237,7 @@ impl Work {
         bench.file = file.map(Vec::from).unwrap_or_default();
         let block = block.ok()?;
         decoding.shrink(block.data.len() as u64);
+        let decoding = decoding.of_cache();
         times.decode += started.elapsed();
         decoded(attributes.compression().label(), started.elapsed());
         let data =

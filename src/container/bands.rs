@@ -1,5 +1,8 @@
 //! How a slice leaves: whole, in bands, or not at all. Arithmetic only.
 
+use std::cmp::Ordering;
+
+use super::cost::{Cost, Counted};
 use crate::n5::{BlockGrid, Coords, Region};
 
 /// Bands of thin layers are joined up to this many bytes.
@@ -21,9 +24,6 @@ const FREE_PARTS: u64 = 32;
 /// fast it is; and two bands may not have been taken yet.
 const PROOF_BYTES: u64 = 24 << 20;
 
-/// What touching a block costs at least, as if this many bytes were decoded: looking it up.
-const BLOCK_COST_BYTES: u128 = 4 << 10;
-
 /// Bounds that decide.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
@@ -31,12 +31,16 @@ pub(super) struct Bounds {
     pub(super) slice_bytes: u64,
     /// Most bytes assembled at once.
     pub(super) budget_bytes: u64,
+    /// Most bytes of an answer that is not sent in bands.
+    pub(super) whole_bytes: u64,
     /// Bytes that a whole answer takes besides its elements, where it can leave in bands instead.
     pub(super) extra_bytes: u64,
     /// Most bytes of a band, so that a stream leaves some of the budget to others.
     pub(super) band_bytes: u64,
     /// How many times the bytes of an answer may be decoded for it.
     pub(super) decode_factor: u64,
+    /// An answer leaves in bands also where it fits the budget.
+    pub(super) is_banded: bool,
 }
 
 /// Bytes of an element at the stages of an answer.
@@ -59,7 +63,7 @@ impl Widths {
     }
 }
 
-/// Why a slice is refused before anything is read, with the shape of a piece that is not.
+/// Why a slice is refused before anything is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     /// The answer is too large.
@@ -68,8 +72,6 @@ pub enum Refusal {
         bytes: Option<u64>,
         /// The limit.
         limit_bytes: u64,
-        /// Shape of a piece that is cheap, in samples.
-        piece: Coords,
     },
     /// Far more would have to be decoded than returned.
     TooCostly {
@@ -79,8 +81,8 @@ pub enum Refusal {
         bytes: u64,
         /// Bytes that may be decoded for it.
         limit_bytes: u128,
-        /// Shape of a piece that is cheap, in samples.
-        piece: Coords,
+        /// How many blocks may exist for the slice to be accepted, if each of them is as large as `blockSize` allows.
+        affordable_blocks: u128,
     },
 }
 
@@ -116,48 +118,37 @@ pub(super) fn plan(
     grid: &BlockGrid,
     widths: Widths,
     bounds: Bounds,
+    counted: Counted,
 ) -> Result<(u64, Option<Bands>), Refusal> {
     let limit_bytes = bounds.slice_bytes;
     let bytes = region.elements().and_then(|elements| elements.checked_mul(widths.sent));
     let Some(bytes) = bytes.filter(|bytes| *bytes <= limit_bytes) else {
-        return Err(Refusal::TooLarge { bytes, limit_bytes, piece: piece(region, grid, widths, bounds) });
+        return Err(Refusal::TooLarge { bytes, limit_bytes });
     };
     let held_bytes = region.elements().unwrap_or(u64::MAX).saturating_mul(widths.held);
-    let bands = if held_bytes.saturating_add(bounds.extra_bytes) > bounds.budget_bytes {
+    let bands = if bounds.is_banded || held_bytes.saturating_add(bounds.extra_bytes) > bounds.whole_bytes {
         // `None`: not even one element fits.
-        match Bands::new(region, grid, widths, bounds.band_bytes, OPENING_BYTES) {
-            Some(bands) => Some(bands),
-            None => {
-                return Err(Refusal::TooLarge {
-                    bytes: Some(bytes),
-                    limit_bytes,
-                    piece: piece(region, grid, widths, bounds),
-                });
-            }
-        }
+        let bands = Bands::new(region, grid, widths, bounds.band_bytes, OPENING_BYTES);
+        Some(bands.ok_or(Refusal::TooLarge { bytes: Some(bytes), limit_bytes })?)
     } else {
         None
     };
-    let times = bands.as_ref().map_or(1, |bands| bands.decodes_per_block(grid));
-    let (decoded_bytes, limit_bytes) = cost(region, grid, widths.stored, bytes, times, bounds);
-    if decoded_bytes > limit_bytes {
-        let piece = piece(region, grid, widths, bounds);
-        return Err(Refusal::TooCostly { decoded_bytes, bytes, limit_bytes, piece });
-    }
-    let times = limit_bytes.saturating_mul(u128::from(times)) / decoded_bytes.max(1);
-    let times = u64::try_from(times).unwrap_or(u64::MAX).min(bounds.decode_factor);
-    Ok((bytes, bands.map(|bands| bands.decoding_at_most(times, grid))))
-}
-
-/// Bytes that are decoded for an answer when the cache keeps no block and each is decoded so many times, and how many may be.
-fn cost(region: &Region, grid: &BlockGrid, width: u64, bytes: u64, times: u64, bounds: Bounds) -> (u128, u128) {
-    let block = grid.block_size().iter().zip(grid.dimensions()).map(|(b, d)| u128::from(*b.min(d)));
-    let block_bytes = block.fold(u128::from(width), u128::saturating_mul).max(BLOCK_COST_BYTES);
-    let decoded = grid.covering(region).total().saturating_mul(block_bytes).saturating_mul(u128::from(times));
+    let cost = Cost::new(region, grid, widths.stored, bands.as_ref(), counted);
     let factor = u128::from(bounds.decode_factor.max(1));
-    let allowed = factor.saturating_mul(u128::from(bytes.max(bounds.budget_bytes)));
-    // Where bands cut layers of blocks, each block may be decoded so many times and no more.
-    if u128::from(times) > factor { (decoded.max(allowed + 1), allowed) } else { (decoded, allowed) }
+    let limit_bytes = factor.saturating_mul(u128::from(bytes.max(bounds.budget_bytes)));
+    let decoded_bytes = cost.total_bytes();
+    // Where bands cut layers of blocks that may all exist, each block may be decoded so many times and no more.
+    let is_dense = counted.existing.is_none() && !counted.in_parts;
+    let is_too_often = is_dense && u128::from(cost.times) > factor;
+    if decoded_bytes > limit_bytes || is_too_often {
+        let decoded_bytes = decoded_bytes.max(if is_too_often { limit_bytes.saturating_add(1) } else { 0 });
+        let affordable_blocks = cost.affordable_blocks(limit_bytes);
+        return Err(Refusal::TooCostly { decoded_bytes, bytes, limit_bytes, affordable_blocks });
+    }
+    let times = limit_bytes.saturating_mul(u128::from(cost.times)) / decoded_bytes.max(1);
+    let most = if is_dense { bounds.decode_factor } else { u64::MAX };
+    let times = u64::try_from(times).unwrap_or(u64::MAX).min(most);
+    Ok((bytes, bands.map(|bands| bands.decoding_at_most(times, grid))))
 }
 
 impl Bands {
@@ -192,9 +183,18 @@ impl Bands {
     }
 
     /// How often a block is decoded at most, when the cache keeps none and bands are as large as they may be.
-    fn decodes_per_block(&self, grid: &BlockGrid) -> u64 {
+    pub(super) fn decodes_per_block(&self, grid: &BlockGrid) -> u64 {
         let planes = (self.budget_bytes / self.plane_bytes.max(1)).max(1);
         self.decodes_by_slower_axes(grid).saturating_mul(self.samples(self.axis, grid).div_ceil(planes))
+    }
+
+    /// Samples along `axis` of those `all` in a block that one band takes, at most.
+    pub(super) fn samples_at_once(&self, axis: usize, all: u64) -> u64 {
+        match axis.cmp(&self.axis) {
+            Ordering::Less => all,
+            Ordering::Equal => all.min((self.budget_bytes / self.plane_bytes.max(1)).max(1)),
+            Ordering::Greater => 1,
+        }
     }
 
     fn decodes_by_slower_axes(&self, grid: &BlockGrid) -> u64 {
@@ -212,6 +212,11 @@ impl Bands {
         let parts = times / self.decodes_by_slower_axes(grid);
         let parts = parts.saturating_sub(self.opening.len() as u64).max(1);
         Self { least_depth: self.samples(self.axis, grid).div_ceil(parts), ..self }
+    }
+
+    /// Returns true if the whole region has been taken.
+    pub(super) fn are_done(&self) -> bool {
+        self.opening.is_empty() && (self.done || self.region.elements() == Some(0))
     }
 
     /// The client takes bands as they come: the next may be larger. `free_bytes` of the budget are free.
@@ -345,33 +350,28 @@ fn opening(region: &Region, grid: &BlockGrid, width: u64, cut: usize, opening_by
     parts
 }
 
-/// Shape of a part of `region`, in samples, that is accepted: whole blocks along slow axes, cut down from the
-/// slowest on until it fits the budget and little is decoded in vain.
-fn piece(region: &Region, grid: &BlockGrid, widths: Widths, bounds: Bounds) -> Coords {
-    let budget = u128::from(bounds.budget_bytes.min(bounds.slice_bytes));
+/// Shape of a part of `region`, in samples, that is `accepted`: whole blocks along slow axes, halved from the slowest axis on
+/// until it is. `None` where no part is.
+pub(super) fn piece(region: &Region, grid: &BlockGrid, accepted: impl Fn(&Region) -> bool) -> Option<Coords> {
     let mut piece = region.shape().clone();
-    let bytes = |shape: &Coords| shape.iter().fold(u128::from(widths.held), |n, x| n.saturating_mul(u128::from(*x)));
-    let accepted = |shape: &Coords| {
-        let size = bytes(shape);
+    let is_accepted = |shape: &Coords| {
         let part = Region::new(region.start().clone(), shape.clone(), region.step().clone());
-        size <= budget
-            && part.is_ok_and(|part| {
-                let (decoded, allowed) =
-                    cost(&part, grid, widths.stored, u64::try_from(size).unwrap_or(u64::MAX), 1, bounds);
-                decoded <= allowed
-            })
+        part.is_ok_and(|part| accepted(&part))
     };
     // First down to whole blocks along every axis, the slowest first; then below.
     for whole_blocks in [true, false] {
         for axis in (0..region.rank()).rev() {
             let least = if whole_blocks { grid.block_size()[axis].div_ceil(region.step()[axis]).max(1) } else { 1 };
-            while piece[axis] > least && !accepted(&piece) {
+            while piece[axis] > least {
+                if is_accepted(&piece) {
+                    return Some(piece);
+                }
                 let half = (piece[axis] / 2).div_ceil(least).saturating_mul(least);
                 piece[axis] = half.clamp(least, piece[axis] - 1);
             }
         }
     }
-    piece
+    is_accepted(&piece).then_some(piece)
 }
 
 #[cfg(test)]
@@ -379,10 +379,37 @@ mod tests {
     use proptest::prelude::*;
     use smallvec::smallvec;
 
+    use super::super::cost::{BLOCK_COST_BYTES, most_touched};
     use super::*;
 
+    fn plan(
+        region: &Region,
+        grid: &BlockGrid,
+        widths: Widths,
+        bounds: Bounds,
+    ) -> Result<(u64, Option<Bands>), Refusal> {
+        super::plan(region, grid, widths, bounds, Counted::default())
+    }
+
+    /// Shape of a piece that is accepted wherever it lies.
+    fn piece(region: &Region, grid: &BlockGrid, widths: Widths, bounds: Bounds) -> Coords {
+        let accepted = |part: &Region| {
+            let counted = Counted { touched: Some(most_touched(part, grid)), ..Counted::default() };
+            super::plan(part, grid, widths, bounds, counted).is_ok()
+        };
+        super::piece(region, grid, accepted).unwrap()
+    }
+
     fn bounds(budget_bytes: u64) -> Bounds {
-        Bounds { slice_bytes: 1 << 40, budget_bytes, extra_bytes: 0, band_bytes: budget_bytes, decode_factor: 16 }
+        Bounds {
+            slice_bytes: 1 << 40,
+            budget_bytes,
+            whole_bytes: budget_bytes,
+            extra_bytes: 0,
+            band_bytes: budget_bytes,
+            decode_factor: 16,
+            is_banded: false,
+        }
     }
 
     /// As large as they become for a client that takes them at once.
@@ -465,10 +492,9 @@ mod tests {
     fn what_must_be_decoded_too_often_is_refused_with_a_piece_that_is_not() {
         let grid = grid(&[1 << 14, 1 << 14, 64, 64], &[64, 64, 64, 64]);
         let region = Region::whole(grid.dimensions());
-        let Err(Refusal::TooCostly { piece, .. }) = plan(&region, &grid, Widths::new(1, None), bounds(128 << 20))
-        else {
-            panic!("accepted");
-        };
+        let refusal = plan(&region, &grid, Widths::new(1, None), bounds(128 << 20));
+        assert!(matches!(refusal, Err(Refusal::TooCostly { .. })));
+        let piece = piece(&region, &grid, Widths::new(1, None), bounds(128 << 20));
         let part = Region::new(smallvec![0, 0, 0, 0], piece, smallvec![1, 1, 1, 1]).unwrap();
         assert!(plan(&part, &grid, Widths::new(1, None), bounds(128 << 20)).is_ok());
     }
@@ -477,11 +503,11 @@ mod tests {
     fn a_terabyte_is_refused_with_a_piece_that_is_not() {
         let grid = grid(&[1 << 14, 1 << 14, 1 << 13], &[64, 64, 64]);
         let tight = Bounds { slice_bytes: 1 << 36, ..bounds(128 << 20) };
-        let Err(Refusal::TooLarge { bytes, piece, .. }) =
-            plan(&Region::whole(grid.dimensions()), &grid, Widths::new(1, None), tight)
-        else {
+        let whole = Region::whole(grid.dimensions());
+        let Err(Refusal::TooLarge { bytes, .. }) = plan(&whole, &grid, Widths::new(1, None), tight) else {
             panic!("accepted");
         };
+        let piece = piece(&whole, &grid, Widths::new(1, None), tight);
         assert_eq!(bytes, Some(1 << 41));
         let part = Region::new(smallvec![0, 0, 0], piece.clone(), smallvec![1, 1, 1]).unwrap();
         assert!(plan(&part, &grid, Widths::new(1, None), tight).is_ok(), "{piece:?}");
@@ -508,13 +534,50 @@ mod tests {
         for (shape, step) in [([1, 8192, 8192], [1, 1, 1]), ([128, 128, 128], [64, 64, 64])] {
             let (shape, step) = (Coords::from_slice(&shape), Coords::from_slice(&step));
             let region = Region::new(smallvec![0, 0, 0], shape, step.clone()).unwrap();
-            let Err(Refusal::TooCostly { piece, .. }) = plan(&region, &grid, Widths::new(1, None), bounds(16 << 20))
-            else {
-                panic!("accepted");
-            };
+            let refusal = plan(&region, &grid, Widths::new(1, None), bounds(16 << 20));
+            assert!(matches!(refusal, Err(Refusal::TooCostly { .. })));
+            let piece = piece(&region, &grid, Widths::new(1, None), bounds(16 << 20));
             let part = Region::new(smallvec![0, 0, 0], piece.clone(), step).unwrap();
             assert!(plan(&part, &grid, Widths::new(1, None), bounds(16 << 20)).is_ok(), "{piece:?}");
         }
+    }
+
+    #[test]
+    fn blocks_that_do_not_exist_are_not_counted_as_decoded() {
+        let grid = grid(&[4096, 4096, 1280], &[128, 128, 128]);
+        let whole = Region::whole(grid.dimensions());
+        let plan = |existing| {
+            let counted = Counted { existing, ..Counted::default() };
+            super::plan(
+                &whole,
+                &grid,
+                Widths::new(1, None),
+                Bounds { band_bytes: 96 << 20, ..bounds(128 << 20) },
+                counted,
+            )
+        };
+        let Err(Refusal::TooCostly { affordable_blocks, .. }) = plan(None) else { panic!("accepted") };
+        assert!(affordable_blocks > 5000 && affordable_blocks < 10_240, "{affordable_blocks}");
+        for existing in [0, 5, affordable_blocks] {
+            assert!(plan(Some(existing)).is_ok());
+        }
+        assert!(plan(Some(affordable_blocks + 1)).is_err());
+        // Bands of a client that reads slowly are small.
+        assert!(plan(Some(5)).unwrap().1.unwrap().nth(3).unwrap().elements().unwrap() <= 16 << 20);
+    }
+
+    #[test]
+    fn uncompressed_blocks_count_as_far_as_they_are_read() {
+        let parts = |region: &Region, grid: &BlockGrid| {
+            let counted = Counted { in_parts: true, ..Counted::default() };
+            super::plan(region, grid, Widths::new(1, None), bounds(16 << 20), counted)
+        };
+        let grid_of_one = grid(&[4096, 4096, 1280], &[4096, 4096, 1280]);
+        assert!(parts(&Region::whole(grid_of_one.dimensions()), &grid_of_one).is_ok());
+        let plane = Region::new(smallvec![0, 0, 9], smallvec![8192, 8192, 1], smallvec![1, 1, 1]).unwrap();
+        let grid = grid(&[8192, 8192, 8192], &[64, 64, 512]);
+        assert!(plan(&plane, &grid, Widths::new(1, None), bounds(16 << 20)).is_err());
+        assert!(parts(&plane, &grid).is_ok());
     }
 
     #[test]
@@ -550,9 +613,14 @@ mod tests {
             // One block may be decoded, whatever the budget.
             let budget = budget + 9 * 9 * 9 * 8 + u64::try_from(BLOCK_COST_BYTES).unwrap();
             let tight = Bounds { slice_bytes: budget, decode_factor: factor, ..bounds(budget) };
-            if let Err(Refusal::TooLarge { piece, .. } | Refusal::TooCostly { piece, .. }) = plan(&region, &grid, Widths::new(8, None), tight) {
-                let part = Region::new(region.start().clone(), piece.clone(), region.step().clone()).unwrap();
-                prop_assert!(plan(&part, &grid, Widths::new(8, None), tight).is_ok(), "{:?}", piece);
+            if plan(&region, &grid, Widths::new(8, None), tight).is_err() {
+                let piece = piece(&region, &grid, Widths::new(8, None), tight);
+                // Wherever it lies: a client asks for one after the other.
+                for at in 0..4 {
+                    let start = axes.iter().zip(&piece).map(|(a, n)| i64::try_from(at * n * a.2).unwrap()).collect();
+                    let part = Region::new(start, piece.clone(), region.step().clone()).unwrap();
+                    prop_assert!(plan(&part, &grid, Widths::new(8, None), tight).is_ok(), "{:?}", piece);
+                }
             }
         }
 

@@ -320,6 +320,7 @@ impl Blocks {
                 Block::decode_with(bytes, &job.attributes, &at, limit, &mut room, Watch::new(&audience.watched(turn)))?;
             let mut decoding = decoding;
             decoding.shrink(block.data.len() as u64);
+            let decoding = decoding.of_cache();
             drop(permit);
             // What the cache of stored objects counts must not live on in this one; and what a file's buffer holds besides
             // these bytes would not go back to the pool.
@@ -389,7 +390,7 @@ impl Blocks {
 
     /// A share of the decode budget. The budget holds the whole cache besides what is in flight, so
     /// waiting is rare; what the cache evicts it frees a little later, and sooner when nudged.
-    async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
-        nudging(&self.cache, self.budget.take_within(bytes, self.wait)).await
+    pub(super) async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
+        nudging(&self.cache, &self.budget, self.budget.take_within(bytes, self.wait)).await
     }
 }

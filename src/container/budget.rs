@@ -9,8 +9,9 @@ use futures_util::FutureExt;
 
 use super::BudgetError;
 use super::hold::{Wait, Waits};
+use super::pinned::{Pinned, Turn};
 use super::pool::Pool;
-use crate::fair::{Client, Cost, Share, Shares};
+use crate::fair::{Client, Cost, Most, Share, Shares};
 use crate::metrics::{self, Shed};
 use crate::n5::{Block, DatasetAttributes, GridPosition, Room};
 use crate::trace;
@@ -27,11 +28,16 @@ const STREAM: u64 = 1;
 pub(super) struct Budget {
     label: metrics::Budget,
     shares: Shares,
+    /// What cached memory counts as each client's, as long as it is sent. Apart from what is taken: a request whose turn it is to
+    /// send a block may have to load it first.
+    counts: Shares,
     waits: Waits,
     capacity_bytes: u64,
     wait: Duration,
     /// With what is lent never more than the budget: new memory is not taken before this has made room for it.
     pub(super) pool: Pool,
+    /// Buffers of caches that are being sent.
+    pub(super) pinned: Pinned,
 }
 
 /// A share of a [`Budget`], given back when dropped.
@@ -48,10 +54,18 @@ impl Budget {
     pub(super) fn new(label: metrics::Budget, capacity_bytes: u64, wait: Duration) -> Self {
         let units = usize::try_from(units(capacity_bytes)).unwrap_or(usize::MAX);
         // A client may be slow to take what it asked for: others shall not wait for all of it.
-        let most = if label == metrics::Budget::Slice { units - units / 4 } else { units };
+        let eighths = |n: usize| units - units / 8 * (8 - n);
+        let most = if label == metrics::Budget::Slice {
+            Most { alone: eighths(6), among_others: eighths(4) }
+        } else {
+            Most { alone: eighths(4), among_others: eighths(3) }
+        };
+        // Of a cache's memory that is being sent.
+        let counts = Shares::new(units, Most { alone: eighths(3), among_others: eighths(3) }, Cost::Units);
         metrics::budget_capacity(label, capacity_bytes);
         let shares = Shares::new(units, most, Cost::Units);
-        Self { label, shares, waits: Waits::default(), capacity_bytes, wait, pool: Pool::default() }
+        let (waits, pool, pinned) = (Waits::default(), Pool::default(), Pinned::default());
+        Self { label, shares, counts, waits, capacity_bytes, wait, pool, pinned }
     }
 
     /// The same memory, for which others wait at most `wait`.
@@ -131,21 +145,53 @@ impl Budget {
             trace::record("wait", self.label.name(), since.elapsed());
             taken
         };
-        let Ok(share) = taken else {
-            metrics::request_shed(match self.label {
-                metrics::Budget::Slice => Shed::SliceBudget,
-                metrics::Budget::Decode => Shed::DecodeBudget,
-                metrics::Budget::Transfer => Shed::TransferBudget,
-                metrics::Budget::Attributes => Shed::AttributesBudget,
-            });
-            return Err(BudgetError::Waited { budget: self.label.name(), waited: wait });
-        };
+        let share = taken.map_err(|_elapsed| self.waited(wait))?;
         Ok(self.lend(share, None))
     }
 
     fn lend(&self, share: Share, stream: Option<Arc<()>>) -> Permit {
         metrics::budget_taken(self.label, bytes_of(&share));
         Permit { share, label: self.label, stream }
+    }
+
+    /// `bytes` to be sent to `client`, which may be slow to take them: of memory that a cache has a share of, or had until it
+    /// needed the room. As long as they are sent they count as the client's, so that it cannot keep all of the memory by not
+    /// reading. `None` where it does not take what it asked for before: then wait for its [`turn`](Self::turn), without holding
+    /// these.
+    pub(super) fn sent(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
+        if let Some(sent) = self.pinned.again(client, bytes) {
+            return Some(sent);
+        }
+        let share = self.counts.try_count((client, SHORT), units_of(bytes.len()))?;
+        Some(self.pinned.add(client, bytes.clone(), share))
+    }
+
+    /// Waits until so many bytes may count as the current client's.
+    ///
+    /// # Errors
+    /// [`BudgetError`] when it does not take what it asked for before.
+    pub(super) async fn turn(&self, len: usize) -> Result<Turn, BudgetError> {
+        let client = Client::current();
+        let _waiting = self.wait_begins();
+        let since = Instant::now();
+        let share = tokio::time::timeout(self.wait, self.counts.count((client, SHORT), units_of(len))).await;
+        trace::record("wait", self.label.name(), since.elapsed());
+        Ok(Turn { client, share: share.map_err(|_elapsed| self.waited(self.wait))? })
+    }
+
+    /// As [`Self::sent`], of bytes whose turn it is.
+    pub(super) fn sent_in_turn(&self, turn: Turn, bytes: Bytes) -> Bytes {
+        self.pinned.add(turn.client, bytes, turn.share)
+    }
+
+    fn waited(&self, waited: Duration) -> BudgetError {
+        metrics::request_shed(match self.label {
+            metrics::Budget::Slice => Shed::SliceBudget,
+            metrics::Budget::Decode => Shed::DecodeBudget,
+            metrics::Budget::Transfer => Shed::TransferBudget,
+            metrics::Budget::Attributes => Shed::AttributesBudget,
+        });
+        BudgetError::Waited { budget: self.label.name(), waited }
     }
 
     pub(super) fn free_bytes(&self) -> u64 {
@@ -249,8 +295,8 @@ impl Budget {
         stream: &Arc<()>,
         wait: Duration,
     ) -> Result<Permit, BudgetError> {
-        let units_of = |bytes| usize::try_from(units(bytes)).unwrap_or(usize::MAX);
-        let (wanted, beside) = (units_of(bytes), units_of(self.capacity_bytes) / 4);
+        let [wanted, all] = [bytes, self.capacity_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
+        let beside = all / 4;
         let mut taking = pin!(self.shares.take_for_stream((Client::current(), STREAM), wanted, beside, stream));
         if let Some(share) = taking.as_mut().now_or_never() {
             return Ok(self.lend(share, Some(Arc::clone(stream))));
@@ -264,8 +310,7 @@ impl Budget {
             // One is the caller's.
             idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + LOOK };
         }
-        metrics::request_shed(Shed::SliceBudget);
-        Err(BudgetError::Waited { budget: self.label.name(), waited: wait })
+        Err(self.waited(wait))
     }
 }
 
@@ -273,6 +318,12 @@ impl Permit {
     /// Bytes of this share.
     pub(super) fn bytes(&self) -> u64 {
         bytes_of(&self.share)
+    }
+
+    /// The same as a cache's, which gives room to whoever needs it: no client is kept from having more because of it.
+    pub(super) fn of_cache(mut self) -> Self {
+        self.share.disown();
+        self
     }
 
     /// Gives back all but `bytes` of this share.
@@ -328,6 +379,10 @@ impl<B: AsRef<[u8]>> AsRef<[u8]> for Owned<B> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }
+}
+
+fn units_of(len: usize) -> usize {
+    usize::try_from(units(len as u64)).unwrap_or(usize::MAX)
 }
 
 fn bytes_of(share: &Share) -> u64 {

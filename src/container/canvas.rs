@@ -195,6 +195,32 @@ impl Canvas {
         }
     }
 
+    /// Zeros in the place of the block at `position`, for [`Self::paste_part`].
+    pub(super) fn clear(&self, position: &GridPosition) {
+        let (grid, width) = (&self.grid, self.width);
+        for slab in self.overlapping(&grid.origin(position), grid.block_size()) {
+            let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
+            if content.data.is_empty() {
+                *content = slab.begin(grid);
+            }
+            let Content { data: to, unwritten } = &mut *content;
+            // Nothing is left unwritten that could not be cleared.
+            if clear_cell(to, &slab.region, grid, position, width) {
+                unwritten.remove(position);
+            }
+        }
+    }
+
+    /// Pastes a part of a block whose place is [cleared](Self::clear): `size` elements from `origin` on, counted from the
+    /// dataset's first element.
+    pub(super) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8], elements: Elements) {
+        let copy = if elements == Elements::Decoded { paste } else { paste_stored };
+        for slab in self.overlapping(origin, size) {
+            let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
+            copy(&mut content.data, &slab.region, data, origin, size, self.grid.dimensions(), self.width);
+        }
+    }
+
     /// The slabs that may hold samples of a block.
     fn overlapping(&self, origin: &Coords, size: &Coords) -> &[Slab] {
         let (Some(first), Some(low)) = (self.slabs.first(), origin.get(self.axis)) else { return &self.slabs };

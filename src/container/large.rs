@@ -48,16 +48,17 @@ impl LargeObject {
         let permit = objects.take(to.saturating_sub(from)).await?;
         let mut reading = pin!(self.read(from..to));
         if let Ok(bytes) = tokio::time::timeout(HOLDING, &mut reading).await {
-            return Ok(permit.own(bytes?));
+            return Ok(objects.budget.pinned.passing(bytes?, permit));
         }
         // A store that hangs holds no memory that others wait for.
         drop(permit);
         let bytes = reading.await?;
-        Ok(objects.take(bytes.len() as u64).await?.own(bytes))
+        let permit = objects.take(bytes.len() as u64).await?;
+        Ok(objects.budget.pinned.passing(bytes, permit))
     }
 
     /// Facts about it.
-    pub(super) fn meta(&self) -> &Meta {
+    pub fn meta(&self) -> &Meta {
         &self.0.meta
     }
 

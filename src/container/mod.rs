@@ -10,8 +10,10 @@ mod browse;
 mod budget;
 mod canvas;
 mod check;
+mod cost;
 mod datasets;
 mod error;
+mod existing;
 mod fresh;
 mod hold;
 mod holes;
@@ -21,6 +23,8 @@ mod made;
 mod measured;
 mod memory;
 mod objects;
+mod partial;
+mod pinned;
 mod pool;
 mod ready;
 mod renewed;
@@ -30,12 +34,14 @@ mod sight;
 mod slice;
 mod stats;
 mod wanted;
+mod whole;
 
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use moka::future::Cache;
 use moka::notification::RemovalCause;
 use moka::ops::compute::Op;
@@ -54,6 +60,7 @@ pub use large::LargeObject;
 pub use made::{Made, Make, Recipe};
 pub use memory::Memory;
 pub use objects::Stored;
+pub use pinned::Turn;
 pub use ready::AtOnce;
 pub use sample::{Sample, Survey};
 pub use sight::Sight;
@@ -67,11 +74,15 @@ use measured::measured;
 use objects::Objects;
 
 use crate::cpu::Cpu;
+use crate::fair::Client;
 use crate::metrics::{self, StoreOperation};
 use crate::store::{Glance, Key, Load, Meta, Store};
 
 /// Name of the file that holds a group's attributes.
 pub const ATTRIBUTES: &str = "attributes.json";
+
+/// Shorter bodies do not count as memory of those that they are sent to: the kernel takes them at once.
+const UNCOUNTED_BYTES: usize = 4 << 10;
 
 /// Bounds and cache sizes, in bytes unless the type says otherwise.
 #[derive(Debug, Clone, PartialEq)]
@@ -220,6 +231,30 @@ impl Container {
         self.resources.objects.get(self.id, &self.store, key, access).await
     }
 
+    /// `bytes` of a stored object, or made of some, to be sent to `client`: as long as they are, they count as its own. `None`
+    /// where it has too much that it does not take: then let go of them, wait for its [`turn`](Self::turn_to_send), and find
+    /// them anew.
+    pub fn sent(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
+        if bytes.len() < UNCOUNTED_BYTES {
+            Some(bytes.clone())
+        } else {
+            self.resources.objects.budget.sent(client, bytes)
+        }
+    }
+
+    /// Waits until so many bytes may be sent to the current client.
+    ///
+    /// # Errors
+    /// [`ReadError::Budget`] when it does not take what it asked for before.
+    pub async fn turn_to_send(&self, len: usize) -> Result<Turn, ReadError> {
+        Ok(self.resources.objects.budget.turn(len).await?)
+    }
+
+    /// As [`Self::sent`], of bytes whose turn it is.
+    pub fn sent_in_turn(&self, turn: Turn, bytes: Bytes) -> Bytes {
+        self.resources.objects.budget.sent_in_turn(turn, bytes)
+    }
+
     /// Facts about the object at `key`, from the cache where it is fresh; reads no bytes.
     ///
     /// # Errors
@@ -306,19 +341,38 @@ where
 /// After what time a cache is told again to let go of what it has evicted; then after twice as long each time.
 const NUDGE: Duration = Duration::from_millis(5);
 
-/// Waits for a share of a budget of which a cache holds the most: what that evicts it frees later, sooner when nudged.
+/// Nudges after which a cache gives up entries, 75 ms after the first.
+const PATIENT_NUDGES: u32 = 4;
+
+/// A cache gives up one entry in so many at a time.
+const GIVEN_UP: usize = 8;
+
+/// Waits for a share of a budget of which a cache holds the most: what that evicts it frees later, sooner when nudged. Where
+/// clients do not take what is sent to them of evicted entries, and so much that it keeps others from reading anything, the
+/// cache makes room for it.
 async fn nudging<K, V>(
     cache: &Cache<K, V>,
+    budget: &Budget,
     share: impl Future<Output = Result<Permit, BudgetError>>,
 ) -> Result<Permit, ReadError>
 where
-    K: std::hash::Hash + Eq + Send + Sync + 'static,
+    K: Clone + std::hash::Hash + Eq + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
     let nudge = async {
-        for doubled in 0.. {
+        for doubled in 0u32.. {
             cache.run_pending_tasks().await;
-            tokio::time::sleep(NUDGE.saturating_mul(2_u32.saturating_pow(doubled))).await;
+            let beside_cache = budget.capacity_bytes().saturating_sub(cache.policy().max_capacity().unwrap_or(0));
+            if doubled >= PATIENT_NUDGES && budget.pinned.bytes() > beside_cache / 2 {
+                let count = usize::try_from(cache.entry_count()).unwrap_or(usize::MAX) / GIVEN_UP;
+                let given_up: Vec<K> = cache.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
+                for key in &given_up {
+                    cache.invalidate(key).await;
+                }
+                cache.run_pending_tasks().await;
+            }
+            // Longer pauses would not help anybody who waits for a bounded time.
+            tokio::time::sleep(NUDGE.saturating_mul(2_u32.saturating_pow(doubled.min(8)))).await;
         }
     };
     tokio::select! {

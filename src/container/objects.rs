@@ -244,7 +244,7 @@ impl Objects {
 
     /// A share of the transfer budget, which holds the whole cache besides what is in flight.
     pub(super) async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
-        nudging(&self.cache, self.budget.take(bytes)).await
+        nudging(&self.cache, &self.budget, self.budget.take(bytes)).await
     }
 
     /// Cached bytes, for the metrics page.
@@ -301,13 +301,17 @@ impl Objects {
         loop {
             let large = match self.fetch_once(store, key).await? {
                 None => return Ok(None),
-                Some(Fetched::Whole(meta, bytes, permit)) => return Ok(Some(Stored::Whole(meta, permit.own(bytes)))),
+                Some(Fetched::Whole(meta, bytes, permit)) => {
+                    return Ok(Some(Stored::Whole(meta, permit.of_cache().own(bytes))));
+                }
                 Some(Fetched::Large(large)) if large.meta().len > WHOLE_BYTES => return Ok(Some(Stored::Large(large))),
                 Some(Fetched::Large(large)) => large,
             };
             let permit = self.take(large.meta().len).await?;
             match hold::unless_needed(store, &self.budget, key, Box::pin(large.all())).await? {
-                Ok(bytes) => return Ok(Some(Stored::Whole(large.meta().clone(), permit.own(bytes)))),
+                Ok(bytes) => {
+                    return Ok(Some(Stored::Whole(large.meta().clone(), permit.of_cache().own(bytes))));
+                }
                 Err(ReadError::Store(StoreError::Short(_) | StoreError::Torn(_))) if !second_look => second_look = true,
                 Err(error) => return Err(error),
             }

@@ -171,6 +171,6 @@ impl Objects {
             .ok_or(Uncached::NotAtOnce)?;
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         metrics::store_read_bytes(store.backend(), room.len() as u64);
-        Ok((meta, self.budget.own(room, permit)))
+        Ok((meta, self.budget.own(room, permit.of_cache())))
     }
 }

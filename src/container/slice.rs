@@ -72,7 +72,7 @@ impl Container {
         let mut stats = ReadStats::default();
         let extra = (extra_bytes > 0).then(|| permit.split(extra_bytes));
         let memory = Memory::of(extra, &self.resources.slice_budget);
-        if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
+        if let Some(bytes) = self.whole_block_to_send(access, slice, &mut stats).await? {
             return Ok((bytes, memory, stats));
         }
         let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
@@ -98,7 +98,7 @@ impl Container {
         let bytes = slice.held_bytes();
         let permit = self.slice_share(bytes, self.resources.slice_budget.take_for_buffers(bytes)).await?;
         let mut stats = ReadStats::default();
-        if let Some(bytes) = self.whole_block(access, slice, &mut stats).await? {
+        if let Some(bytes) = self.whole_block_to_send(access, slice, &mut stats).await? {
             return Ok((vec![bytes], Memory::of(None, &self.resources.slice_budget), stats));
         }
         stats = ReadStats::default();
@@ -212,47 +212,6 @@ impl Container {
         Ok(Some((pieces, stats)))
     }
 
-    /// The elements of the one block that `slice` consists of exactly, if it is so.
-    async fn whole_block(
-        &self,
-        access: Access,
-        slice: &Slice,
-        stats: &mut ReadStats,
-    ) -> Result<Option<Bytes>, ReadError> {
-        let grid = slice.dataset.attributes.grid();
-        let mut covering = grid.covering(&slice.region);
-        let (1, Some(position)) = (covering.total(), covering.next()) else { return Ok(None) };
-        let starts_at_origin = slice
-            .region
-            .start()
-            .iter()
-            .zip(grid.origin(&position))
-            .all(|(s, o)| u64::try_from(*s).is_ok_and(|start| start == o));
-        let contiguous = slice.region.step().iter().zip(slice.region.shape()).all(|(step, n)| *step == 1 || *n == 1);
-        if !starts_at_origin || !contiguous || *slice.region.shape() != grid.clipped_size(&position) {
-            return Ok(None);
-        }
-        let started = Instant::now();
-        let blocks = &self.resources.blocks;
-        let at = std::slice::from_ref(&position);
-        let cached = blocks.cached(&*self.store, &slice.dataset, at, access.data_since);
-        let cached = self.held(&slice.dataset, Box::pin(cached)).await?.pop().flatten();
-        stats.cache += started.elapsed();
-        let loaded = if let Some(loaded) = cached {
-            stats.hits += 1;
-            loaded
-        } else {
-            let load = blocks.load(self.place(&slice.dataset, &position), access.data_since);
-            let (loaded, times) = self.held(&slice.dataset, Box::pin(load)).await?;
-            stats.count_load(times);
-            loaded
-        };
-        stats.count(&position, &loaded);
-        let belief = self.believe_if(loaded.block.is_none(), access, &slice.dataset, at);
-        self.held(&slice.dataset, Box::pin(belief)).await?;
-        Ok(loaded.is_exactly(slice.region.shape()).map(|block| block.data.clone()))
-    }
-
     /// Fills `slabs`, the parts of `region` along `axis`, from the blocks that hold its samples.
     async fn gather(
         &self,
@@ -292,13 +251,17 @@ impl Container {
             let cached = self.held(dataset, Box::pin(cached)).await?;
             stats.cache += started.elapsed();
             let asked = batch.clone();
-            let mut items = Vec::with_capacity(batch.len());
+            let (mut items, mut in_parts) = (Vec::with_capacity(batch.len()), Vec::new());
             for (position, loaded) in batch.into_iter().zip(cached) {
                 items.push(match loaded {
                     Some(loaded) => {
                         stats.hits += 1;
                         stats.count(&position, &loaded);
                         Item::Hit(position, loaded)
+                    }
+                    None if self.is_read_in_parts(slice, region, &position) => {
+                        in_parts.push(position);
+                        continue;
                     }
                     None => Item::Miss { keep: !(passes && is_done_with(slice, region, &position)), position },
                 });
@@ -308,6 +271,7 @@ impl Container {
             let missing = stats.missing;
             let left = work.paste(items, stats).await?;
             self.load_and_paste(&work, left, stats).await?;
+            self.paste_parts(&work, region, in_parts, stats).await?;
             let belief = self.believe_if(stats.missing > missing, access, dataset, &asked);
             self.held(dataset, Box::pin(belief)).await?;
         }
@@ -354,7 +318,7 @@ impl Container {
     }
 
     /// What `wait`, for blocks of `dataset`, comes to, while a share of the slice budget is held: [`Self::unless_needed`].
-    async fn held<T>(
+    pub(super) async fn held<T>(
         &self,
         dataset: &Dataset,
         wait: impl Future<Output = Result<T, ReadError>> + Unpin,

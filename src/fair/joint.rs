@@ -260,12 +260,12 @@ impl<K: Eq + Hash> Drop for Joined<K> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{Cost, Shares};
+    use super::super::{Cost, Most, Shares};
     use super::*;
 
     #[tokio::test]
     async fn work_gets_its_share_in_the_turn_of_whoever_comes_first_and_nobody_else_loses_any() {
-        let (shares, joints) = (Shares::new(1, 1, Cost::Units), Joints::default());
+        let (shares, joints) = (Shares::new(1, Most::ANY, Cost::Units), Joints::default());
         let take = |client: u64| shares.take((Client::new(client), 0), 1).boxed();
         let held = take(9).await;
         // One client has much to do, and at the end something that another one wants as well.
@@ -288,7 +288,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_comes_later_wants_what_was_begun_for_it_already_too() {
-        let (shares, joints) = (Shares::new(1, 1, Cost::Units), Joints::default());
+        let (shares, joints) = (Shares::new(1, Most::ANY, Cost::Units), Joints::default());
         let take = |client: u64| shares.take((Client::new(client), 0), 1).boxed();
         let held = take(9).await;
         let mut first: Vec<_> = (0..5).map(|_| take(1)).collect();

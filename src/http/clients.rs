@@ -150,6 +150,11 @@ impl Clients {
         self.client(viewpoint.and_then(Viewpoint::caller), told.or(peer))
     }
 
+    /// The client of that address, where none that it may speak for is another one.
+    pub(super) fn of_address(&self, peer: Option<IpAddr>) -> Option<Client> {
+        (!forwarded::is_trusted(peer, &self.trusted)).then(|| self.client(None, peer))
+    }
+
     /// The client of a caller, or else of an address. Whoever has neither comes by a Unix socket, from a proxy that does
     /// not tell.
     fn client(&self, caller: Option<String>, address: Option<IpAddr>) -> Client {

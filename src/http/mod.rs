@@ -3,6 +3,7 @@
 
 mod admitted;
 mod ask;
+mod banded;
 mod clients;
 mod compress;
 mod conditional;
@@ -38,6 +39,7 @@ mod templates;
 mod view;
 mod viewer;
 mod viewer_files;
+mod wish;
 
 use std::fmt;
 use std::net::IpAddr;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::observe::shown;
 use crate::container::{BudgetError, ReadError, Refusal};
-use crate::n5::{BlockError, CodecError, ConvertError};
+use crate::n5::{BlockError, CodecError, ConvertError, Coords};
 use crate::seldom::Seldom;
 use crate::store::StoreError;
 
@@ -380,25 +380,32 @@ fn block_problem(key: &crate::store::Key, position: &[u64], error: BlockError) -
 
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
-        let (mut problem, piece) = match refusal {
-            Refusal::TooLarge { bytes, limit_bytes, piece } => {
+        match refusal {
+            Refusal::TooLarge { bytes, limit_bytes } => {
                 let bytes = bytes.map_or_else(|| "more than 2^64".to_owned(), |bytes| bytes.to_string());
                 let detail = format!("the answer has {bytes} bytes; limits.slice allows {limit_bytes}");
-                (Self::new(TOO_LARGE, detail).with("limit", limit_bytes), piece)
+                Self::new(TOO_LARGE, detail).with("limit", limit_bytes)
             }
-            Refusal::TooCostly { decoded_bytes, bytes, limit_bytes, piece } => {
+            Refusal::TooCostly { decoded_bytes, bytes, limit_bytes, .. } => {
                 let detail = format!(
                     "{decoded_bytes} bytes would be decoded for an answer of {bytes}; \
                      limits.decode_factor allows {limit_bytes}"
                 );
                 let limit = u64::try_from(limit_bytes).unwrap_or(u64::MAX);
-                (Self::new(TOO_LARGE, detail).with("limit", limit), piece)
+                Self::new(TOO_LARGE, detail).with("limit", limit)
             }
-        };
+        }
+    }
+}
+
+impl Problem {
+    /// The same, of an answer that can be had in pieces of this shape.
+    pub(super) fn in_pieces(mut self, piece: Option<&Coords>) -> Self {
+        let Some(piece) = piece else { return self };
         let shape = piece.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
         let split = format!("; split it into pieces of at most {shape} elements along the axes");
-        problem.0.detail.push_str(&split);
-        problem.with("piece", json!(piece.as_slice()))
+        self.0.detail.push_str(&split);
+        self.with("piece", json!(piece.as_slice()))
     }
 }
 

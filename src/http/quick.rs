@@ -34,7 +34,7 @@ const PATH_BYTES: usize = 60_000;
 /// The part of a request that answers here depend on.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Asked<'a> {
-    is_head: bool,
+    pub(super) is_head: bool,
     pub(super) path: &'a str,
     if_none_match: Option<&'a [u8]>,
     request_id: Option<&'a str>,
@@ -202,7 +202,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
         let with_bytes = seen.said.as_ref().is_some_and(|said| asked.wants_bytes_of(&said.etag));
         let bytes = mount.container.again(access, &mut seen.trail, with_bytes)?;
         Some(match &seen.said {
-            Some(said) => begun.object(asked, template, said, Content::Bytes(bytes)),
+            Some(said) => begun.object(asked, template, said, Content::Bytes(begun.counted(asked, mount, bytes)?)),
             None => begun.missing(asked, template, observe::STORED),
         })
     });
@@ -249,7 +249,7 @@ fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Rep
         AtOnce::Object(meta, bytes, found) => {
             let range = 0..usize::try_from(meta.len).unwrap_or(usize::MAX);
             let said = Said::new(meta, key.name() == Some(ATTRIBUTES));
-            let reply = begun.object(asked, template, &said, Content::Bytes(bytes));
+            let reply = begun.object(asked, template, &said, Content::Bytes(begun.counted(asked, mount, bytes)?));
             if let Some(found) = found {
                 recent::keep(
                     app,
@@ -288,7 +288,7 @@ impl Said {
 /// A request whose answer is being written.
 pub(super) struct Begun<'a> {
     pub(super) app: &'a Arc<App>,
-    peer: Option<IpAddr>,
+    pub(super) peer: Option<IpAddr>,
     started: Instant,
 }
 

@@ -7,32 +7,25 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::http::header::{
     ACCEPT, ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderMap, HeaderName,
+    IF_MATCH, IF_NONE_MATCH,
 };
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
 use futures_util::stream;
-use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::banded::BandReader;
 use super::compress::Encoding;
 use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
 use super::slice_query::{Selection, SliceQuery};
-use super::{Answer, Ask, Mount, compress, encode, observe, vary};
-use crate::container::{Access, Container, Dataset, Finish, ReadError, ReadStats, Sending, Slice};
+use super::wish::{Admitted, Wish};
+use super::{Answer, Ask, Mount, compress, encode, vary};
+use crate::container::{Dataset, Finish, ReadError, ReadStats, Slice};
 use crate::cpu::Length;
 use crate::metadata;
 use crate::n5::{Array, DataType, DescribedDataset, Document};
 use crate::output::{self, Format, NegotiationError, Options};
-
-/// Bands that wait to be sent while the next one is assembled.
-const BANDS_AHEAD: usize = 1;
-
-/// What comes before the elements of a streamed answer is at most one part in so many of the slice budget.
-const START_SHARE: u64 = 8;
-
-/// Headers of formats up to this size are not counted as memory.
-const UNCOUNTED_BYTES: u64 = 64 << 10;
 
 /// Everything about an answer that is known before a block is read.
 struct Plan {
@@ -63,7 +56,7 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
         .dataset_with_document(ask.access, &key)
         .await
         .map_err(|error| Problem::from(error).cached(mount.cache_missing.clone()))?;
-    let plan = plan(ask, mount, dataset, &query, format)?;
+    let plan = plan(ask, mount, dataset, &query, format).await?;
     let mut headers = headers(&plan, mount, document);
     if query.format.is_none() {
         vary(&mut headers, "accept");
@@ -81,7 +74,7 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
 }
 
 /// Checks everything that can be checked before a block is read.
-fn plan(
+async fn plan(
     ask: &Ask<'_>,
     mount: &Mount,
     dataset: Arc<Dataset>,
@@ -99,50 +92,31 @@ fn plan(
         return Err(Problem::new(problem::UNSUPPORTED, detail).with("compression", compression));
     }
     let data_type = query.data_type.as_ref().unwrap_or(attributes.data_type()).clone();
-    let (shape, options) = (selection.shape(), query.options(&selection));
-    format
-        .accepts(&shape, &data_type, &options)
-        .map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with("parameter", "format"))?;
-    let start_bytes = format.header(&shape, &data_type, &options).map(|start| start.len() as u64);
-    let beside_bytes = start_bytes.filter(|bytes| *bytes > UNCOUNTED_BYTES).unwrap_or(0);
-    let mut extra_bytes = format.extra_bytes(&shape, &data_type, &options);
+    let options = query.options(&selection);
     let compressed = if ask.app.options.compress_slices && compress::is_worthwhile(format) {
         compress::negotiate(ask)
     } else {
         None
     };
-    let sending = Sending {
-        data_type: &data_type,
-        extra_bytes: if start_bytes.is_some() { extra_bytes } else { 0 },
-        beside_bytes,
-        is_slowed: ask.app.clients.are_slowed() && start_bytes.is_some() && beside_bytes == 0 && compressed.is_none(),
-    };
-    let slice = mount.container.plan_converted_slice(&dataset, selection.region.clone(), &sending)?;
-    let encoding = compressed.filter(|_| !slice.is_streamed());
-    if encoding.is_some() {
-        extra_bytes = extra_bytes.saturating_add(compress::extra_bytes(slice.bytes().saturating_add(extra_bytes)));
+    let (kept_axes, region) = (selection.kept_axes.as_slice(), &selection.region);
+    let wish = Wish { dataset: &dataset, kept_axes, data_type: &data_type, format, options: &options, compressed };
+    let needs =
+        wish.needs(region).map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with("parameter", "format"))?;
+    let sending = wish.sending(&needs, ask.app.clients.are_slowed(), false);
+    let (container, limit) = (&mount.container, mount.container.most_held_bytes());
+    let planned = container.plan_sparse_slice(ask.access, &dataset, region.clone(), &sending).await?;
+    let admitted = planned.map_err(Problem::from).and_then(|slice| wish.admit(slice, &needs, limit));
+    let mut admitted = admitted.map_err(|problem| problem.in_pieces(wish.piece(container, region).as_ref()))?;
+    // Where slow clients keep the memory for it, it need not wait for them, unless its entity tag is asked for.
+    let has_condition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| ask.headers().contains_key(name));
+    if !has_condition && !admitted.slice.is_streamed() && !container.has_room_for(&admitted.slice, admitted.extra_bytes)
+    {
+        let banded = container.plan_converted_slice(&dataset, region.clone(), &wish.sending(&needs, false, true));
+        let banded = banded.ok().filter(Slice::is_streamed).and_then(|slice| wish.admit(slice, &needs, limit).ok());
+        admitted = banded.unwrap_or(admitted);
     }
-    let limit = mount.container.resources().settings().slice_budget;
-    // In bands, the elements take what bands are given; what comes before them is little beside that.
-    let needed = if start_bytes.is_some() && slice.is_streamed() {
-        beside_bytes.saturating_mul(START_SHARE)
-    } else {
-        slice.held_bytes().saturating_add(extra_bytes)
-    };
-    if needed > limit {
-        let streamed: Vec<&str> = output::FORMATS
-            .iter()
-            .filter(|format| format.header(&shape, &data_type, &Options::default()).is_some())
-            .map(|format| format.name())
-            .collect();
-        let detail = format!(
-            "as {} this takes up to {needed} bytes of memory; limits.slice_budget allows {limit}; ask for less at once, \
-             or for a format that is streamed: {}",
-            format.name(),
-            streamed.join(", ")
-        );
-        return Err(Problem::new(problem::TOO_LARGE, detail).with("limit", limit));
-    }
+    let Admitted { slice, extra_bytes, encoding } = admitted;
+    let start_bytes = needs.start_bytes;
     Ok(Plan { dataset, selection, data_type, format, options, slice, extra_bytes, start_bytes, encoding })
 }
 
@@ -193,7 +167,7 @@ fn head(plan: &Plan, headers: HeaderMap) -> Response<Body> {
 
 /// Reads, encodes and answers at once.
 async fn whole(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderMap) -> Answer {
-    if ask.headers().contains_key(axum::http::header::IF_NONE_MATCH) {
+    if ask.headers().contains_key(IF_NONE_MATCH) {
         // The tags of the blocks say whether the client has this already; nothing needs to be decoded.
         let etag = etag(&plan, mount.container.fingerprint(ask.access, &plan.slice).await?.tags);
         if conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None) == Verdict::NotModified {
@@ -274,62 +248,14 @@ async fn streamed(ask: &Ask<'_>, mount: &Mount, plan: Plan, mut headers: HeaderM
         .then(|| (data_type.clone(), options.clone()))
         .map(|(data_type, options)| Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as Finish);
     let container = mount.container.clone();
-    let mut bands = BandReader { container, access: ask.access, slice: plan.slice, waited: None, finish };
+    let mut bands = BandReader::new(container, ask.access, plan.slice, finish);
     let first = bands.next().await?.unwrap_or_default();
     // The first band has the memory for this as well.
     let start = format.header(&shape, &data_type, &options).unwrap_or_default();
-    let (sender, receiver) = mpsc::channel(BANDS_AHEAD);
-    let id = ask.id.to_owned();
-    tokio::spawn(crate::fair::Client::current().works(crate::trace::carried(async move {
-        let mut next = Ok(Some(first));
-        loop {
-            // Waits until the band before is on its way: no more than two are held. A client that has hung up ends
-            // the work.
-            let since = Instant::now();
-            let Ok(place) = sender.reserve().await else { return };
-            bands.waited = Some(since.elapsed());
-            match next {
-                Ok(Some(pieces)) => place.send(Ok(pieces)),
-                Ok(None) => return,
-                Err(error) => {
-                    observe::broken_off(&id, &error);
-                    return place.send(Err(error));
-                }
-            }
-            next = tokio::select! {
-                band = bands.next() => band,
-                () = sender.closed() => return,
-            };
-        }
-    })));
-    let bands = stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) });
-    let pieces = futures_util::StreamExt::flat_map(bands, |band| {
-        stream::iter(match band {
-            Ok(pieces) => pieces.into_iter().map(Ok).collect(),
-            Err(error) => vec![Err(error)],
-        })
-    });
-    let start = (!start.is_empty()).then_some(Ok(start));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
-    let mut response = Response::new(Body::from_stream(futures_util::StreamExt::chain(stream::iter(start), pieces)));
+    let mut response = Response::new(bands.into_body(start, first, ask.id.to_owned()));
     *response.headers_mut() = headers;
     Ok(response)
-}
-
-struct BandReader {
-    container: Container,
-    access: Access,
-    slice: Slice,
-    /// How long the last band waited for the client.
-    waited: Option<Duration>,
-    finish: Option<Finish>,
-}
-
-impl BandReader {
-    async fn next(&mut self) -> Result<Option<Vec<Bytes>>, ReadError> {
-        let band = self.container.next_band(self.access, &mut self.slice, self.waited, self.finish.clone()).await?;
-        Ok(band.map(|(pieces, _)| pieces))
-    }
 }
 
 /// Depends on everything that the bytes of the answer depend on, and on nothing else: equal on every

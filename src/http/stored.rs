@@ -10,7 +10,8 @@ use futures_util::stream;
 use super::conditional::{self, Verdict};
 use super::problem::{self, Problem};
 use super::{Answer, Ask, Mount, listing, observe, query, target};
-use crate::container::{ATTRIBUTES, LargeObject, ReadError, Stored, grid_component};
+use crate::container::{ATTRIBUTES, LargeObject, ReadError, Stored, Turn, grid_component};
+use crate::fair::Client;
 use crate::store::{Key, Meta};
 
 /// `GET /`, `/n5/` and every path below: an object, a listing, or the way to one.
@@ -63,16 +64,37 @@ pub(super) fn redirect(ask: &Ask<'_>) -> Response<Body> {
     response
 }
 
+/// Result of looking for an object.
+enum Looked {
+    Found(Response<Body>),
+    Missing,
+    /// Its client has to take something else first; so many bytes are to be sent then.
+    NotItsTurn(usize),
+}
+
 async fn object(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Option<Response<Body>>, Problem> {
+    let mut turn = None;
+    loop {
+        match look(ask, mount, key, turn).await? {
+            Looked::Found(response) => return Ok(Some(response)),
+            Looked::Missing => return Ok(None),
+            // Nothing is held meanwhile.
+            Looked::NotItsTurn(len) => turn = Some(mount.container.turn_to_send(len).await?),
+        }
+    }
+}
+
+/// With a `turn` the object is sent.
+async fn look(ask: &Ask<'_>, mount: &Mount, key: &Key, turn: Option<Turn>) -> Result<Looked, Problem> {
     // HEAD reads no bytes; what is too large to be held is only opened.
     let (meta, stored) = if ask.method() == Method::HEAD {
         let Some(meta) = ReadError::or_hidden(mount.container.meta(ask.access, key).await)? else {
-            return Ok(None);
+            return Ok(Looked::Missing);
         };
         (meta, None)
     } else {
         let found = mount.container.object(ask.access, key).await;
-        let Some(stored) = ReadError::or_hidden(found)? else { return Ok(None) };
+        let Some(stored) = ReadError::or_hidden(found)? else { return Ok(Looked::Missing) };
         (stored.meta().clone(), Some(stored))
     };
     let verdict = conditional::evaluate(ask.method(), ask.headers(), Some(&meta.etag), meta.modified, Some(meta.len));
@@ -94,7 +116,7 @@ async fn object(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Option<Respon
     }
     describe(headers, status, &meta, mount, key.name() == Some(ATTRIBUTES));
     if status == StatusCode::NOT_MODIFIED {
-        return Ok(Some(response));
+        return Ok(Looked::Found(response));
     }
     if status == StatusCode::PARTIAL_CONTENT {
         let range = format!("bytes {from}-{}/{}", to - 1, meta.len);
@@ -104,11 +126,16 @@ async fn object(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Option<Respon
         None => Body::empty(),
         Some(Stored::Whole(_, bytes)) => {
             let (from, to) = (usize::try_from(from).unwrap_or(0), usize::try_from(to).unwrap_or(0));
+            let sent = match turn {
+                Some(turn) => Some(mount.container.sent_in_turn(turn, bytes.clone())),
+                None => mount.container.sent(Client::current(), &bytes),
+            };
+            let Some(bytes) = sent else { return Ok(Looked::NotItsTurn(bytes.len())) };
             Body::from(bytes.slice(from.min(bytes.len())..to.min(bytes.len())))
         }
         Some(Stored::Large(large)) => pieces(large, from, to, ask.id.to_owned()),
     };
-    Ok(Some(response))
+    Ok(Looked::Found(response))
 }
 
 /// What the headers of an answer say of the object; not its length.
@@ -136,14 +163,16 @@ fn validators(headers: &mut HeaderMap, meta: &Meta) {
 
 /// A body read piece by piece. A fault breaks it off, and the connection with it: its length has been
 /// promised.
-fn pieces(large: LargeObject, from: u64, to: u64, id: String) -> Body {
+pub(super) fn pieces(large: LargeObject, from: u64, to: u64, id: String) -> Body {
+    // The body is polled by the connection, which works for nobody in particular.
+    let client = Client::current();
     Body::from_stream(stream::try_unfold(from, move |at| {
         let (large, id) = (large.clone(), id.clone());
         async move {
             if at >= to {
                 return Ok(None);
             }
-            let piece = large.piece(at, to).await.inspect_err(|error| {
+            let piece = client.works(large.piece(at, to)).await.inspect_err(|error| {
                 observe::broken_off(&id, error);
             })?;
             let next = at.saturating_add(piece.len() as u64);

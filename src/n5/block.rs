@@ -154,6 +154,8 @@ impl BlockHeader {
     ///
     /// The last two are taken only where today's form does not fit the dataset and theirs spells
     /// exactly the size expected at `position`.
+    ///
+    /// `stored` need not be more than the file's first bytes, as many as the longest of these headers has.
     fn parse_for(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
         let rank = attributes.rank();
         let header = Self::parse(stored);
@@ -333,15 +335,25 @@ impl<'a> Unpacked<'a> {
 }
 
 /// A header that fits its dataset, with what decoding needs.
-struct Plan<'a> {
-    header: BlockHeader,
-    codec: &'a dyn super::Codec,
+pub(super) struct Plan<'a> {
+    pub(super) header: BlockHeader,
+    pub(super) codec: &'a dyn super::Codec,
     width: usize,
-    decoded_bytes: usize,
+    pub(super) decoded_bytes: usize,
 }
 
 impl<'a> Plan<'a> {
     fn new(stored: &[u8], attributes: &'a DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
+        Self::of_head(stored, stored.len(), attributes, position)
+    }
+
+    /// The plan of a block of `stored_bytes`, of which `head` has the first.
+    pub(super) fn of_head(
+        head: &[u8],
+        stored_bytes: usize,
+        attributes: &'a DatasetAttributes,
+        position: &[u64],
+    ) -> Result<Self, BlockError> {
         let compression = attributes.compression();
         let unsupported = |text: String| BlockError::Unsupported(text);
         let width = attributes
@@ -351,7 +363,7 @@ impl<'a> Plan<'a> {
         let codec = compression
             .codec()
             .ok_or_else(|| unsupported(format!("compression {:?} is not decoded", compression.name())))?;
-        let header = BlockHeader::parse_for(stored, attributes, position)?;
+        let header = BlockHeader::parse_for(head, attributes, position)?;
         if header.mode == Mode::Object {
             return Err(unsupported("a block of mode 2 (object) has no elements".to_owned()));
         }
@@ -373,7 +385,7 @@ impl<'a> Plan<'a> {
             )));
         }
         let claimed_bytes = product.unwrap_or(u64::MAX).saturating_mul(width as u64);
-        let payload_bytes = stored.len().saturating_sub(header.len);
+        let payload_bytes = stored_bytes.saturating_sub(header.len);
         if claimed_bytes > codec.max_decoded_bytes(payload_bytes) {
             return Err(BlockError::Implausible {
                 payload_bytes,

@@ -18,16 +18,24 @@ pub fn big_endian(data: Bytes, width: usize) -> Bytes {
 /// # Errors
 /// [`CodecError`] when a size exceeds 32 bits or the encoder fails.
 pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: Encoding) -> Result<Bytes, CodecError> {
-    let too_large = || CodecError::Damaged { codec: encoding.name(), reason: format!("{size:?} exceeds 32 bits") };
-    let mut block = Vec::with_capacity(4 + 4 * size.len() + if encoding == Encoding::Raw { data.len() } else { 0 });
-    block.put_u16(0);
-    block.put_u16(u16::try_from(size.len()).map_err(|_wide| too_large())?);
-    for n in size {
-        block.put_u32(u32::try_from(*n).map_err(|_wide| too_large())?);
-    }
+    let header = block_header(size)
+        .ok_or_else(|| CodecError::Damaged { codec: encoding.name(), reason: format!("{size:?} exceeds 32 bits") })?;
+    let mut block = Vec::with_capacity(header.len() + if encoding == Encoding::Raw { data.len() } else { 0 });
+    block.extend(header);
     encoding.encode(&big_endian(data, width), width, &mut block)?;
     block.shrink_to_fit();
     Ok(block.into())
+}
+
+/// The header of a stored block of mode 0; `None` where a size exceeds 32 bits.
+pub fn block_header(size: &[u64]) -> Option<Vec<u8>> {
+    let mut header = Vec::with_capacity(4 + 4 * size.len());
+    header.put_u16(0);
+    header.put_u16(u16::try_from(size.len()).ok()?);
+    for n in size {
+        header.put_u32(u32::try_from(*n).ok()?);
+    }
+    Some(header)
 }
 
 /// Turns elements round, from big-endian to little-endian or back, in place where the buffer is not shared.

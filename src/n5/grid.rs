@@ -263,6 +263,22 @@ impl AxisCover {
     }
 }
 
+impl AxisCover {
+    fn touches(&self, index: u64) -> bool {
+        // Indices ascend with `n`: the first that is not below this one is it, or none is.
+        let (mut low, mut high) = (0, self.count);
+        while low < high {
+            let middle = low.saturating_add(high.saturating_sub(low) / 2);
+            if self.nth(middle) < index {
+                low = middle.saturating_add(1);
+            } else {
+                high = middle;
+            }
+        }
+        low < self.count && self.nth(low) == index
+    }
+}
+
 /// Iterator over grid positions, made by [`BlockGrid::covering`].
 #[derive(Debug, Clone)]
 pub struct Covering {
@@ -272,6 +288,16 @@ pub struct Covering {
 }
 
 impl Covering {
+    /// Number of blocks touched along `axis`.
+    pub fn touched(&self, axis: usize) -> u64 {
+        self.axes.get(axis).map_or(0, |axis| axis.count)
+    }
+
+    /// Returns true if blocks with this index along `axis` are touched.
+    pub fn touches(&self, axis: usize, index: u64) -> bool {
+        self.axes.get(axis).is_some_and(|axis| axis.touches(index))
+    }
+
     /// Number of positions from the start, whatever has been taken already.
     pub fn total(&self) -> u128 {
         self.axes.iter().fold(1u128, |n, axis| n.saturating_mul(u128::from(axis.count)))
@@ -322,6 +348,21 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
+
+    #[test]
+    fn what_is_touched_along_an_axis_is_what_the_positions_say() {
+        let grid = BlockGrid::new(smallvec![100, 90], smallvec![7, 4]).unwrap();
+        for step in [1, 3, 9, 40] {
+            let region = Region::new(smallvec![-5, 10], smallvec![60, 5], smallvec![step, 1]).unwrap();
+            let covering = grid.covering(&region);
+            let all: BTreeSet<GridPosition> = covering.clone().collect();
+            for axis in 0..2 {
+                let touched: BTreeSet<u64> = all.iter().map(|position| position[axis]).collect();
+                let said: BTreeSet<u64> = (0..40).filter(|index| covering.touches(axis, *index)).collect();
+                assert_eq!((said.len() as u64, said), (covering.touched(axis), touched), "{step}");
+            }
+        }
+    }
 
     #[test]
     fn a_spread_order_visits_every_block_once_and_every_part_early() {

@@ -18,6 +18,7 @@ mod encode;
 mod grid;
 mod json;
 mod object_text;
+mod parts;
 mod statistics;
 
 pub use array::{Array, clear, paste, paste_stored};
@@ -27,8 +28,9 @@ pub use compression::{CODECS, Codec, CodecError, Compression, Encoding, Scratch,
 pub use convert::{ConvertError, convert};
 pub use data_type::DataType;
 pub use document::{Document, DocumentError, INTERPRETED_BYTES, Outline, Unread};
-pub use encode::{big_endian, encode_block};
+pub use encode::{big_endian, block_header, encode_block};
 pub use grid::{BlockGrid, Coords, Covering, GridPosition, Region, RegionError, Start};
 pub use json::{JsonError, MAX_DEPTH, MAX_VALUES, Member, Members};
 pub use object_text::{ObjectText, attributes_text, for_each_member};
+pub use parts::{RawLayout, RawPart, RawParts};
 pub use statistics::{Accumulator, Number, Summary};

@@ -284,6 +284,10 @@ impl LocalStore {
 
 #[async_trait]
 impl Store for LocalStore {
+    fn lists_cheaply(&self) -> bool {
+        true
+    }
+
     fn backend(&self) -> &'static str {
         "local"
     }

@@ -50,6 +50,10 @@ impl MemoryStore {
 
 #[async_trait]
 impl Store for MemoryStore {
+    fn lists_cheaply(&self) -> bool {
+        true
+    }
+
     fn backend(&self) -> &'static str {
         "memory"
     }

@@ -107,6 +107,12 @@ pub trait Store: fmt::Debug + Send + Sync {
         keep: Filter,
     ) -> Result<Option<Listing>, StoreError>;
 
+    /// Returns true if [`Self::list`] costs no more than a few reads of blocks. Then directories are listed to count the blocks
+    /// of large slices; otherwise all blocks count as existing.
+    fn lists_cheaply(&self) -> bool {
+        false
+    }
+
     /// Something that is the same for two keys that lead to the same directory, as symbolic links make them; `None`
     /// where there is no such directory, or where a directory has one key only.
     ///

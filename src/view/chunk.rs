@@ -8,10 +8,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::pieces::{Pieces, PiecesFrom};
 use crate::container::{
-    self, Access, Container, Dataset, Fingerprint, ReadError, Recipe, Slice, Stored, Trail, grid_component,
+    self, Access, Container, Dataset, Fingerprint, ReadError, Recipe, Sending, Slice, Stored, Trail, grid_component,
 };
-use crate::n5::{Array, BlockHeader, Coords, Encoding, GridPosition, Mode, Region, Start};
+use crate::n5::{Array, BlockHeader, Coords, DataType, Encoding, GridPosition, Mode, RawLayout, Region, Start};
 use crate::store::{Key, Meta};
 
 /// Another release may encode to other bytes, which are another representation.
@@ -43,19 +44,47 @@ pub trait Form: fmt::Debug + Send + Sync {
         None
     }
 
+    /// As [`Self::within`], in a stored block of `stored_bytes` that is not held; `head` are its first bytes.
+    fn within_large(
+        &self,
+        _head: &[u8],
+        _stored_bytes: u64,
+        _dataset: &Dataset,
+        _position: &GridPosition,
+    ) -> Option<Range<u64>> {
+        None
+    }
+
     /// Whether [`Self::within`] can find anything in any block of the dataset.
     fn passes(&self, _dataset: &Dataset) -> bool {
         false
     }
+
+    /// How a chunk of `shape` is made of its elements one after the other, so that it can be sent while it is made; `None` for
+    /// what needs all of them.
+    fn plain(&self, _shape: &Coords) -> Option<Plain> {
+        None
+    }
 }
 
-/// A region of a dataset, and the form it is wanted in.
-#[derive(Debug)]
+/// A header, and then each element in the order of memory.
+#[derive(Debug, Clone, Default)]
+pub struct Plain {
+    /// The bytes before the elements.
+    pub header: Bytes,
+    /// The type that they are converted to, where that is another one.
+    pub data_type: Option<DataType>,
+    /// The elements are big-endian.
+    pub big_endian: bool,
+}
+
+/// A region of a dataset, and the form it is wanted in. Cheap to clone.
+#[derive(Debug, Clone)]
 pub struct Chunk {
-    dataset: Arc<Dataset>,
+    pub(super) dataset: Arc<Dataset>,
     /// The block that it is, where it is one.
     position: Option<GridPosition>,
-    region: Region,
+    pub(super) region: Region,
     form: Arc<dyn Form>,
 }
 
@@ -67,6 +96,15 @@ pub struct Ready {
     /// Strong, quoted, equal on every replica.
     pub etag: String,
     source: Source,
+}
+
+/// A chunk that is found.
+#[derive(Debug)]
+pub enum Sent {
+    /// All of it.
+    Whole(Ready),
+    /// It is too large for that.
+    Pieces(Box<Pieces>),
 }
 
 /// Where the bytes of a chunk are from.
@@ -121,31 +159,52 @@ impl Chunk {
     ///
     /// # Errors
     /// [`ReadError`] of the first block that cannot be read, or when memory is short.
-    pub async fn ready(&self, container: &Container, access: Access) -> Result<Option<Ready>, ReadError> {
-        let ready = self.found(container, access).await?;
-        if ready.is_none() {
+    pub async fn sent(&self, container: &Container, access: Access) -> Result<Option<Sent>, ReadError> {
+        let found = self.found(container, access).await?;
+        if found.is_none() {
             // Clients take a missing chunk for zeros.
             container.believe(access, &self.dataset, self.position.as_slice()).await?;
         }
-        Ok(ready)
+        Ok(found)
     }
 
-    async fn found(&self, container: &Container, access: Access) -> Result<Option<Ready>, ReadError> {
+    async fn found(&self, container: &Container, access: Access) -> Result<Option<Sent>, ReadError> {
         if let Some(position) = &self.position
             && self.form.passes(&self.dataset)
         {
             let stored = container.object(access, &self.dataset.block_key(position)).await?;
             let Some(stored) = stored else { return Ok(None) };
-            if let Stored::Whole(meta, bytes) = stored
-                && let Some(range) = self.form.within(&bytes, &self.dataset, position)
-            {
-                let etag = self.etag(of_one(position, &meta).tags);
-                let source = Source::Stored(meta.version, range.clone());
-                return Ok(Some(Ready { bytes: bytes.slice(range), etag, source }));
+            let etag = self.etag(of_one(position, stored.meta()).tags);
+            match stored {
+                Stored::Whole(meta, bytes) => {
+                    if let Some(range) = self.form.within(&bytes, &self.dataset, position) {
+                        let source = Source::Stored(meta.version, range.clone());
+                        return Ok(Some(Sent::Whole(Ready { bytes: bytes.slice(range), etag, source })));
+                    }
+                }
+                Stored::Large(large) => {
+                    let stored_bytes = large.meta().len;
+                    let head = large.piece(0, RawLayout::head_bytes(self.region.rank()).min(stored_bytes)).await?;
+                    if let Some(range) = self.form.within_large(&head, stored_bytes, &self.dataset, position) {
+                        let len = range.end.saturating_sub(range.start);
+                        let from = PiecesFrom::Stored(large, range);
+                        return Ok(Some(Sent::Pieces(Box::new(Pieces { len, etag, from, chunk: self.clone() }))));
+                    }
+                }
             }
             // Let go of here: nobody waits for memory who holds some.
         }
-        let slice = self.slice(container)?;
+        let slice = match self.slice(container) {
+            Err(error) => {
+                let Some(plain) = self.form.plain(self.region.shape()) else { return Err(error) };
+                let Some(etag) = self.found_tag(container, access).await? else { return Ok(None) };
+                let len =
+                    self.planned(container, &self.region, &plain)?.bytes().saturating_add(plain.header.len() as u64);
+                let from = PiecesFrom::Elements(plain);
+                return Ok(Some(Sent::Pieces(Box::new(Pieces { len, etag, from, chunk: self.clone() }))));
+            }
+            slice => slice?,
+        };
         let (form, shape) = (Arc::clone(&self.form), self.region.shape().clone());
         let data_type = self.dataset.attributes.data_type().clone();
         let width = data_type.size_bytes().unwrap_or(1);
@@ -157,7 +216,7 @@ impl Chunk {
         let made = container.made(access, &slice, &recipe).await?;
         Ok(made.map(|made| {
             let source = Source::Made(made.versions, made.found);
-            Ready { bytes: made.bytes, etag: self.etag(made.tags), source }
+            Sent::Whole(Ready { bytes: made.bytes, etag: self.etag(made.tags), source })
         }))
     }
 
@@ -189,7 +248,7 @@ impl Chunk {
         }
     }
 
-    /// The entity tag that [`Self::ready`] would give, without reading a block; `None` where none exists.
+    /// The entity tag that [`Self::sent`] would give, without reading a block; `None` where none exists.
     ///
     /// # Errors
     /// When the store fails.
@@ -206,20 +265,49 @@ impl Chunk {
             let meta = container.meta(access, &self.dataset.block_key(position)).await?;
             return Ok(meta.map(|meta| self.etag(of_one(position, &meta).tags)));
         }
-        let fingerprint = container.fingerprint(access, &self.slice(container)?).await?;
+        let slice = match (self.slice(container), self.form.plain(self.region.shape())) {
+            (Err(_), Some(plain)) => self.planned(container, &self.region, &plain)?,
+            (slice, _) => slice?,
+        };
+        let fingerprint = container.fingerprint(access, &slice).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.tags)))
     }
 
+    /// The region, to be read in one piece and encoded.
     fn slice(&self, container: &Container) -> Result<Slice, ReadError> {
         let budget = container.resources().settings().slice_budget;
+        let width = self.dataset.attributes.data_type().size_bytes().unwrap_or(1);
+        let extra_bytes = self.form.extra_bytes(self.region.shape(), width);
         let slice = container.plan_slice(&self.dataset, self.region.clone()).ok();
-        slice.filter(|slice| !slice.is_streamed()).ok_or_else(|| {
-            ReadError::TooLarge(format!(
-                "a chunk of {:?} elements is too large to be made; limits.slice_budget allows {budget} bytes; regions \
-                 of it can be had from /slice",
-                self.region.shape().as_slice()
-            ))
-        })
+        // A chunk that can be streamed leaves memory to others, because its client may be slow.
+        let is_plain = self.form.plain(self.region.shape()).is_some();
+        let most = if is_plain { container.most_held_bytes() } else { budget };
+        let is_held = |slice: &Slice| slice.held_bytes().saturating_add(extra_bytes) <= most;
+        slice.filter(|slice| !slice.is_streamed() && is_held(slice)).ok_or_else(|| self.too_large(container))
+    }
+
+    /// `region`, a part of this one, to be read in bands.
+    pub(super) fn planned(&self, container: &Container, region: &Region, plain: &Plain) -> Result<Slice, ReadError> {
+        let data_type = plain.data_type.as_ref().unwrap_or(self.dataset.attributes.data_type());
+        let sending = Sending {
+            data_type,
+            extra_bytes: 0,
+            beside_bytes: 0,
+            is_slowed: false,
+            is_streamable: true,
+            is_banded: true,
+        };
+        let slice = container.plan_converted_slice(&self.dataset, region.clone(), &sending);
+        slice.map_err(|_refusal| self.too_large(container))
+    }
+
+    fn too_large(&self, container: &Container) -> ReadError {
+        let budget = container.resources().settings().slice_budget;
+        ReadError::TooLarge(format!(
+            "a chunk of {:?} elements is too large to be made; limits.slice_budget allows {budget} bytes; regions \
+             of it can be had from /slice",
+            self.region.shape().as_slice()
+        ))
     }
 
     fn etag(&self, tags: u128) -> String {

@@ -5,6 +5,7 @@
 
 mod chunk;
 mod node;
+mod pieces;
 mod precomputed;
 mod reencoded;
 mod zarr;
@@ -19,8 +20,9 @@ use crate::container::{Access, Container, Memory, ReadError};
 use crate::metadata::{Description, Kind, Node};
 use crate::store::Key;
 
-pub use chunk::{Chunk, Form, Ready};
+pub use chunk::{Chunk, Form, Plain, Ready, Sent};
 pub use node::{Known, read_node, read_node_with_text};
+pub use pieces::{Pieces, PiecesFrom};
 
 /// Every view, by the first segment of its paths.
 pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3::Zarr3, &precomputed::Precomputed];
@@ -99,7 +101,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 /// #     assert!(document.text.starts_with("[48,"));
 /// #     let key = n5_server::store::Key::from_segments(["volume", "em", "s2", "0", "0", "0"]).unwrap();
 /// #     let Found::Chunk(chunk) = Plain.resolve(&Lookup { key: &key, ..lookup }).await.unwrap() else { panic!() };
-/// #     assert!(chunk.ready(&container, lookup.access).await.unwrap().is_some());
+/// #     assert!(chunk.sent(&container, lookup.access).await.unwrap().is_some());
 /// # });
 /// ```
 #[async_trait]

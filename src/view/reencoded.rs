@@ -9,7 +9,8 @@ use bytes::Bytes;
 use serde_json::Map;
 
 use super::chunk::{payload, stored_encoding};
-use super::{Chunk, Document, Form, Found, Lookup, View, read_node, read_node_with_text};
+use super::pieces::raw_payload;
+use super::{Chunk, Document, Form, Found, Lookup, Plain, View, read_node, read_node_with_text};
 use crate::container::{ATTRIBUTES, Dataset, ReadError};
 use crate::metadata::{self, Description, Kind, Node, Space};
 use crate::n5::{
@@ -222,17 +223,41 @@ impl Form for Block {
     fn within(&self, stored: &[u8], dataset: &Dataset, position: &GridPosition) -> Option<Range<usize>> {
         let attributes = &dataset.attributes;
         let width = attributes.data_type().size_bytes()?;
-        let clipped = attributes.grid().clipped_size(position);
-        let full =
-            attributes.block_size().iter().fold(width as u128, |bytes, size| bytes.saturating_mul(u128::from(*size)));
-        let full = (full <= metadata::MAX_BLOCK_BYTES).then(|| attributes.block_size());
-        let mut sizes = std::iter::once(&clipped).chain(full);
-        sizes.any(|size| payload(stored, size, width, self.encoding).is_some()).then_some(0..stored.len())
+        let mut sizes = sizes(attributes, position, width);
+        sizes.any(|size| payload(stored, &size, width, self.encoding).is_some()).then_some(0..stored.len())
+    }
+
+    fn within_large(
+        &self,
+        head: &[u8],
+        stored_bytes: u64,
+        dataset: &Dataset,
+        position: &GridPosition,
+    ) -> Option<Range<u64>> {
+        let attributes = &dataset.attributes;
+        let width = attributes.data_type().size_bytes()?;
+        let mut sizes = sizes(attributes, position, width);
+        let is_one = self.encoding == Encoding::Raw;
+        let is_one = is_one && sizes.any(|size| raw_payload(head, stored_bytes, &size, width).is_some());
+        is_one.then_some(0..stored_bytes)
+    }
+
+    fn plain(&self, shape: &Coords) -> Option<Plain> {
+        let header = n5::block_header(shape).filter(|_| self.encoding == Encoding::Raw)?;
+        Some(Plain { header: header.into(), data_type: self.data_type.clone(), big_endian: true })
     }
 
     fn passes(&self, dataset: &Dataset) -> bool {
         self.data_type.is_none() && stored_encoding(dataset) == Some(self.encoding)
     }
+}
+
+/// The sizes that readers accept of the block at `position`.
+fn sizes(attributes: &DatasetAttributes, position: &GridPosition, width: usize) -> impl Iterator<Item = Coords> {
+    let full =
+        attributes.block_size().iter().fold(width as u128, |bytes, size| bytes.saturating_mul(u128::from(*size)));
+    let full = (full <= metadata::MAX_BLOCK_BYTES).then(|| attributes.block_size().clone());
+    std::iter::once(attributes.grid().clipped_size(position)).chain(full)
 }
 
 #[cfg(test)]

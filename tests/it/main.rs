@@ -32,6 +32,7 @@ mod http2;
 mod lane;
 mod openapi;
 mod operations;
+mod parts;
 mod precomputed;
 mod readiness;
 mod reencoded;

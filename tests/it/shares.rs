@@ -274,3 +274,117 @@ fn what_is_sent_slowly_holds_little_memory_meanwhile() {
     assert!(held > 0.0 && held <= ((clients.len() * 3) << 20) as f64, "{held}");
     assert_eq!(program.connect_from("127.0.0.9").get("/slice/v?size=100,100", "").unwrap().status, 200);
 }
+
+/// Eight uncompressed blocks of 12 MiB, each with its number in all elements.
+fn large_blocks() -> N5 {
+    let n5 = N5::new();
+    let attributes = serde_json::json!({
+        "dimensions": [4096, 8 * 3072], "blockSize": [4096, 3072], "dataType": "uint8", "compression": { "type": "raw" },
+    });
+    n5.file("v/attributes.json", attributes.to_string());
+    for number in 0..8u8 {
+        let mut block = vec![0, 0, 0, 2, 0, 0, 16, 0, 0, 0, 12, 0];
+        block.resize(12 + (12 << 20), number);
+        n5.file(&format!("v/0/{number}"), block);
+    }
+    n5
+}
+
+fn small_budgets(n5: &N5, wait: &str) -> Program {
+    let budgets = "limits.slice_budget = \"32MiB\"\nlimits.decode_budget = \"32MiB\"\nlimits.transfer_budget = \"16MiB\"\n\
+         cache.decoded = \"16MiB\"\ncache.stored = \"24MiB\"";
+    Program::start(&served(n5, &format!("{budgets}\nlimits.budget_wait = \"{wait}\"")))
+}
+
+/// Paths that one client asks for and does not read: whole slices, streamed ones, blocks as stored, decoded blocks that are
+/// cached, chunks, text.
+fn unread() -> Vec<(&'static str, Vec<String>)> {
+    let each = |path: fn(u64) -> String| (0..8).map(path).collect();
+    vec![
+        ("whole slices", each(|n| format!("/slice/v?start=0,{}&size=4096,2500", n * 2500))),
+        ("streamed slices", each(|n| format!("/slice/v?start=0,{n}&size=4096,20000"))),
+        ("stored blocks", each(|n| format!("/v/0/{n}"))),
+        ("decoded blocks", each(|n| format!("/slice/v?start=0,{}&size=4096,3072", n * 3072))),
+        ("chunks", each(|n| format!("/zarr3/v/c/{n}/0"))),
+        ("text", each(|n| format!("/slice/v?start=0,{n}&size=1500,1500&format=json"))),
+    ]
+}
+
+#[test]
+fn a_client_that_reads_nothing_keeps_no_other_from_any_route() {
+    let n5 = large_blocks();
+    for (kind, paths) in unread() {
+        let program = small_budgets(&n5, "3s");
+        let mut slow: Vec<_> = paths.iter().map(|_| program.connect_from("127.0.0.2")).collect();
+        for (connection, path) in slow.iter_mut().zip(&paths) {
+            connection.ask(path);
+        }
+        // As many as get their answer have it; the others wait for those.
+        let heads: Vec<_> = slow.iter_mut().take(2).filter_map(Connection::head).collect();
+        assert_eq!(heads.len(), 2, "{kind}");
+        for path in [
+            "/slice/v?start=7,7&size=300,300",
+            "/slice/v?start=0,9000&size=4096,4096",
+            "/slice/v?start=0,3072&size=4096,3072",
+            "/slice/v?start=9,9&size=900,900&format=png",
+            "/slice/v?start=9,9&size=300,300&format=json",
+            "/v/attributes.json",
+            "/v/0/7",
+            "/v/0/1",
+            "/zarr3/v/c/5/0",
+            "/zarr2/v/6/0",
+            "/as/raw/v/0/4",
+            "/info/v",
+            "/v/?format=json",
+        ] {
+            let begun = Instant::now();
+            let reply = program.connect_from("127.0.0.3").get(path, "");
+            let status = reply.as_ref().map(|reply| reply.status);
+            assert_eq!(status, Some(200), "{kind}: {path} after {:?}: {reply:.300?}", begun.elapsed());
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_alone_gets_all_that_it_asks_for_at_once() {
+    let n5 = large_blocks();
+    let program = small_budgets(&n5, "30s");
+    for (kind, paths) in unread() {
+        let mut connections: Vec<_> = paths.iter().map(|_| program.connect_from("127.0.0.2")).collect();
+        for (connection, path) in connections.iter_mut().zip(&paths) {
+            connection.ask(path);
+        }
+        let readers: Vec<_> = connections
+            .into_iter()
+            .map(|mut connection| std::thread::spawn(move || connection.answer().map(|reply| reply.status)))
+            .collect();
+        let statuses: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
+        assert!(statuses.iter().all(|status| *status == Some(200)), "{kind}: {statuses:?}");
+    }
+}
+
+#[test]
+fn large_objects_that_one_client_does_not_read_keep_no_other_from_stored_blocks() {
+    let n5 = N5::new();
+    n5.dataset("v", &[4, 4], &[4, 4], "raw");
+    n5.file("v/0/0", vec![1; 17 << 20]);
+    for number in 1..32 {
+        n5.file(&format!("v/0/{number}"), vec![2; 1 << 20]);
+    }
+    let budgets = "cache.stored = \"8MiB\"\nlimits.transfer_budget = \"4MiB\"\nlimits.budget_wait = \"3s\"";
+    let program = Program::start(&served(&n5, budgets));
+    // By the general way, which caches.
+    let stored = |number: u64| program.connect_from("127.0.0.3").get(&format!("/v/0/{number}?x=1"), "").unwrap();
+    for number in 1..16 {
+        assert_eq!(stored(number).status, 200);
+    }
+    let mut slow: Vec<_> = (0..40).map(|_| program.connect_from("127.0.0.2")).collect();
+    for connection in &mut slow {
+        connection.ask("/v/0/0");
+    }
+    assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"transfer\"}") > Some(f64::from(11 << 20))));
+    for number in 16..32 {
+        let reply = stored(number);
+        assert_eq!((reply.status, reply.length()), (200, 1 << 20), "{number}: {reply:.300?}");
+    }
+}

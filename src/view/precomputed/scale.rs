@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::super::chunk::{Form, payload, stored_encoding};
+use super::super::chunk::{Form, Plain, payload, stored_encoding};
+use super::super::pieces::raw_payload;
 use super::compressed_segmentation;
 use super::image::{self, Image};
 use crate::container::{Dataset, ReadError};
@@ -302,6 +303,20 @@ impl Form for Encoding {
     fn within(&self, stored: &[u8], dataset: &Dataset, position: &GridPosition) -> Option<Range<usize>> {
         let size = dataset.attributes.grid().clipped_size(position);
         payload(stored, &size, 1, n5::Encoding::Raw)
+    }
+
+    fn within_large(
+        &self,
+        head: &[u8],
+        stored_bytes: u64,
+        dataset: &Dataset,
+        position: &GridPosition,
+    ) -> Option<Range<u64>> {
+        raw_payload(head, stored_bytes, &dataset.attributes.grid().clipped_size(position), 1)
+    }
+
+    fn plain(&self, _: &Coords) -> Option<Plain> {
+        (*self == Self::Raw).then(Plain::default)
     }
 
     /// Bytes are in the same order everywhere.

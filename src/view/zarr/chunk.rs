@@ -6,7 +6,8 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::super::chunk::{payload, stored_encoding};
-use super::super::{Chunk, Form};
+use super::super::pieces::raw_payload;
+use super::super::{Chunk, Form, Plain};
 use crate::container::{Dataset, ReadError};
 use crate::n5::{Array, Coords, DatasetAttributes, Encoding, GridPosition, big_endian};
 
@@ -113,6 +114,15 @@ impl Form for Scheme {
 
     fn within(&self, stored: &[u8], dataset: &Dataset, _: &GridPosition) -> Option<Range<usize>> {
         payload(stored, &chunk_shape(&dataset.attributes), self.width, self.encoding)
+    }
+
+    fn within_large(&self, head: &[u8], stored_bytes: u64, dataset: &Dataset, _: &GridPosition) -> Option<Range<u64>> {
+        let shape = chunk_shape(&dataset.attributes);
+        raw_payload(head, stored_bytes, &shape, self.width).filter(|_| self.encoding == Encoding::Raw)
+    }
+
+    fn plain(&self, _: &Coords) -> Option<Plain> {
+        (self.encoding == Encoding::Raw).then(|| Plain { big_endian: self.big_endian, ..Plain::default() })
     }
 
     fn passes(&self, dataset: &Dataset) -> bool {

@@ -138,6 +138,10 @@ impl Faulty {
 
 #[async_trait]
 impl Store for Faulty {
+    fn lists_cheaply(&self) -> bool {
+        self.inner.lists_cheaply()
+    }
+
     fn backend(&self) -> &'static str {
         "faulty"
     }

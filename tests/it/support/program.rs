@@ -111,6 +111,13 @@ impl Program {
         Duration::from_millis(fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap() * 10).sum())
     }
 
+    /// The most memory that it has had so far, in bytes.
+    pub fn peak_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        peak.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
+    }
+
     /// [`Self::configure`], and waits until that has been taken over or refused; the log line that says so.
     pub fn reload(&self, config: &str) -> String {
         self.configure(config);
@@ -223,6 +230,13 @@ impl Connection {
     /// So many bytes of the body that is left to come.
     pub fn body(&mut self, length: usize) -> impl Read {
         (&mut self.0).take(length as u64)
+    }
+
+    /// The next bytes of a body.
+    pub fn read(&mut self, bytes: u64) -> Vec<u8> {
+        let mut body = vec![0; usize::try_from(bytes).unwrap()];
+        self.0.read_exact(&mut body).unwrap();
+        body
     }
 
     /// The next answer; `None` where the server hangs up instead.

@@ -122,6 +122,10 @@ impl Drop for Waits<'_> {
 
 #[async_trait]
 impl Store for Probe {
+    fn lists_cheaply(&self) -> bool {
+        self.inner.lists_cheaply()
+    }
+
     fn backend(&self) -> &'static str {
         "probe"
     }
