@@ -103,13 +103,34 @@ impl<'de> Deserialize<'de> for Count {
 
             fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Count, A::Error> {
                 let mut count = 0;
-                while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                while members.next_entry::<Name, IgnoredAny>()?.is_some() {
                     count += 1;
                 }
                 Ok(Count(count))
             }
         }
         deserializer.deserialize_map(Counting)
+    }
+}
+
+/// A name, of which nothing is kept; as bytes, since it may have unpaired surrogates.
+struct Name;
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Passing;
+        impl Visitor<'_> for Passing {
+            type Value = Name;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("a name")
+            }
+
+            fn visit_bytes<E>(self, _: &[u8]) -> Result<Name, E> {
+                Ok(Name)
+            }
+        }
+        deserializer.deserialize_bytes(Passing)
     }
 }
 
@@ -169,5 +190,16 @@ async fn tree(container: &Container, asked: &Asked<'_>, key: &Key) -> anyhow::Re
         if depth < 64 {
             below = Some((key, depth + 1));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_counted_whatever_they_hold() {
+        let text = r#"{"attributes":{"a":1e999,"b":"\ud800","\udfff":[1]},"kind":"group","tensorstore":{"x":1e999}}"#;
+        assert_eq!(document(text).unwrap(), serde_json::json!({"attributes": 3, "kind": "group"}));
     }
 }
