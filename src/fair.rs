@@ -103,7 +103,13 @@ impl Shares {
         let (party, units) = (share.party, share.units);
         drop(share);
         let (sender, receiver) = oneshot::channel();
-        self.state().line(party).waiting.push_front(Place { units, beside: 0, stream: None, is_counted_only: false, sender });
+        self.state().line(party).waiting.push_front(Place {
+            units,
+            beside: 0,
+            stream: None,
+            is_counted_only: false,
+            sender,
+        });
         self.hand_out();
         // A sender goes with a share.
         receiver.blocking_recv().unwrap_or_else(|_| self.share(party, 0, false))
