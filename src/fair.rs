@@ -3,6 +3,7 @@
 
 mod joint;
 mod line;
+mod share;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -14,6 +15,7 @@ use tokio::sync::oneshot;
 
 pub use joint::{Joined, Joints, Keeper, hold, keeper, leading};
 pub use line::Most;
+pub use share::Share;
 
 use line::{Line, Place};
 
@@ -70,16 +72,6 @@ struct State {
     clock: u64,
     /// Those in which somebody waits and, where that counts, those that have something.
     lines: Vec<Line>,
-}
-
-/// Some units; given back when dropped.
-#[derive(Debug)]
-pub struct Share {
-    shares: Shares,
-    party: Party,
-    units: usize,
-    is_counted_only: bool,
-    since: Instant,
 }
 
 impl Shares {
@@ -319,64 +311,6 @@ impl State {
 
     fn tidy(&mut self) {
         self.lines.retain(|line| line.held > 0 || !line.waiting.is_empty());
-    }
-}
-
-impl Share {
-    /// How many they are.
-    pub fn units(&self) -> usize {
-        self.units
-    }
-
-    /// Takes `units` out of it, or all there are.
-    #[must_use]
-    pub fn split(&mut self, units: usize) -> Self {
-        let units = units.min(self.units);
-        self.units -= units;
-        let (party, is_counted_only) = (self.party, self.is_counted_only);
-        Self { shares: self.shares.clone(), party, units, is_counted_only, since: self.since }
-    }
-
-    /// From now on it is the server's own: no client is kept from having more because of it.
-    pub fn disown(&mut self) {
-        let own = (Client::default(), self.party.1);
-        let mut state = self.shares.state();
-        if state.is_counted() && self.party != own {
-            let line = state.line(self.party);
-            line.held = line.held.saturating_sub(self.units);
-            state.line(own).held += self.units;
-        }
-        drop(state);
-        self.party = own;
-        self.shares.hand_out();
-    }
-
-    /// Makes one of two of the same [`Shares`].
-    pub fn merge(&mut self, mut other: Self) {
-        let units = std::mem::take(&mut other.units);
-        if other.party != self.party {
-            let mut state = self.shares.state();
-            if state.is_counted() {
-                let line = state.line(other.party);
-                line.held = line.held.saturating_sub(units);
-                state.line(self.party).held += units;
-            }
-        }
-        self.units += units;
-    }
-
-    fn end(&mut self, time: impl FnOnce(Instant) -> Duration) {
-        let units = std::mem::take(&mut self.units);
-        if units > 0 {
-            self.shares.state().take_back(self.party, units, self.is_counted_only, Some(time(self.since)));
-            self.shares.hand_out();
-        }
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.end(|since| since.elapsed());
     }
 }
 

@@ -37,9 +37,10 @@ pub(super) const HEAD_COPIES: usize = 3;
 /// Most fields of a request, as of HTTP/1 in the library.
 pub(super) const MOST_FIELDS: usize = 100;
 
-/// Frames of header lists on one connection before others get their turn. One of [`TURN_FRAME_BYTES`] counts as two, for each
-/// of its bytes may be a field.
-const TURN_FRAMES: usize = 16;
+/// Frames of header lists on one connection before others get their turn: more than the requests that a client may take back
+/// before they are looked at, which the library then hangs up on (20, CVE-2023-44487). One of [`TURN_FRAME_BYTES`] counts as two,
+/// for each of its bytes may be a field.
+const TURN_FRAMES: usize = 64;
 const TURN_FRAME_BYTES: usize = 128;
 
 /// What one connection has taken from the pool; given back when dropped. Cheap to clone; clones share it.

@@ -212,7 +212,7 @@ async fn a_header_list_of_more_than_a_hundred_fields_is_431_and_ends_the_connect
     let begin = [&h2::get("/v/0/0")[..], &[0x40, 1, b'a', 1, b'b']].concat();
     let many = [&h2::get("/v/0/0")[..], &[0xbe; 200]].concat();
     let mut sent = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, 1, &begin)].concat();
-    for n in 1..20 {
+    for n in 1..100 {
         sent.extend(h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, 2 * n + 1, &many));
     }
     client.write_all(&sent).await.unwrap();
@@ -220,6 +220,6 @@ async fn a_header_list_of_more_than_a_hundred_fields_is_431_and_ends_the_connect
     let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("it stays open");
     let answered = h2::kinds(&received).iter().filter(|kind| **kind == h2::HEADERS).count();
     // One turn's frames may have been admitted before the first was looked at.
-    assert!(answered <= 9, "{answered}");
+    assert!(answered <= 33, "{answered}");
     assert!(server.exchange(b"GET /v/0/0 HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.0 200"));
 }

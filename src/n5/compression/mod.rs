@@ -33,8 +33,9 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// members, streams or frames are decoded and appended, as many as what they yield allows; zero padding after the last
     /// is ignored.
     ///
-    /// `watch` is asked whether to go on. Not within one gzip member, zlib stream or zstd frame of up to 8 MiB, nor within a
-    /// bare LZ4 block or blosc buffer of large parts: these take the libraries at most half a second.
+    /// `watch` is asked whether to go on: between members, streams and frames, and within long ones of bzip2, xz, lzma, gzip and
+    /// zlib. Not within a gzip member or zlib stream of up to 8 MiB, a zstd frame, a bare LZ4 block, or a blosc buffer of large
+    /// parts. The longest of these that was found is a zstd frame of 15 MB of empty blocks with tables, with 1.2 s.
     ///
     /// # Errors
     /// [`CodecError`] when the payload is damaged, ends early, decodes to another length than `len`,
