@@ -70,8 +70,8 @@ const TURN: Duration = Duration::from_millis(10);
 /// Most jobs that let others go first, for each core: each keeps a thread. Where there are more, a job keeps its core.
 const PAUSED_PER_CORE: usize = 4;
 
-/// How long a spare thread stays.
-const SPARE_KEPT: Duration = Duration::from_secs(10);
+/// Spare threads stay, as later there may be none to be had. Not [`KEPT`], which also keeps threads on their cores.
+const SPARE_KEPT: Duration = Duration::from_secs(1 << 30);
 
 /// A job's hold on its core, which it can give up for a while.
 #[derive(Debug)]
@@ -169,9 +169,7 @@ impl Threads {
             })
             .build()?;
         // The first one now: the runtime panics when it has none and the system gives none.
-        if kept == KEPT {
-            drop(runtime.spawn_blocking(|| ()));
-        }
+        drop(runtime.spawn_blocking(|| ()));
         Ok(Self(Some(runtime)))
     }
 }

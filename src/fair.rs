@@ -93,7 +93,6 @@ impl Shares {
     /// Gives `share` back, and has the thread wait until it is the turn of its party again, of which it goes first.
     pub fn lend(&self, share: Share) -> Share {
         let (party, units) = (share.party, share.units);
-        drop(share);
         let (sender, receiver) = oneshot::channel();
         self.state().line(party).waiting.push_front(Place {
             units,
@@ -102,7 +101,8 @@ impl Shares {
             is_counted_only: false,
             sender,
         });
-        self.hand_out();
+        // After that: what the line has spent is forgotten when it has nothing and waits for nothing.
+        drop(share);
         // A sender goes with a share.
         receiver.blocking_recv().unwrap_or_else(|_| self.share(party, 0, false))
     }
@@ -121,7 +121,11 @@ impl Shares {
     /// A share for `party`, where there is one that nobody waits for.
     pub fn try_take(&self, party: Party, units: usize) -> Option<Share> {
         let mut state = self.state();
-        let is_first = state.lines.iter().flat_map(|line| &line.waiting).all(|place| place.stream.is_some());
+        // Lines that wait for what their own client has are in nobody's way.
+        let is_first = state.lines.iter().all(|line| {
+            let first = line.waiting.iter().find(|place| place.stream.is_none());
+            first.is_none_or(|place| state.is_too_much(line.party, place.units))
+        });
         if !is_first || units > state.free || state.is_too_much(party, units) {
             return None;
         }
@@ -237,7 +241,8 @@ impl State {
                 are_others |= line.held > 0 || !line.waiting.is_empty();
             }
         }
-        let most = if are_others { self.most.among_others } else { self.most.alone };
+        let most =
+            if are_others { self.most.among(self.all, self.free.saturating_sub(units)) } else { self.most.alone };
         held > 0 && held.saturating_add(units) > most
     }
 
@@ -529,5 +534,28 @@ mod tests {
         drop((&mut large).now_or_never().unwrap());
         drop((&mut later).now_or_never().unwrap());
         assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn clients_that_take_all_they_can_get_leave_some_for_the_next() {
+        for (alone, among_others) in [(96, 64), (64, 48)] {
+            let shares = Shares::new(128, Most { alone, among_others }, Cost::Units);
+            let mut held = Vec::new();
+            for _ in 0..128 {
+                for client in 1..=5 {
+                    held.extend(shares.try_take(party(client), 1));
+                }
+            }
+            assert!((6..40).contains(&shares.free()), "{}", shares.free());
+            assert!(shares.try_take(party(6), 2).is_some());
+        }
+    }
+
+    #[test]
+    fn a_client_that_waits_for_itself_keeps_no_other_from_taking_at_once() {
+        let shares = Shares::new(100, Most { alone: 50, among_others: 40 }, Cost::Units);
+        let _held = shares.try_take(party(1), 50).unwrap();
+        let _waits = wait(&shares, 1, 10);
+        assert!(shares.try_take(party(2), 10).is_some());
     }
 }

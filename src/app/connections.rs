@@ -28,7 +28,7 @@ use tower::ServiceExt;
 use super::charge::{Charge, MOST_FIELDS};
 use super::lane::Lane;
 use super::metered::{self, Metered, Rest};
-use super::peers::{self, Activity, Admission, Peers, Place};
+use super::peers::{self, Activity, Admission, PeerLimits, Peers, Place};
 use super::pool::SharedPool;
 use super::progress::{Fault, Limits, Piece, Progress, Stream};
 use super::serving::{Follower, News};
@@ -167,7 +167,9 @@ impl Connections {
         if serving.is_proxy(peer) {
             return self.serve_placed(open, self.terms(Some(peer), Held { place: None, _slot: slot }));
         }
-        match self.peers.admit(peer, serving.of_one_address) {
+        // This one has its slot already.
+        let limits = PeerLimits::new(serving.connections_of_one, self.slots.available_permits());
+        match self.peers.admit(peer, limits) {
             Admission::Served(place) => {
                 self.serve_placed(open, self.terms(Some(peer), Held { place: Some(place), _slot: slot }));
             }
@@ -222,7 +224,7 @@ impl Connections {
         static REFUSED: Seldom = Seldom::new();
         self.counted.open().close(Closed::Refused);
         if let Some(unsaid) = REFUSED.may_say() {
-            let most = self.news.current().of_one_address.served;
+            let most = self.news.current().connections_of_one;
             tracing::warn!(%peer, reason, most, unsaid, "connection refused");
         }
     }

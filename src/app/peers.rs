@@ -18,8 +18,9 @@ use tokio::time::Instant;
 use crate::http;
 use crate::metrics::{Queue, Waiting};
 
-/// One part in so many of all connections is for other addresses than the one with the most.
-const LEFT: usize = 4;
+/// One address has at most so many times the connections that are still free: three quarters of all where it is alone, and of
+/// many addresses each the same part, with some left for the next (a dynamic threshold, as in [`super::pool`]).
+const TIMES_FREE: usize = 3;
 
 /// Shortest time without a request after which a connection makes place for another: the next request of a client that
 /// sends one after the other is under way before.
@@ -55,19 +56,18 @@ struct Peer {
 pub(super) struct PeerLimits {
     /// Most that are served.
     pub(super) served: usize,
-    /// Most that are served or wait.
+    /// Most that are served or wait, the next one included.
     pub(super) all: usize,
 }
 
 impl PeerLimits {
-    /// Where there may be `all` connections: as many as `configured`, and never so many that other addresses have none.
-    /// 0 for no limit.
-    pub(super) fn new(configured: usize, all: usize) -> Self {
+    /// While so many of all connections are `free`, without the next one: as many as `configured`, and never so many that other
+    /// addresses have none. 0 for no limit.
+    pub(super) fn new(configured: usize, free: usize) -> Self {
         if configured == 0 {
             return Self { served: usize::MAX, all: usize::MAX };
         }
-        let most = all - all / LEFT;
-        Self { served: configured.min(most), all: most }
+        Self { served: configured, all: free.saturating_mul(TIMES_FREE) }
     }
 }
 
@@ -97,15 +97,14 @@ impl Peers {
         let mut peers = self.0.peers();
         let peer = peers.entry(address).or_default();
         let open = peer.open.len();
+        peer.waiting.retain(|waiting| !waiting.is_closed());
+        let is_within = open + peer.waiting.len() < limits.all;
         // Only an address that has some can have too many: no entry is left behind.
-        if open == 0 || open < limits.served || peer.evict(self.0.epoch, 1) == 1 {
+        if open == 0 || is_within && open < limits.served || peer.evict(self.0.epoch, 1) == 1 {
             return Admission::Served(self.open(address, peer));
         }
-        if open + peer.waiting.len() >= limits.all {
-            peer.waiting.retain(|waiting| !waiting.is_closed());
-            if open + peer.waiting.len() >= limits.all {
-                return Admission::Refused;
-            }
+        if !is_within {
+            return Admission::Refused;
         }
         let (sender, receiver) = oneshot::channel();
         peer.waiting.push_back(sender);
@@ -334,13 +333,28 @@ mod tests {
         assert!(peers.0.peers().is_empty());
     }
 
+    /// How many of a hundred connections each of `addresses` gets, that ask in turn, where each may have `configured`.
+    fn shares(addresses: usize, configured: usize) -> Vec<usize> {
+        let (peers, mut free, mut places) = (Peers::default(), 100, vec![Vec::new(); addresses]);
+        for _ in 0..100 {
+            for (n, places) in places.iter_mut().enumerate() {
+                let limits = PeerLimits::new(configured, free - 1);
+                let address = IpAddr::from([192, 0, 2, u8::try_from(n).unwrap()]);
+                if let Admission::Served(place) = peers.admit(address, limits) {
+                    places.push(Arc::new(place));
+                    free -= 1;
+                }
+            }
+        }
+        places.iter().map(Vec::len).collect()
+    }
+
     #[test]
-    fn a_quarter_of_all_is_for_others_whatever_is_configured() {
-        let most = |configured, all| PeerLimits::new(configured, all).served;
-        assert_eq!(most(2048, 10_240), 2048);
-        assert_eq!(most(2048, 1000), 750);
-        assert_eq!((most(5, 1), most(5, 3)), (1, 3));
-        assert_eq!(most(0, 1000), usize::MAX);
-        assert_eq!(PeerLimits::new(2048, 10_240).all, 7680);
+    fn some_connections_are_left_for_the_next_address_whatever_is_configured() {
+        assert_eq!(shares(1, 1000), [75]);
+        assert_eq!(shares(1, 20), [20]);
+        assert_eq!(shares(2, 1000), [43, 43]);
+        assert_eq!(shares(5, 1000), [19, 19, 19, 18, 18]);
+        assert_eq!(PeerLimits::new(0, 1).served, usize::MAX);
     }
 }

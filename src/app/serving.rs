@@ -12,7 +12,6 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 
 use super::connections;
-use super::peers::PeerLimits;
 use crate::config::Config;
 use crate::http::{self, App};
 
@@ -24,8 +23,8 @@ pub(super) struct Serving {
     pub(super) http: Builder<TokioExecutor>,
     pub(super) header_timeout: Duration,
     pub(super) send_timeout: Duration,
-    /// Bounds on the connections of one address.
-    pub(super) of_one_address: PeerLimits,
+    /// Most connections of one address; 0 for no limit.
+    pub(super) connections_of_one: usize,
     /// Whose connections are others'.
     trusted_proxies: Vec<IpNet>,
     /// At the server's end: for how long it answers as ever, and what answers that have begun get after that.
@@ -41,7 +40,7 @@ impl Serving {
             http: connections::builder(config),
             header_timeout: config.server.header_timeout,
             send_timeout: config.server.send_timeout,
-            of_one_address: PeerLimits::new(config.clients.connections, config.server.max_connections),
+            connections_of_one: config.clients.connections,
             trusted_proxies: config.server.trusted_proxies.clone(),
             drain_delay: config.server.drain_delay,
             shutdown_timeout: config.server.shutdown_timeout,

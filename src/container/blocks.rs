@@ -391,6 +391,6 @@ impl Blocks {
     /// A share of the decode budget. The budget holds the whole cache besides what is in flight, so
     /// waiting is rare; what the cache evicts it frees a little later, and sooner when nudged.
     pub(super) async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
-        nudging(&self.cache, &self.budget, self.budget.take_within(bytes, self.wait)).await
+        nudging(&self.cache, &self.budget, bytes, self.budget.take_within(bytes, self.wait)).await
     }
 }

@@ -172,7 +172,8 @@ impl Budget {
     /// [`BudgetError`] when it does not take what it asked for before.
     pub(super) async fn turn(&self, len: usize) -> Result<Turn, BudgetError> {
         let client = Client::current();
-        let _waiting = self.wait_begins();
+        // Not counted among those that wait for memory: it needs none.
+        let _waiting = metrics::Waiting::begin(metrics::Queue::of(self.label));
         let since = Instant::now();
         let share = tokio::time::timeout(self.wait, self.counts.count((client, SHORT), units_of(len))).await;
         trace::record("wait", self.label.name(), since.elapsed());

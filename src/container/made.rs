@@ -164,7 +164,7 @@ impl Container {
 
     async fn make(&self, access: Access, slice: &Slice, recipe: &Recipe) -> Result<Arc<Entry>, Uncached> {
         let (data, mut memory, stats) =
-            self.read_slice(access, slice, recipe.extra_bytes).await.map_err(Uncached::Failed)?;
+            self.read_slice_for(access, slice, recipe.extra_bytes, false).await.map_err(Uncached::Failed)?;
         let checked = Checked::at(stats.checked.unwrap_or(0));
         if stats.fingerprint.blocks == 0 {
             return Ok(Arc::new(Entry { object: None, is_nothing: false, checked }));

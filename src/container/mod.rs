@@ -347,12 +347,13 @@ const PATIENT_NUDGES: u32 = 4;
 /// A cache gives up one entry in so many at a time.
 const GIVEN_UP: usize = 8;
 
-/// Waits for a share of a budget of which a cache holds the most: what that evicts it frees later, sooner when nudged. Where
-/// clients do not take what is sent to them of evicted entries, and so much that it keeps others from reading anything, the
-/// cache makes room for it.
+/// Waits for a share of `bytes` of a budget of which a cache holds the most: what that evicts it frees later, sooner when nudged.
+/// Where so much is not free because clients do not take what is sent to them of evicted entries, the cache makes room for it.
+/// A client that waits for what it has itself is not helped by that.
 async fn nudging<K, V>(
     cache: &Cache<K, V>,
     budget: &Budget,
+    bytes: u64,
     share: impl Future<Output = Result<Permit, BudgetError>>,
 ) -> Result<Permit, ReadError>
 where
@@ -363,7 +364,8 @@ where
         for doubled in 0u32.. {
             cache.run_pending_tasks().await;
             let beside_cache = budget.capacity_bytes().saturating_sub(cache.policy().max_capacity().unwrap_or(0));
-            if doubled >= PATIENT_NUDGES && budget.pinned.bytes() > beside_cache / 2 {
+            let is_short = budget.free_bytes() < bytes;
+            if is_short && doubled >= PATIENT_NUDGES && budget.pinned.bytes() > beside_cache / 2 {
                 let count = usize::try_from(cache.entry_count()).unwrap_or(usize::MAX) / GIVEN_UP;
                 let given_up: Vec<K> = cache.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
                 for key in &given_up {

@@ -244,7 +244,7 @@ impl Objects {
 
     /// A share of the transfer budget, which holds the whole cache besides what is in flight.
     pub(super) async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
-        nudging(&self.cache, &self.budget, self.budget.take(bytes)).await
+        nudging(&self.cache, &self.budget, bytes, self.budget.take(bytes)).await
     }
 
     /// Cached bytes, for the metrics page.

@@ -111,14 +111,14 @@ impl Container {
         let opening = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(&key, 0)));
         let Some(Object { meta, data }) = self.waited(dataset, opening).await? else { return Ok(None) };
         let head_bytes = RawLayout::head_bytes(attributes.rank()).min(meta.len);
-        let (head, reader) = match data {
-            Data::Whole(bytes) => (bytes, None),
-            Data::Open(reader) => (self.read_range(&key, &reader, 0..head_bytes).await?.0, Some(reader)),
+        let head = match &data {
+            Data::Whole(bytes) => bytes.clone(),
+            Data::Open(reader) => self.read_range(&key, reader, 0..head_bytes).await?.0,
         };
         times.store += started.elapsed();
         let blame = |error| ReadError::Block { key: key.clone(), position: position.clone(), error };
         let layout = RawLayout::new(&head, meta.len, attributes, position).map_err(blame)?;
-        let (Some(layout), Some(reader)) = (layout, reader) else { return Ok(Some(meta)) };
+        let Some(layout) = layout else { return Ok(Some(meta)) };
         let origin = attributes.grid().origin(position);
         let dimensions = attributes.dimensions();
         let most_bytes = self.resources.blocks.block_bytes;
@@ -126,12 +126,23 @@ impl Container {
         let parts = RawParts::new(region, &origin, &layout.size, dimensions, width, most_bytes);
         work.canvas.clear(position);
         let reads = stream::iter(parts.into_iter().flatten()).map(|part: RawPart| {
-            let (key, reader, layout, origin) = (&key, &reader, &layout, &origin);
+            let (key, data, layout, origin) = (&key, &data, &layout, &origin);
             async move {
                 let started = Instant::now();
                 let from = layout.header_bytes.saturating_add(part.bytes.start);
                 let to = layout.header_bytes.saturating_add(part.bytes.end);
-                let (bytes, permit) = self.read_range(key, reader, from..to).await?;
+                let (bytes, permit) = match data {
+                    Data::Open(reader) => {
+                        self.read_range(key, reader, from..to).await.map(|(bytes, permit)| (bytes, Some(permit)))?
+                    }
+                    Data::Whole(bytes) => {
+                        let range =
+                            usize::try_from(from).unwrap_or(usize::MAX)..usize::try_from(to).unwrap_or(usize::MAX);
+                        let is_there = range.start <= range.end && range.end <= bytes.len();
+                        let torn = || ReadError::Store(StoreError::Torn(key.clone()));
+                        (bytes.slice(if is_there { range } else { return Err(torn()) }), None)
+                    }
+                };
                 let elapsed = started.elapsed();
                 let (canvas, at) = (Arc::clone(work), origin.iter().zip(&part.offset));
                 let at = at.map(|(origin, offset)| origin.saturating_add(*offset)).collect();

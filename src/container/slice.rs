@@ -55,6 +55,18 @@ impl Container {
         slice: &Slice,
         extra_bytes: u64,
     ) -> Result<(Bytes, Memory, ReadStats), ReadError> {
+        self.read_slice_for(access, slice, extra_bytes, true).await
+    }
+
+    /// As [`Self::read_slice`]; `is_sent`: to a client, which a block of the cache then counts for, not to a job that makes
+    /// something of it for any number of clients.
+    pub(super) async fn read_slice_for(
+        &self,
+        access: Access,
+        slice: &Slice,
+        extra_bytes: u64,
+        is_sent: bool,
+    ) -> Result<(Bytes, Memory, ReadStats), ReadError> {
         let held_bytes = slice.held_bytes();
         if held_bytes == 0 {
             let budget = &self.resources.slice_budget;
@@ -72,7 +84,12 @@ impl Container {
         let mut stats = ReadStats::default();
         let extra = (extra_bytes > 0).then(|| permit.split(extra_bytes));
         let memory = Memory::of(extra, &self.resources.slice_budget);
-        if let Some(bytes) = self.whole_block_to_send(access, slice, &mut stats).await? {
+        let whole = if is_sent {
+            self.whole_block_to_send(access, slice, &mut stats).await?
+        } else {
+            self.whole_block(access, slice, &mut stats).await?
+        };
+        if let Some(bytes) = whole {
             return Ok((bytes, memory, stats));
         }
         let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
@@ -95,12 +112,13 @@ impl Container {
         if slice.held_bytes() == 0 {
             return Ok((Vec::new(), Memory::of(None, &self.resources.slice_budget), ReadStats::default()));
         }
-        let bytes = slice.held_bytes();
-        let permit = self.slice_share(bytes, self.resources.slice_budget.take_for_buffers(bytes)).await?;
         let mut stats = ReadStats::default();
+        // First: it may wait for its client, and must not hold memory for slices meanwhile, of which it needs none.
         if let Some(bytes) = self.whole_block_to_send(access, slice, &mut stats).await? {
             return Ok((vec![bytes], Memory::of(None, &self.resources.slice_budget), stats));
         }
+        let bytes = slice.held_bytes();
+        let permit = self.slice_share(bytes, self.resources.slice_budget.take_for_buffers(bytes)).await?;
         stats = ReadStats::default();
         let region = &slice.region;
         let axis = slowest(region);

@@ -32,7 +32,7 @@ impl Container {
     }
 
     /// The elements of the one block that `slice` consists of exactly, if it is so.
-    async fn whole_block(
+    pub(super) async fn whole_block(
         &self,
         access: Access,
         slice: &Slice,

@@ -19,6 +19,14 @@ pub struct Most {
 impl Most {
     /// No bound.
     pub const ANY: Self = Self { alone: usize::MAX, among_others: usize::MAX };
+
+    /// Most units of one client among others, while so many of `all` are `free`: as many times what is free as it has of
+    /// what it leaves where it is alone. However many clients take what they can get, some is left for the next (Choudhury and
+    /// Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998).
+    pub(super) fn among(&self, all: usize, free: usize) -> usize {
+        let left = all.saturating_sub(self.alone).max(1);
+        self.among_others.min(free.saturating_mul(self.alone) / left)
+    }
 }
 
 #[derive(Debug)]

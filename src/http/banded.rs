@@ -48,11 +48,16 @@ impl BandReader {
 
     /// The next band, in pieces; `None` after the last.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<Bytes>>, ReadError> {
+        if self.left == 0 {
+            return Ok(None);
+        }
         let band = self.container.next_band(self.access, &mut self.slice, self.waited, self.finish.clone()).await?;
-        if let Some(pieces) = self.unchanged.as_ref().filter(|_| self.slice.is_read()) {
+        let band = band.map(|(pieces, _)| cut(pieces, &mut self.skipped, &mut self.left));
+        // Before the last band is sent.
+        if let Some(pieces) = self.unchanged.as_ref().filter(|_| self.slice.is_read() || self.left == 0) {
             pieces.still_has_tag(&self.container).await?;
         }
-        Ok(band.map(|(pieces, _)| cut(pieces, &mut self.skipped, &mut self.left)))
+        Ok(band)
     }
 
     /// A body of `start`, `first`, and the bands after that. A fault breaks it off, and the connection with it: its length has
