@@ -121,10 +121,10 @@ impl Shares {
     /// A share for `party`, where there is one that nobody waits for.
     pub fn try_take(&self, party: Party, units: usize) -> Option<Share> {
         let mut state = self.state();
-        // Lines that wait for what their own client has are in nobody's way.
+        // Lines of others that wait for what their own clients have are in no one's way.
         let is_first = state.lines.iter().all(|line| {
             let first = line.waiting.iter().find(|place| place.stream.is_none());
-            first.is_none_or(|place| state.is_too_much(line.party, place.units))
+            first.is_none_or(|place| line.party != party && state.is_too_much(line.party, place.units))
         });
         if !is_first || units > state.free || state.is_too_much(party, units) {
             return None;

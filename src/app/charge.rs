@@ -37,6 +37,9 @@ pub(super) const HEAD_COPIES: usize = 3;
 /// Most fields of a request, as of HTTP/1 in the library.
 pub(super) const MOST_FIELDS: usize = 100;
 
+/// Most cookies that are not counted among them.
+pub(super) const MOST_COOKIES: usize = 200;
+
 /// Frames of header lists on one connection before others get their turn: more than the requests that a client may take back
 /// before they are looked at, which the library then hangs up on (20, CVE-2023-44487). One of [`TURN_FRAME_BYTES`] counts as two,
 /// for each of its bytes may be a field.
@@ -56,6 +59,7 @@ struct Inner {
     /// Taken for header lists that the library has been given and has made no requests of yet.
     undelivered_bytes: AtomicUsize,
     in_header_list: AtomicBool,
+    is_drained: AtomicBool,
     /// Taken for streams that have ended here, whose last frames the library may still hold.
     unflushed_bytes: AtomicUsize,
     open_streams: AtomicUsize,
@@ -74,6 +78,7 @@ impl Charge {
             taken_bytes: AtomicUsize::new(0),
             undelivered_bytes: AtomicUsize::new(0),
             in_header_list: AtomicBool::new(false),
+            is_drained: AtomicBool::new(false),
             unflushed_bytes: AtomicUsize::new(0),
             open_streams: AtomicUsize::new(0),
             most_streams: AtomicUsize::new(0),
@@ -132,6 +137,9 @@ impl Charge {
     /// Takes memory for a frame of a header list before the library sees it; breaks where there is none, or no further
     /// frame is admitted.
     pub(super) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
+        if frame.is_forbidden {
+            self.refuse_more();
+        }
         if self.is_refusing() {
             return ControlFlow::Break(());
         }
@@ -150,9 +158,19 @@ impl Charge {
         self.0.in_header_list.store(is_so, Ordering::Relaxed);
     }
 
-    /// The library has made requests of all whole header lists: gives back what was taken for more than came of them.
+    /// Notes whether the library has read all that it was given, and wants more.
+    pub(super) fn set_drained(&self, is_so: bool) {
+        self.0.is_drained.store(is_so, Ordering::Relaxed);
+    }
+
+    /// To be called when the library waits: where it has read all that it was given, it has made requests of all whole header
+    /// lists, or refused them. Gives back what was taken for more than came of them.
     pub(super) fn settle(&self) {
-        if self.0.undelivered_bytes.load(Ordering::Relaxed) > 0 && !self.0.in_header_list.load(Ordering::Relaxed) {
+        let (is_drained, in_list) = (&self.0.is_drained, &self.0.in_header_list);
+        if self.0.undelivered_bytes.load(Ordering::Relaxed) > 0
+            && is_drained.load(Ordering::Relaxed)
+            && !in_list.load(Ordering::Relaxed)
+        {
             self.give_back(self.0.undelivered_bytes.swap(0, Ordering::Relaxed));
         }
     }
@@ -239,11 +257,13 @@ mod tests {
     fn a_stream_is_paid_for_from_its_frame_to_its_last_byte() {
         let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
         let charge = Charge::new(&pool, None);
-        assert!(charge.admit(HeaderFrame { payload_bytes: 50, opens_stream: true }).is_continue());
+        assert!(charge.admit(HeaderFrame { payload_bytes: 50, opens_stream: true, is_forbidden: false }).is_continue());
         let stream = charge.open_stream(&request("/a")).unwrap();
+        charge.set_drained(true);
         charge.settle();
         assert_eq!(taken(&charge), STREAM_BYTES + RETAINED_BYTES);
         drop(stream);
+        charge.set_drained(true);
         charge.settle();
         assert_eq!(taken(&charge), STREAM_BYTES + RETAINED_BYTES, "it may not be sent yet");
         charge.flushed();
@@ -259,11 +279,15 @@ mod tests {
     fn an_unfinished_header_list_stays_paid_for() {
         let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
         let charge = Charge::new(&pool, None);
-        assert!(charge.admit(HeaderFrame { payload_bytes: 100, opens_stream: true }).is_continue());
+        assert!(
+            charge.admit(HeaderFrame { payload_bytes: 100, opens_stream: true, is_forbidden: false }).is_continue()
+        );
         charge.set_in_header_list(true);
+        charge.set_drained(true);
         charge.settle();
         assert_eq!(taken(&charge), 100 * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES);
         charge.set_in_header_list(false);
+        charge.set_drained(true);
         charge.settle();
         assert_eq!(taken(&charge), 0);
     }

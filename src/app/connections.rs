@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::{Request, Response, StatusCode, Version};
+use axum::http::header::COOKIE;
+use axum::http::{Request, Response, StatusCode, Uri, Version, uri};
+use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -25,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
-use super::charge::{Charge, MOST_FIELDS};
+use super::charge::{Charge, MOST_COOKIES, MOST_FIELDS};
 use super::lane::Lane;
 use super::metered::{self, Metered, Rest};
 use super::peers::{self, Activity, Admission, PeerLimits, Peers, Place};
@@ -46,6 +48,9 @@ pub(super) const HEADER_BYTES: usize = 96 << 10;
 
 /// HTTP/2 streams of one connection; viewers ask for 100 blocks at once.
 const STREAMS: u32 = 128;
+
+/// Malformed requests of a connection of HTTP/2 until it is closed.
+const MALFORMED: usize = 16;
 
 /// Bytes of a body that are received before it is looked at. Requests have none, and what comes is dropped.
 const BODY_BYTES: u32 = 8 << 10;
@@ -396,7 +401,6 @@ async fn answer<S: Socket + 'static>(
         let serving = poll_fn(|context| {
             charge.begin_turn();
             let ended = connection.as_mut().poll(context);
-            // It has made requests of all that it was given.
             charge.settle();
             ended
         });
@@ -444,13 +448,29 @@ fn begin(
         return Ok((request.map(Body::new), None));
     }
     // The body, if there is one, is dropped: the library would keep what has come of it.
-    let (parts, _body) = request.into_parts();
-    if parts.headers.len() > MOST_FIELDS {
+    let (mut parts, _body) = request.into_parts();
+    // The library's is a part of the buffer that it was received in, and would keep all of it.
+    parts.uri = copied(&parts.uri).unwrap_or_default();
+    // Browsers send each cookie in a field of its own (RFC 9113, section 8.2.3).
+    let cookies = parts.headers.get_all(COOKIE).iter().count();
+    if parts.headers.len() - cookies.min(MOST_COOKIES) > MOST_FIELDS {
         return Err(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
     }
     let charge = charge.open_stream(&parts).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
     let stream = streams.open(charge);
     Ok((Request::from_parts(parts, Body::empty()), Some(stream)))
+}
+
+/// The same target in memory of its own.
+fn copied(uri: &Uri) -> Option<Uri> {
+    let mut parts = uri::Parts::default();
+    let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
+    parts.path_and_query =
+        uri.path_and_query().map(|path| uri::PathAndQuery::from_maybe_shared(bytes(path.as_str()))).transpose().ok()?;
+    parts.authority =
+        uri.authority().map(|text| uri::Authority::from_maybe_shared(bytes(text.as_str()))).transpose().ok()?;
+    parts.scheme = uri.scheme().cloned();
+    Uri::from_parts(parts).ok()
 }
 
 /// An answer without a body, before the router.
@@ -520,6 +540,8 @@ pub(super) fn builder(config: &Config) -> Builder<TokioExecutor> {
     http.http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
+        // Each keeps a stream in the library's memory.
+        .max_local_error_reset_streams(Some(MALFORMED))
         .initial_stream_window_size(BODY_BYTES)
         // The least there is (RFC 9113, section 6.9.2).
         .initial_connection_window_size(CONNECTION_WINDOW)

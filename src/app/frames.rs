@@ -8,7 +8,10 @@ use std::ops::ControlFlow;
 /// Length of a frame's head (RFC 9113, section 4.1).
 const HEAD_BYTES: usize = 9;
 
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
+const PRIORITY: u8 = 2;
+const PUSH_PROMISE: u8 = 5;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
 
@@ -19,6 +22,8 @@ pub(super) struct HeaderFrame {
     pub(super) payload_bytes: usize,
     /// Whether it opens a stream.
     pub(super) opens_stream: bool,
+    /// Whether no client may send it: the library reads its header list before it says so.
+    pub(super) is_forbidden: bool,
 }
 
 /// Follows the frames in the bytes that a client sends.
@@ -26,6 +31,8 @@ pub(super) struct HeaderFrame {
 pub(super) struct FrameScanner {
     /// Bytes of the current frame that are still to come.
     payload_left: usize,
+    /// Bytes of the current frame that are still to come and not passed on.
+    discard_left: usize,
     /// The highest stream so far; those of clients only grow.
     last_stream: u32,
     /// Whether a header list has begun and not ended.
@@ -35,7 +42,7 @@ pub(super) struct FrameScanner {
 impl FrameScanner {
     /// Begins before the client's preface of `preface_bytes`.
     pub(super) fn new(preface_bytes: usize) -> Self {
-        Self { payload_left: preface_bytes, last_stream: 0, in_header_list: false }
+        Self { payload_left: preface_bytes, discard_left: 0, last_stream: 0, in_header_list: false }
     }
 
     /// Whether a header list has begun and not ended.
@@ -43,9 +50,26 @@ impl FrameScanner {
         self.in_header_list
     }
 
-    /// Returns how many of `bytes`, which follow those passed before, may be passed on. `admit` decides about every frame
-    /// of a header list; the scan stops before the first that it refuses, and before a frame whose head is not complete.
-    /// Both have to be scanned again.
+    /// Returns how many of `bytes`, which follow those passed or discarded before, the library need not see: parts of bodies,
+    /// which no request has here, and frames that it would ignore.
+    pub(super) fn discard(&mut self, bytes: &[u8]) -> usize {
+        if self.payload_left == 0 && self.discard_left == 0 && !self.in_header_list {
+            match bytes.first_chunk::<HEAD_BYTES>() {
+                Some([a, b, c, kind, ..]) if is_ignored(*kind) => {
+                    let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
+                    self.discard_left = payload_bytes.saturating_add(HEAD_BYTES);
+                }
+                _ => {}
+            }
+        }
+        let discarded = self.discard_left.min(bytes.len());
+        self.discard_left -= discarded;
+        discarded
+    }
+
+    /// Returns how many of `bytes`, which follow those passed or discarded before, may be passed on. `admit` decides about every frame
+    /// of a header list; the scan stops before the first that it refuses, before one to [`discard`](Self::discard), and before a
+    /// frame whose head is not complete. These have to be scanned again.
     pub(super) fn scan(&mut self, bytes: &[u8], mut admit: impl FnMut(HeaderFrame) -> ControlFlow<()>) -> usize {
         let mut passed = 0;
         loop {
@@ -61,9 +85,13 @@ impl FrameScanner {
             let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
             // The highest bit is reserved.
             let stream = u32::from_be_bytes(*stream) & (u32::MAX >> 1);
-            if matches!(*kind, HEADERS | CONTINUATION) {
+            if !self.in_header_list && is_ignored(*kind) {
+                return passed;
+            }
+            if matches!(*kind, HEADERS | PUSH_PROMISE | CONTINUATION) {
                 let opens_stream = *kind == HEADERS && stream > self.last_stream;
-                if admit(HeaderFrame { payload_bytes, opens_stream }).is_break() {
+                let is_forbidden = *kind == PUSH_PROMISE;
+                if admit(HeaderFrame { payload_bytes, opens_stream, is_forbidden }).is_break() {
                     return passed;
                 }
                 self.last_stream = self.last_stream.max(stream);
@@ -73,6 +101,12 @@ impl FrameScanner {
             self.payload_left = payload_bytes;
         }
     }
+}
+
+/// Whether a frame of this kind may be left out (RFC 9113, sections 4.1, 5.3 and 6.1): what DATA would take of the windows is never
+/// given back, so that a client sends at most what fits into the first.
+fn is_ignored(kind: u8) -> bool {
+    kind == DATA || kind == PRIORITY || kind > CONTINUATION
 }
 
 #[cfg(test)]
@@ -100,11 +134,17 @@ mod tests {
         .concat();
         let mut seen = Vec::new();
         let mut scanner = FrameScanner::new(24);
-        let passed = scanner.scan(&sent, |frame| {
-            seen.push((frame.payload_bytes, frame.opens_stream));
-            ControlFlow::Continue(())
-        });
-        assert_eq!(passed, sent.len());
+        let mut rest = sent.clone();
+        while !rest.is_empty() {
+            let gone = scanner.discard(&rest);
+            rest.drain(..gone);
+            let passed = scanner.scan(&rest, |frame| {
+                seen.push((frame.payload_bytes, frame.opens_stream));
+                ControlFlow::Continue(())
+            });
+            assert!(gone + passed > 0);
+            rest.drain(..passed);
+        }
         assert_eq!(seen, [(30, true), (5, false), (7, false), (0, true)]);
         assert!(!scanner.is_in_header_list());
     }
@@ -131,21 +171,32 @@ mod tests {
             cuts in prop::collection::vec(1_usize..30, 1..50),
         ) {
             let sent: Vec<u8> = frames.iter().flat_map(|(kind, flags, stream, len)| frame(*kind, *flags, *stream, *len)).collect();
-            let mut whole = Vec::new();
+            let (mut whole, mut whole_passed, mut rest) = (Vec::new(), Vec::new(), sent.clone());
             let mut scanner = FrameScanner::new(0);
-            let passed = scanner.scan(&sent, |frame| { whole.push(frame); ControlFlow::Continue(()) });
-            prop_assert_eq!(passed, sent.len());
-            let (mut pieces, mut kept, mut at) = (Vec::new(), Vec::new(), 0);
+            while !rest.is_empty() {
+                let gone = scanner.discard(&rest);
+                rest.drain(..gone);
+                let passed = scanner.scan(&rest, |frame| { whole.push(frame); ControlFlow::Continue(()) });
+                whole_passed.extend(rest.drain(..passed));
+                prop_assert!(gone + passed > 0);
+            }
+            let (mut pieces, mut pieces_passed, mut kept, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
             let mut scanner = FrameScanner::new(0);
             for cut in cuts.iter().cycle() {
                 let end = (at + cut).min(sent.len());
                 kept.extend_from_slice(&sent[at..end]);
                 at = end;
-                let passed = scanner.scan(&kept, |frame| { pieces.push(frame); ControlFlow::Continue(()) });
-                kept.drain(..passed);
+                loop {
+                    let gone = scanner.discard(&kept);
+                    kept.drain(..gone);
+                    let passed = scanner.scan(&kept, |frame| { pieces.push(frame); ControlFlow::Continue(()) });
+                    pieces_passed.extend(kept.drain(..passed));
+                    if gone + passed == 0 { break }
+                }
                 if at == sent.len() { break }
             }
             prop_assert_eq!(pieces, whole);
+            prop_assert_eq!(pieces_passed, whole_passed);
             prop_assert!(kept.is_empty());
         }
     }

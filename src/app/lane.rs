@@ -86,8 +86,9 @@ pub(super) struct Lane<S> {
     turn_bytes: u64,
     idle: Idle,
     bounds: Bounds,
-    /// Memory taken for long heads; the library keeps room for the longest that it was given.
+    /// Memory taken for the long head that is being received, and for the longest that the library was given.
     head_bytes: usize,
+    library_bytes: usize,
     frames: FrameScanner,
     memory: Option<MemoryWait>,
 }
@@ -125,6 +126,7 @@ impl<S: Socket> Lane<S> {
             idle: Idle::new(bounds.header_timeout),
             bounds,
             head_bytes: 0,
+            library_bytes: 0,
             frames: FrameScanner::new(0),
             memory: None,
         }
@@ -157,8 +159,9 @@ impl<S: Socket> Lane<S> {
             Received::Part | Received::Other => self.hand_over(false),
             Received::Request(length, Some(reply)) => {
                 self.is_new = false;
+                let is_long = self.received.capacity() > 4 * READ_BYTES;
                 self.received.advance(length);
-                if self.received.is_empty() && self.received.capacity() > 4 * READ_BYTES {
+                if self.received.is_empty() && is_long {
                     // A long head's memory is not kept.
                     self.received = BytesMut::new();
                     self.bounds.charge.give_back(std::mem::take(&mut self.head_bytes));
@@ -169,6 +172,10 @@ impl<S: Socket> Lane<S> {
             Received::Request(length, None) => {
                 self.is_new = false;
                 self.handing = length;
+                // The library keeps room for the longest head that it was given.
+                let head_bytes = std::mem::take(&mut self.head_bytes);
+                self.bounds.charge.give_back(head_bytes.min(self.library_bytes));
+                self.library_bytes = self.library_bytes.max(head_bytes);
                 self.state = State::Answering;
                 self.signals.begin();
             }
@@ -260,6 +267,13 @@ impl<S: Socket> Lane<S> {
     fn admit_frames(&mut self) -> bool {
         let Self { frames, received, bounds, handing, .. } = self;
         let mut is_refused = false;
+        loop {
+            let discarded = frames.discard(received);
+            if discarded == 0 {
+                break;
+            }
+            received.advance(discarded);
+        }
         *handing = frames.scan(received, |frame| {
             if bounds.charge.is_turn_over() {
                 return ControlFlow::Break(());
@@ -355,7 +369,9 @@ impl<S: Socket> Lane<S> {
                     return Poll::Pending;
                 }
                 State::HandedOver { is_http2: true } => {
+                    self.bounds.charge.set_drained(true);
                     if self.admit_frames() {
+                        self.bounds.charge.set_drained(false);
                         continue;
                     }
                     if self.bounds.charge.is_refusing() {

@@ -21,7 +21,7 @@ use crate::seldom::Seldom;
 
 /// Connections that may wait to be accepted; the system has a limit of its own (`net.core.somaxconn`). Beyond it clients try
 /// again after a second, and 128, as the runtime has it, come in a moment where a viewer's proxy begins anew.
-const WAITING: i32 = 4096;
+const WAITING: i32 = 2048;
 
 /// Size of a receive buffer; the kernel doubles it, for what its packets take besides (socket(7), `SO_RCVBUF`).
 const RECEIVE_BYTES: usize = 4 << 10;

@@ -29,8 +29,11 @@ pub(super) const DIVISOR: usize = 8;
 /// Memory of a packet besides its bytes: `sk_buff`, `skb_shared_info` and room for headers.
 const PACKET_BYTES: usize = 1280;
 
-/// Pause before a connection for which nothing is left looks again.
-const RETRY: Duration = Duration::from_millis(5);
+/// Less than this is not written, but for the end of what is to be sent: a queue that is nearly full takes no crumbs.
+const LEAST_BYTES: usize = 1 << 10;
+
+/// Shortest and longest pause before a connection for which nothing is left looks again.
+const RETRY: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
 
 /// Pause before an idle connection looks whether its client has taken what was sent.
 const RELEASE: Duration = Duration::from_millis(50);
@@ -44,7 +47,8 @@ pub(super) struct Metered<S: RuntimeSocket> {
     /// `None` once dropped.
     socket: Option<S>,
     queue: SendQueue,
-    retry: Option<Pin<Box<Sleep>>>,
+    /// The next look, and the pause before it.
+    retry: Option<(Pin<Box<Sleep>>, Duration)>,
     release: Option<Pin<Box<Sleep>>>,
     rest: Rest,
 }
@@ -122,7 +126,11 @@ impl SendQueue {
             self.keep(needed)
         };
         let room = FREE_BYTES.saturating_add(granted).saturating_sub(queued);
-        if cost <= room { wanted } else { payload(room).min(wanted) }
+        if cost <= room {
+            return wanted;
+        }
+        let allowed = payload(room);
+        if allowed < LEAST_BYTES { 0 } else { allowed.min(wanted) }
     }
 
     fn sent(&self, bytes: usize) {
@@ -202,17 +210,20 @@ impl<S: RuntimeSocket> Metered<S> {
         Ok(written)
     }
 
-    /// Ready with how many of `wanted` bytes may be written; of none, when one may be.
+    /// Ready with how many of `wanted` bytes may be written; of none, when [`Self::try_to_write`] writes some of any number.
     fn poll_allowed(&mut self, context: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
+        let [shortest, longest] = RETRY;
         loop {
-            let allowed = self.queue.allow(self.socket.as_ref().ok_or_else(closed)?, wanted.max(1));
+            let asked = if wanted == 0 { LEAST_BYTES } else { wanted };
+            let allowed = self.queue.allow(self.socket.as_ref().ok_or_else(closed)?, asked);
             if allowed > 0 {
                 self.retry = None;
                 return Poll::Ready(Ok(allowed.min(wanted)));
             }
-            let sleep = self.retry.get_or_insert_with(|| Box::pin(tokio::time::sleep(RETRY)));
+            let (sleep, pause) = self.retry.get_or_insert_with(|| (Box::pin(tokio::time::sleep(shortest)), shortest));
             ready!(sleep.as_mut().poll(context));
-            self.retry = None;
+            *pause = (*pause * 2).min(longest);
+            sleep.as_mut().reset(Instant::now() + *pause);
         }
     }
 
@@ -327,6 +338,26 @@ mod tests {
             assert!(cost(payload(memory)) <= memory.max(PACKET_BYTES), "{memory}");
         }
         assert_eq!(payload(cost(1 << 20)), 1 << 20);
+    }
+
+    /// A queue of which nothing is ever sent.
+    #[tokio::test]
+    async fn a_write_of_nothing_waits_as_long_as_a_write_of_much() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 0, DIVISOR));
+        let (mut socket, _reader) = pair(&pool, &Rest::default()).await;
+        let mut full = false;
+        for _ in 0..200 {
+            let much = socket.queue.allow(socket.socket().unwrap(), 1 << 20);
+            let nothing = futures_util::poll!(std::future::poll_fn(|context| socket.poll_allowed(context, 0)));
+            assert_eq!(much == 0, nothing.is_pending(), "{much}");
+            full |= much == 0;
+            if much > 0 {
+                let written =
+                    tokio::time::timeout(Duration::from_millis(5), socket.write(&vec![0; much.min(700)])).await;
+                assert!(written.is_ok());
+            }
+        }
+        assert!(full);
     }
 
     #[tokio::test]

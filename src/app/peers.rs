@@ -97,7 +97,9 @@ impl Peers {
         let mut peers = self.0.peers();
         let peer = peers.entry(address).or_default();
         let open = peer.open.len();
-        peer.waiting.retain(|waiting| !waiting.is_closed());
+        if open + peer.waiting.len() >= limits.all {
+            peer.waiting.retain(|waiting| !waiting.is_closed());
+        }
         let is_within = open + peer.waiting.len() < limits.all;
         // Only an address that has some can have too many: no entry is left behind.
         if open == 0 || is_within && open < limits.served || peer.evict(self.0.epoch, 1) == 1 {
@@ -142,13 +144,14 @@ impl Peers {
             let Entry::Occupied(mut entry) = peers.entry(address) else { return };
             let peer = entry.get_mut();
             peer.open.remove(&id);
-            let next = peer.waiting.pop_front().map(|waiting| (waiting, self.open(address, peer)));
+            let waiting = std::iter::from_fn(|| peer.waiting.pop_front()).find(|waiting| !waiting.is_closed());
+            let next = waiting.map(|waiting| (waiting, self.open(address, peer)));
             if peer.open.is_empty() {
                 entry.remove();
             }
             next
         };
-        // One that waits no longer hands its place on when it is dropped, which takes the lock.
+        // One that gives up in this moment hands its place on when it is dropped, which takes the lock.
         if let Some((waiting, place)) = next.take() {
             drop(waiting.send(place));
         }
@@ -353,8 +356,11 @@ mod tests {
     fn some_connections_are_left_for_the_next_address_whatever_is_configured() {
         assert_eq!(shares(1, 1000), [75]);
         assert_eq!(shares(1, 20), [20]);
-        assert_eq!(shares(2, 1000), [43, 43]);
-        assert_eq!(shares(5, 1000), [19, 19, 19, 18, 18]);
+        for addresses in [2, 5, 10] {
+            let shares = shares(addresses, 1000);
+            let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+            assert!(most - least <= 1 && shares.iter().sum::<usize>() < 100, "{shares:?}");
+        }
         assert_eq!(PeerLimits::new(0, 1).served, usize::MAX);
     }
 }

@@ -47,6 +47,9 @@ const PLAIN_ANSWER: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 46\r\n\
     connection: close\r\n\r\nThis port speaks TLS: use https, not http://.\n";
 
+/// Most bytes of an answer that are encrypted before the socket takes them: a record (RFC 8446, section 5.1).
+const TLS_BUFFER_BYTES: usize = 16 << 10;
+
 /// An encrypted connection. Below the encryption the socket itself is watched for a client that takes nothing.
 pub(super) type Secure = Box<TlsStream<Pin<Box<TimeoutStream<Metered<TcpStream>>>>>>;
 
@@ -146,7 +149,10 @@ impl Tls {
             let acceptor = TlsAcceptor::from(self.current.current());
             let mut stream = TimeoutStream::new(meter(stream));
             stream.set_write_timeout(Some(send_timeout));
-            acceptor.accept(Box::pin(stream)).await.map(|stream| Begun::Encrypted(Box::new(stream)))
+            acceptor
+                .accept_with(Box::pin(stream), |session| session.set_buffer_limit(Some(TLS_BUFFER_BYTES)))
+                .await
+                .map(|stream| Begun::Encrypted(Box::new(stream)))
         };
         let (result, accepted) = match timeout(self.handshake_timeout, shaking).await {
             Ok(Ok(Begun::Nothing)) => return None,

@@ -26,7 +26,10 @@ const LEAST_SHARED_BYTES: u64 = 4 << 20;
 const SOCKET_BYTES: u64 = 19 << 10;
 
 /// Kernel memory for the send queues of all connections together.
-const SEND_QUEUES_BYTES: u64 = 64 << 20;
+const SEND_QUEUES_BYTES: u64 = 40 << 20;
+
+/// Kernel memory of 2,048 connections that wait to be accepted, with what they have sent.
+const ACCEPT_QUEUE_BYTES: u64 = 26 << 20;
 
 /// Memory of a TLS handshake while it is under way, as measured.
 const HANDSHAKE_BYTES: u64 = 72 << 10;
@@ -194,7 +197,8 @@ impl Config {
     /// The most memory that the kernel can take for the sockets of connections, in bytes; [`Self::send_queues_bytes`] is a
     /// part of it.
     pub fn sockets_bytes(&self) -> u64 {
-        SOCKET_BYTES.saturating_mul(self.server.max_connections as u64).saturating_add(self.send_queues_bytes())
+        let sockets = SOCKET_BYTES.saturating_mul(self.server.max_connections as u64);
+        sockets.saturating_add(self.send_queues_bytes()).saturating_add(ACCEPT_QUEUE_BYTES)
     }
 
     /// Kernel memory for the send queues that all connections share, in bytes.
