@@ -6,6 +6,7 @@ mod connections;
 mod frames;
 mod inspect;
 mod lane;
+mod library;
 mod listener;
 mod meminfo;
 mod memory_limit;

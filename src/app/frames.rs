@@ -8,6 +8,9 @@ use std::ops::ControlFlow;
 /// Length of a frame's head (RFC 9113, section 4.1).
 const HEAD_BYTES: usize = 9;
 
+/// Longest payload of a frame where the server has not allowed more (section 4.2).
+const FRAME_BYTES: usize = 16_384;
+
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const PRIORITY: u8 = 2;
@@ -55,11 +58,13 @@ impl FrameScanner {
     pub(super) fn discard(&mut self, bytes: &[u8]) -> usize {
         if self.payload_left == 0 && self.discard_left == 0 && !self.in_header_list {
             match bytes.first_chunk::<HEAD_BYTES>() {
-                Some([a, b, c, kind, ..]) if is_ignored(*kind) => {
+                Some([a, b, c, kind, ..]) => {
                     let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
-                    self.discard_left = payload_bytes.saturating_add(HEAD_BYTES);
+                    if is_ignored(*kind, payload_bytes) {
+                        self.discard_left = payload_bytes.saturating_add(HEAD_BYTES);
+                    }
                 }
-                _ => {}
+                None => {}
             }
         }
         let discarded = self.discard_left.min(bytes.len());
@@ -85,7 +90,7 @@ impl FrameScanner {
             let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
             // The highest bit is reserved.
             let stream = u32::from_be_bytes(*stream) & (u32::MAX >> 1);
-            if !self.in_header_list && is_ignored(*kind) {
+            if !self.in_header_list && is_ignored(*kind, payload_bytes) {
                 return passed;
             }
             if matches!(*kind, HEADERS | PUSH_PROMISE | CONTINUATION) {
@@ -104,9 +109,9 @@ impl FrameScanner {
 }
 
 /// Whether a frame of this kind may be left out (RFC 9113, sections 4.1, 5.3 and 6.1): what DATA would take of the windows is never
-/// given back, so that a client sends at most what fits into the first.
-fn is_ignored(kind: u8) -> bool {
-    kind == DATA || kind == PRIORITY || kind > CONTINUATION
+/// given back, so that a client sends at most what fits into the first. Of one that is too long the library says so.
+fn is_ignored(kind: u8, payload_bytes: usize) -> bool {
+    payload_bytes <= FRAME_BYTES && (kind == DATA || kind == PRIORITY || kind > CONTINUATION)
 }
 
 #[cfg(test)]

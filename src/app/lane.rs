@@ -7,38 +7,38 @@
 //!
 //! Small stored blocks: 2 to 5 times the requests per second of the library and router alone (docs/PERFORMANCE.md).
 
+mod waits;
+mod writing;
+
 use std::future::Future;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::time::Instant;
 use tokio_util::io::poll_read_buf;
 
 use super::charge::HEAD_COPIES;
-use super::connections::{Bounds, HEADER_BYTES};
+use super::connections::HEADER_BYTES;
 use super::frames::FrameScanner;
+use super::library::Bounds;
 use super::sending::Sending;
 use super::serving::Follower;
 use super::signals::{EndReason, Signals, Unsent};
 use super::socket::Socket;
 use crate::http::quick::{self, Received};
-use crate::metrics::{Queue, Waiting};
 use crate::seldom::Seldom;
+use waits::{Idle, MemoryWait};
 
 /// Least room for what is received: a browser's head, or dozens of curl's. A connection keeps it.
 const READ_BYTES: usize = 2 << 10;
 
 /// A head that takes no more memory than this is part of a connection's fixed share.
 const SHORT_HEAD_BYTES: usize = 8 << 10;
-
-/// Shortest and longest pause before a connection that is not read further, for want of memory, looks again.
-const MEMORY_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
 /// Sent where there is no memory for a long head.
 const NO_MEMORY: &[u8] =
@@ -91,13 +91,6 @@ pub(super) struct Lane<S> {
     library_bytes: usize,
     frames: FrameScanner,
     memory: Option<MemoryWait>,
-}
-
-/// A connection that is not read further until there is memory for what comes next.
-struct MemoryWait {
-    pause: Duration,
-    sleep: Pin<Box<Sleep>>,
-    _waiting: Waiting,
 }
 
 impl<S: Socket> Lane<S> {
@@ -197,34 +190,6 @@ impl<S: Socket> Lane<S> {
         self.handing = if is_http2 { PREFACE.len() } else { self.received.len() };
         self.follower.let_go();
         self.state = State::HandedOver { is_http2 };
-    }
-
-    /// Ready when nothing of the lane's own answer is left to be sent.
-    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(sending) = &mut self.sending {
-            if sending.is_done() {
-                ready!(sending.poll_flush(&mut self.stream, context))?;
-                if sending.has_waited() {
-                    self.idle.begin(Instant::now());
-                }
-                self.sending = None;
-                break;
-            }
-            let sent = ready!(sending.poll(&mut self.stream, context))?;
-            ready!(self.poll_turn(sent, context));
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    /// Counts what was sent; pending where it is the turn of others.
-    fn poll_turn(&mut self, sent: u64, context: &mut Context<'_>) -> Poll<()> {
-        self.turn_bytes += sent;
-        if self.turn_bytes < TURN_BYTES {
-            return Poll::Ready(());
-        }
-        self.turn_bytes = 0;
-        give_way(context);
-        Poll::Pending
     }
 
     /// Receives into the lane's own memory; 0 bytes at the end.
@@ -414,63 +379,6 @@ impl<S: Socket> AsyncRead for Lane<S> {
     }
 }
 
-impl<S: Socket> AsyncWrite for Lane<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.unsent.begin();
-        ready!(self.poll_turn(0, context));
-        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        self.turn_bytes += written as u64;
-        Poll::Ready(Ok(written))
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.unsent.begin();
-        ready!(self.poll_turn(0, context));
-        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, parts))?;
-        self.turn_bytes += written as u64;
-        Poll::Ready(Ok(written))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    /// The library flushes when it has written all it has: after the last byte of an answer the lane goes on.
-    ///
-    /// It also flushes when it has written nothing. While the lane sends, that must not reach the stream, which would
-    /// take it for progress of a client that takes nothing.
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.sending.is_some() {
-            return Poll::Ready(Ok(()));
-        }
-        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
-        match self.state {
-            State::Answering if self.handing == 0 && !self.signals.is_busy() => {
-                self.state = State::Between;
-                self.idle.begin(Instant::now());
-                context.waker().wake_by_ref();
-            }
-            State::HandedOver { is_http2: false } if self.unsent.has_begun() => {
-                self.idle.begin(Instant::now());
-                context.waker().wake_by_ref();
-            }
-            State::HandedOver { is_http2: true } => self.bounds.charge.flushed(),
-            State::Between | State::Answering | State::HandedOver { is_http2: false } | State::Ended => {}
-        }
-        self.unsent.end();
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_send(context))?;
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
 /// Whether `received`, as far as it has come, is `whole` or begins with it.
 fn begins_as(whole: &[u8], received: &[u8]) -> bool {
     whole.iter().zip(received).all(|(one, other)| one == other)
@@ -480,64 +388,4 @@ fn begins_as(whole: &[u8], received: &[u8]) -> bool {
 fn give_way(context: &mut Context<'_>) {
     // Pending at first: from then on the runtime keeps it in mind.
     let _ = pin!(tokio::task::yield_now()).poll(context);
-}
-
-impl MemoryWait {
-    fn begin(peer: Option<IpAddr>) -> Self {
-        static WAITS: Seldom = Seldom::new();
-        if let Some(unsaid) = WAITS.may_say() {
-            tracing::warn!(
-                ?peer,
-                unsaid,
-                "connection not read further: its address, or all, have as many streams as there is memory for"
-            );
-        }
-        let [pause, _] = MEMORY_PAUSES;
-        Self { pause, sleep: Box::pin(tokio::time::sleep(pause)), _waiting: Waiting::begin(Queue::ConnectionMemory) }
-    }
-
-    /// Ready when it is time to look again, each time later.
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        ready!(self.sleep.as_mut().poll(context));
-        let [_, longest] = MEMORY_PAUSES;
-        self.pause = (self.pause * 2).min(longest);
-        self.sleep.as_mut().reset(Instant::now() + self.pause);
-        Poll::Ready(())
-    }
-}
-
-/// The time that a request's head may take, from the end of the answer before it.
-struct Idle {
-    limit: Duration,
-    until: Instant,
-    sleep: Option<Pin<Box<Sleep>>>,
-}
-
-impl Idle {
-    fn new(limit: Duration) -> Self {
-        Self { limit, until: Instant::now() + limit, sleep: None }
-    }
-
-    fn begin(&mut self, now: Instant) {
-        self.until = now + self.limit;
-    }
-
-    /// When the time began.
-    fn since(&self) -> Instant {
-        self.until.checked_sub(self.limit).unwrap_or(self.until)
-    }
-
-    /// The end of the connection when the time is over. The timer is set anew only when it has run out, which is far
-    /// cheaper than at every request.
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let until = self.until;
-        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
-        loop {
-            ready!(sleep.as_mut().poll(context));
-            if sleep.deadline() >= until {
-                return Poll::Ready(Ok(()));
-            }
-            sleep.as_mut().reset(until);
-        }
-    }
 }

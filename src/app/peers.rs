@@ -67,7 +67,7 @@ impl PeerLimits {
         if configured == 0 {
             return Self { served: usize::MAX, all: usize::MAX };
         }
-        Self { served: configured, all: free.saturating_mul(TIMES_FREE) }
+        Self { served: configured, all: free.saturating_add(1).saturating_mul(TIMES_FREE) }
     }
 }
 

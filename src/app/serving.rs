@@ -11,7 +11,7 @@ use hyper_util::server::conn::auto::Builder;
 use ipnet::IpNet;
 use tokio::sync::watch;
 
-use super::connections;
+use super::library;
 use crate::config::Config;
 use crate::http::{self, App};
 
@@ -37,7 +37,7 @@ impl Serving {
         Arc::new(Self {
             router: http::router(Arc::clone(&app)),
             app,
-            http: connections::builder(config),
+            http: library::builder(config),
             header_timeout: config.server.header_timeout,
             send_timeout: config.server.send_timeout,
             connections_of_one: config.clients.connections,

@@ -1,0 +1,83 @@
+//! How long the lane waits: for a request's head, and for memory.
+
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep};
+
+use crate::metrics::{Queue, Waiting};
+use crate::seldom::Seldom;
+
+/// Shortest and longest pause before a connection that is not read further, for want of memory, looks again.
+const MEMORY_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
+
+/// A connection that is not read further until there is memory for what comes next.
+pub(super) struct MemoryWait {
+    pause: Duration,
+    sleep: Pin<Box<Sleep>>,
+    _waiting: Waiting,
+}
+
+impl MemoryWait {
+    pub(super) fn begin(peer: Option<IpAddr>) -> Self {
+        static WAITS: Seldom = Seldom::new();
+        if let Some(unsaid) = WAITS.may_say() {
+            tracing::warn!(
+                ?peer,
+                unsaid,
+                "connection not read further: its address, or all, have as many streams as there is memory for"
+            );
+        }
+        let [pause, _] = MEMORY_PAUSES;
+        Self { pause, sleep: Box::pin(tokio::time::sleep(pause)), _waiting: Waiting::begin(Queue::ConnectionMemory) }
+    }
+
+    /// Ready when it is time to look again, each time later.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        ready!(self.sleep.as_mut().poll(context));
+        let [_, longest] = MEMORY_PAUSES;
+        self.pause = (self.pause * 2).min(longest);
+        self.sleep.as_mut().reset(Instant::now() + self.pause);
+        Poll::Ready(())
+    }
+}
+
+/// The time that a request's head may take, from the end of the answer before it.
+pub(super) struct Idle {
+    limit: Duration,
+    until: Instant,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Idle {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { limit, until: Instant::now() + limit, sleep: None }
+    }
+
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.until = now + self.limit;
+    }
+
+    /// When the time began.
+    pub(super) fn since(&self) -> Instant {
+        self.until.checked_sub(self.limit).unwrap_or(self.until)
+    }
+
+    /// The end of the connection when the time is over. The timer is set anew only when it has run out, which is far
+    /// cheaper than at every request.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let until = self.until;
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+        loop {
+            ready!(sleep.as_mut().poll(context));
+            if sleep.deadline() >= until {
+                return Poll::Ready(Ok(()));
+            }
+            sleep.as_mut().reset(until);
+        }
+    }
+}
