@@ -56,15 +56,14 @@ impl FrameScanner {
     /// Returns how many of `bytes`, which follow those passed or discarded before, the library need not see: parts of bodies,
     /// which no request has here, and frames that it would ignore.
     pub(super) fn discard(&mut self, bytes: &[u8]) -> usize {
-        if self.payload_left == 0 && self.discard_left == 0 && !self.in_header_list {
-            match bytes.first_chunk::<HEAD_BYTES>() {
-                Some([a, b, c, kind, ..]) => {
-                    let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
-                    if is_ignored(*kind, payload_bytes) {
-                        self.discard_left = payload_bytes.saturating_add(HEAD_BYTES);
-                    }
-                }
-                None => {}
+        if self.payload_left == 0
+            && self.discard_left == 0
+            && !self.in_header_list
+            && let Some([a, b, c, kind, ..]) = bytes.first_chunk::<HEAD_BYTES>()
+        {
+            let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
+            if is_ignored(*kind, payload_bytes) {
+                self.discard_left = payload_bytes.saturating_add(HEAD_BYTES);
             }
         }
         let discarded = self.discard_left.min(bytes.len());

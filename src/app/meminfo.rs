@@ -42,7 +42,7 @@ mod tests {
         writer.set_nonblocking(true).unwrap();
         assert_eq!(send_queue_bytes(writer.as_fd(), true), Some(0));
         let mut written = 0;
-        while let Ok(count) = writer.write(&[0; 1 << 16]) {
+        while let Ok(count) = writer.write(&vec![0; 1 << 16]) {
             written += count;
         }
         assert!(send_queue_bytes(writer.as_fd(), true).unwrap() > 1 << 16);

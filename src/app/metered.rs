@@ -366,7 +366,8 @@ mod tests {
         let mut held = Vec::new();
         for _ in 0..40 {
             let (mut socket, reader) = pair(&pool, &Rest::default()).await;
-            let writing = socket.write_all(&[0; 4 << 20]);
+            let much = vec![0; 4 << 20];
+            let writing = socket.write_all(&much);
             assert!(tokio::time::timeout(Duration::from_millis(20), writing).await.is_err());
             held.push((socket, reader));
         }
@@ -393,9 +394,9 @@ mod tests {
     async fn an_idle_connection_gives_back_what_was_taken() {
         let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 20, DIVISOR));
         let (mut socket, mut reader) = pair(&pool, &Rest::default()).await;
-        socket.write_all(&[0; 60_000]).await.unwrap();
+        socket.write_all(&vec![0; 60_000]).await.unwrap();
         assert!(socket.queue.is_granted_any());
-        reader.read_exact(&mut [0; 60_000]).await.unwrap();
+        reader.read_exact(&mut vec![0; 60_000]).await.unwrap();
         let idle = socket.read_u8();
         assert!(tokio::time::timeout(RELEASE * 4, idle).await.is_err());
         assert!(!socket.queue.is_granted_any());
@@ -407,8 +408,8 @@ mod tests {
         for (patience, is_reset) in [(Duration::from_millis(50), true), (Duration::from_secs(30), false)] {
             let rest = Rest::default();
             let (mut socket, mut reader) = pair(&pool, &rest).await;
-            let mut sent = 0;
-            while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&[0; 1 << 16])).await {
+            let (mut sent, much) = (0, vec![0; 1 << 16]);
+            while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&much)).await {
                 sent += count.unwrap();
             }
             drop(socket);

@@ -202,7 +202,6 @@ impl Config {
     }
 
     /// Kernel memory for the send queues that all connections share, in bytes.
-    #[expect(clippy::unused_self, reason = "a part of a formula whose other terms are configured")]
     pub fn send_queues_bytes(&self) -> u64 {
         SEND_QUEUES_BYTES
     }

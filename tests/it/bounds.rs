@@ -74,7 +74,7 @@ async fn streams_that_are_not_taken_wait_in_their_connection_and_others_are_serv
     }
     server.comes_to("n5_queue_waiting{queue=\"connection_memory\"}", |waiting| waiting > 50.0).await;
     let peak = server.mib("VmHWM") - resident;
-    let most = SHARED_MIB + (150 * 36 >> 10) + 12;
+    let most = SHARED_MIB + ((150 * 36) >> 10) + 12;
     assert!(peak <= most, "{peak} of {most} MiB for 19,200 streams");
     // An address that has nothing gets some of it.
     let mut other = server.connect_from("127.0.0.9", 4096).await;
@@ -103,7 +103,7 @@ async fn heads_that_do_not_end_share_what_there_is_and_long_ones_are_answered() 
         held.push(client);
     }
     let peak = server.mib("VmHWM") - resident;
-    let most = SHARED_MIB + (600 * 18 >> 10) + 12;
+    let most = SHARED_MIB + ((600 * 18) >> 10) + 12;
     assert!(peak <= most, "{peak} of {most} MiB for 54 MB of heads");
     drop(held);
     server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
@@ -114,6 +114,11 @@ async fn heads_that_do_not_end_share_what_there_is_and_long_ones_are_answered() 
         assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 3, "{answers}");
     }
     server.is_well(&before).await;
+}
+
+/// How many answers have begun.
+fn answers(received: &[u8]) -> usize {
+    h2::kinds(received).into_iter().map(|kind| usize::from(kind == h2::HEADERS)).sum()
 }
 
 /// Has a client take half of what it asked for, so that the kernel sends ahead, and then nothing.
@@ -158,9 +163,9 @@ async fn what_a_client_does_not_take_of_a_last_answer_is_counted_and_then_droppe
     let asked = "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(20)
         + "GET /v/1/1 HTTP/1.1\r\nConnection: close\r\nHost: x\r\n\r\n";
     client.write_all(asked.as_bytes()).await.unwrap();
-    server.comes_to("n5_connections_open", |open| open == 2.0).await;
+    server.comes_to("n5_connections_open", |open| open > 1.5).await;
     assert!(server.queued_bytes() > 0);
-    server.comes_to("n5_connections_open", |open| open == 1.0).await;
+    server.comes_to("n5_connections_open", |open| open < 1.5).await;
     let begun = Instant::now();
     while server.queued_bytes() > 0 {
         assert!(begun.elapsed() < PATIENCE, "the kernel keeps it");
@@ -197,7 +202,7 @@ async fn a_handshake_of_web_sockets_is_405_and_breaks_no_other_answer_of_the_con
     client.write_all(&sent).await.unwrap();
     let mut received = Vec::new();
     let kinds = |received: &[u8]| h2::kinds(received);
-    while kinds(&received).iter().filter(|kind| **kind == h2::HEADERS).count() < 3 {
+    while answers(&received) < 3 {
         assert!(!kinds(&received).contains(&h2::GOAWAY), "a connection error");
         let read = tokio::time::timeout(PATIENCE, client.read_buf(&mut received)).await;
         assert!(read.expect("no answer").unwrap() > 0, "closed: {:?}", kinds(&received));
@@ -218,7 +223,7 @@ async fn a_header_list_of_more_than_a_hundred_fields_is_431_and_ends_the_connect
     client.write_all(&sent).await.unwrap();
     let mut received = Vec::new();
     let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("it stays open");
-    let answered = h2::kinds(&received).iter().filter(|kind| **kind == h2::HEADERS).count();
+    let answered = answers(&received);
     // One turn's frames may have been admitted before the first was looked at.
     assert!(answered <= 33, "{answered}");
     assert!(server.exchange(b"GET /v/0/0 HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.0 200"));
