@@ -267,7 +267,7 @@ impl<S: Socket> Lane<S> {
     /// Whether another connection needs the place of this one, on which nothing has come for a while.
     fn is_evicted(&self, context: &Context<'_>) -> bool {
         let activity = self.bounds.activity.as_ref().filter(|_| self.received.is_empty());
-        let is_evicted = activity.is_some_and(|activity| activity.poll_idle(self.idle.since(), context));
+        let is_evicted = activity.is_some_and(|activity| activity.poll_idle(self.idle.since(), self.is_new, context));
         if is_evicted {
             self.signals.end_because(EndReason::Evicted);
         }

@@ -26,6 +26,9 @@ const TIMES_FREE: usize = 3;
 /// sends one after the other is under way before.
 const LEAST_IDLE: Duration = Duration::from_millis(100);
 
+/// As long, where none has come yet: a client may open hundreds before it asks on the first.
+const LEAST_IDLE_NEW: Duration = Duration::from_secs(5);
+
 /// Pause between two searches for idle connections while others wait for a place.
 const SEARCH: Duration = Duration::from_millis(50);
 
@@ -232,10 +235,11 @@ impl Activity {
         Self { epoch, idle_since: AtomicU64::new(0), is_evicted: AtomicBool::new(false), waker: AtomicWaker::new() }
     }
 
-    /// Nothing has come since that moment. Returns true if the connection is to be closed; otherwise the task is woken
-    /// when it is.
-    pub(super) fn poll_idle(&self, since: Instant, context: &Context<'_>) -> bool {
+    /// Nothing has come since that moment, or ever where the connection is new. Returns true if it is to be closed; otherwise
+    /// the task is woken when it is.
+    pub(super) fn poll_idle(&self, since: Instant, is_new: bool, context: &Context<'_>) -> bool {
         self.waker.register(context.waker());
+        let since = if is_new { since + LEAST_IDLE_NEW.saturating_sub(LEAST_IDLE) } else { since };
         let since = since.saturating_duration_since(self.epoch).as_millis();
         self.idle_since.store(u64::try_from(since).unwrap_or(u64::MAX).saturating_add(1), Ordering::Release);
         self.is_evicted()
@@ -276,7 +280,7 @@ mod tests {
 
     fn idle(place: &Place, age: Duration) -> bool {
         let since = Instant::now().checked_sub(age).unwrap();
-        place.activity.poll_idle(since, &Context::from_waker(Waker::noop()))
+        place.activity.poll_idle(since, false, &Context::from_waker(Waker::noop()))
     }
 
     #[test]
@@ -303,6 +307,12 @@ mod tests {
         let fourth = served(&peers, "192.0.2.1", 3, 3);
         assert!(fourth.is_some() && held[1].activity.is_evicted() && !held[0].activity.is_evicted());
         held[0].activity.set_busy();
+        let new = held[0].activity.poll_idle(
+            Instant::now().checked_sub(Duration::from_secs(1)).unwrap(),
+            true,
+            &Context::from_waker(Waker::noop()),
+        );
+        assert!(!new, "a client may ask on it yet");
         assert!(served(&peers, "192.0.2.1", 3, 3).is_none(), "one is busy, one goes, one was busy just now");
     }
 

@@ -63,9 +63,8 @@ impl Budget {
         // Of a cache's memory that is being sent.
         let counts = Shares::new(units, Most { alone: eighths(3), among_others: eighths(3) }, Cost::Units);
         metrics::budget_capacity(label, capacity_bytes);
-        let shares = Shares::new(units, most, Cost::Units);
-        let (waits, pool, pinned) = (Waits::default(), Pool::default(), Pinned::default());
-        Self { label, shares, counts, waits, capacity_bytes, wait, pool, pinned }
+        let (shares, waits, pool) = (Shares::new(units, most, Cost::Units), Waits::default(), Pool::default());
+        Self { label, shares, counts, waits, capacity_bytes, wait, pool, pinned: Pinned::default() }
     }
 
     /// The same memory, for which others wait at most `wait`.

@@ -387,11 +387,8 @@ impl<'a> Plan<'a> {
         let claimed_bytes = product.unwrap_or(u64::MAX).saturating_mul(width as u64);
         let payload_bytes = stored_bytes.saturating_sub(header.len);
         if claimed_bytes > codec.max_decoded_bytes(payload_bytes) {
-            return Err(BlockError::Implausible {
-                payload_bytes,
-                claimed_bytes,
-                compression: compression.name().to_owned(),
-            });
+            let compression = compression.name().to_owned();
+            return Err(BlockError::Implausible { payload_bytes, claimed_bytes, compression });
         }
         let decoded_bytes = usize::try_from(claimed_bytes)
             .or(Err(BlockError::OverLimit { needed_bytes: claimed_bytes, limit_bytes: usize::MAX as u64 }))?;

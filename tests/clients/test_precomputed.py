@@ -72,7 +72,9 @@ def compare(server, dataset, truth, count, classes):
     to `classes`; or, for `N5_TEST_ALL`, all.
     """
     attributes = dataset.attributes()
-    info = server.get(f"/precomputed/{support.quote(dataset.path)}/info")
+    # With the reason where it is 404.
+    accept = "application/json, application/problem+json"
+    info = server.get(f"/precomputed/{support.quote(dataset.path)}/info", accept=accept)
     if server.get(f"/slice/{support.quote(dataset.path)}?unknown=1").status == 404 or not is_held(attributes):
         assert info.status == 404, f"info answers {info.status}"
         why = "rank" if attributes["dataType"] in HELD else attributes["dataType"]
