@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::json::{self, JsonError, Members};
 
-/// Most bytes that the values of a document's interpreted members take, as [`json::tree_bytes`] counts.
+/// Most bytes that the values of a document's interpreted members take, as `json::tree_bytes` counts.
 pub const INTERPRETED_BYTES: u64 = 256 << 10;
 
 /// The same for each of those that make it a dataset.

@@ -13,7 +13,7 @@ use crate::store::StoreError;
 pub struct Pieces {
     /// Bytes of the chunk.
     pub len: u64,
-    /// As [`Ready::etag`].
+    /// As [`super::Ready::etag`].
     pub etag: String,
     /// Where they are.
     pub from: PiecesFrom,

@@ -2,8 +2,10 @@
 
 use serde_json::json;
 
-#[expect(clippy::wildcard_imports, reason = "every kind of problem")]
-use super::*;
+use super::{
+    CORRUPT_BLOCK, INTERNAL, INVALID_PARAMETER, NOT_A_DATASET, NOT_FOUND, NOT_REPRESENTABLE, OVERLOADED, Problem,
+    STORAGE_UNAVAILABLE, TIMEOUT, TOO_LARGE, UNREADABLE, UNSUPPORTED,
+};
 use crate::container::{BudgetError, ReadError, Refusal};
 use crate::n5::{BlockError, CodecError, ConvertError, Coords};
 use crate::store::StoreError;
