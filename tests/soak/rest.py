@@ -76,6 +76,8 @@ def leftovers(server, before):
     found["n5_http_requests_in_flight"] = server.metric("n5_http_requests_in_flight") - 1
     found["n5_connections_open"] = server.metric("n5_connections_open") - 1
     found["shares of slices"] = budgets(server)["slice"]
+    # The socket of the last of these answers is open until the kernel of its client has told that it has all of it.
+    time.sleep(0.3)
     found["sockets"] = sockets(server) - before.sockets
     found["descriptors"] = server.descriptors() - before.descriptors
     return {name: value for name, value in found.items() if value > 0}
