@@ -72,6 +72,7 @@ impl LocalStore {
         std::fs::read_dir(&root)?;
         let glances = Glances::new(&root, symlinks == SymlinkPolicy::Follow);
         let root = Root::new(&root);
+        super::reopen::prepare();
         let refused = root.refuses_openat2()?;
         if let Some(why) = refused {
             tracing::warn!(

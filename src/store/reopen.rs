@@ -20,6 +20,11 @@ pub(super) fn reopen(named: impl AsFd) -> Option<Result<OwnedFd, Errno>> {
     }))
 }
 
+/// Opens what [`reopen`] needs, so that it is there when descriptors are short.
+pub(super) fn prepare() {
+    descriptors();
+}
+
 /// `/proc/self/fd`, opened once.
 fn descriptors() -> Option<&'static OwnedFd> {
     static DESCRIPTORS: OnceLock<Option<OwnedFd>> = OnceLock::new();
