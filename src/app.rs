@@ -4,6 +4,7 @@ mod bounded;
 mod charge;
 mod connections;
 mod frames;
+mod hpack;
 mod inspect;
 mod lane;
 mod library;

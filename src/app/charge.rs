@@ -21,6 +21,10 @@ const STREAM_BYTES: usize = 13 << 9;
 /// The library keeps this for each of the most streams that a connection had at once (1.45 KiB measured).
 const RETAINED_BYTES: usize = 3 << 9;
 
+/// Most streams of one connection that the library keeps although no requests have come of them: malformed ones, too long
+/// ones, and such as were taken back at once. It allows no more than this at a time.
+const MOST_REFUSED: usize = super::library::STREAMS as usize;
+
 /// Memory of one field of a header list. On the wire it may be one byte, an index of HPACK (RFC 7541, section 6.1).
 const FIELD_BYTES: usize = 96;
 
@@ -62,6 +66,11 @@ struct Inner {
     is_drained: AtomicBool,
     /// Taken for streams that have ended here, whose last frames the library may still hold.
     unflushed_bytes: AtomicUsize,
+    /// Taken for what the library's table of header fields holds.
+    table_bytes: AtomicUsize,
+    /// Streams that the library was given and has made no requests of yet, and those of which it never will.
+    undelivered_streams: AtomicUsize,
+    refused_streams: AtomicUsize,
     open_streams: AtomicUsize,
     most_streams: AtomicUsize,
     refusing: Notify,
@@ -80,6 +89,9 @@ impl Charge {
             in_header_list: AtomicBool::new(false),
             is_drained: AtomicBool::new(false),
             unflushed_bytes: AtomicUsize::new(0),
+            table_bytes: AtomicUsize::new(0),
+            undelivered_streams: AtomicUsize::new(0),
+            refused_streams: AtomicUsize::new(0),
             open_streams: AtomicUsize::new(0),
             most_streams: AtomicUsize::new(0),
             refusing: Notify::new(),
@@ -149,8 +161,22 @@ impl Charge {
             return ControlFlow::Break(());
         }
         self.0.undelivered_bytes.fetch_add(fields + stream, Ordering::Relaxed);
+        self.0.undelivered_streams.fetch_add(usize::from(frame.opens_stream), Ordering::Relaxed);
         self.0.turn_frames.fetch_add(1 + frame.payload_bytes / TURN_FRAME_BYTES, Ordering::Relaxed);
         ControlFlow::Continue(())
+    }
+
+    /// Takes memory for what the library's table of header fields holds. Where there is none, the connection is to be ended.
+    pub(super) fn hold_table(&self, bytes: usize) {
+        let held = self.0.table_bytes.load(Ordering::Relaxed);
+        if bytes <= held {
+            self.0.table_bytes.store(bytes, Ordering::Relaxed);
+            self.give_back(held - bytes);
+        } else if self.try_take(bytes - held) {
+            self.0.table_bytes.store(bytes, Ordering::Relaxed);
+        } else {
+            self.refuse_more();
+        }
     }
 
     /// Notes whether the library has a part of a header list.
@@ -164,14 +190,20 @@ impl Charge {
     }
 
     /// To be called when the library waits: where it has read all that it was given, it has made requests of all whole header
-    /// lists, or refused them. Gives back what was taken for more than came of them.
+    /// lists, or refused them. Gives back what was taken for more than came of them; the library keeps the refused streams for a
+    /// while.
     pub(super) fn settle(&self) {
         let (is_drained, in_list) = (&self.0.is_drained, &self.0.in_header_list);
         if self.0.undelivered_bytes.load(Ordering::Relaxed) > 0
             && is_drained.load(Ordering::Relaxed)
             && !in_list.load(Ordering::Relaxed)
         {
-            self.give_back(self.0.undelivered_bytes.swap(0, Ordering::Relaxed));
+            let refused = self.0.undelivered_streams.swap(0, Ordering::Relaxed);
+            let known = self.0.refused_streams.load(Ordering::Relaxed);
+            let more = refused.min(MOST_REFUSED.saturating_sub(known));
+            self.0.refused_streams.store(known + more, Ordering::Relaxed);
+            let undelivered = self.0.undelivered_bytes.swap(0, Ordering::Relaxed);
+            self.give_back(undelivered.saturating_sub(more * RETAINED_BYTES));
         }
     }
 
@@ -194,6 +226,9 @@ impl Charge {
             return None;
         }
         inner.undelivered_bytes.fetch_sub(delivered, Ordering::Relaxed);
+        inner
+            .undelivered_streams
+            .store(inner.undelivered_streams.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
         inner.open_streams.store(streams, Ordering::Relaxed);
         if is_most {
             inner.most_streams.store(streams, Ordering::Relaxed);
@@ -289,7 +324,31 @@ mod tests {
         charge.set_in_header_list(false);
         charge.set_drained(true);
         charge.settle();
-        assert_eq!(taken(&charge), 0);
+        assert_eq!(taken(&charge), RETAINED_BYTES, "the library keeps the stream that became no request");
+    }
+
+    #[test]
+    fn refused_streams_stay_paid_for_as_far_as_the_library_keeps_them() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
+        let charge = Charge::new(&pool, None);
+        for _ in 0..3 * MOST_REFUSED {
+            let frame = HeaderFrame { payload_bytes: 1, opens_stream: true, is_forbidden: false };
+            assert!(charge.admit(frame).is_continue());
+            charge.set_drained(true);
+            charge.settle();
+        }
+        assert_eq!(taken(&charge), MOST_REFUSED * RETAINED_BYTES);
+    }
+
+    #[test]
+    fn a_table_is_paid_for_or_the_connection_ends() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 16, 1));
+        let charge = Charge::new(&pool, None);
+        charge.hold_table(1000);
+        charge.hold_table(300);
+        assert_eq!((taken(&charge), charge.is_refusing()), (300, false));
+        charge.hold_table(1 << 17);
+        assert_eq!((taken(&charge), charge.is_refusing()), (300, true));
     }
 
     #[test]

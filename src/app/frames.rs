@@ -5,6 +5,8 @@
 
 use std::ops::ControlFlow;
 
+use super::hpack::TableScanner;
+
 /// Length of a frame's head (RFC 9113, section 4.1).
 const HEAD_BYTES: usize = 9;
 
@@ -17,6 +19,11 @@ const PRIORITY: u8 = 2;
 const PUSH_PROMISE: u8 = 5;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
+const PADDED: u8 = 8;
+const WITH_PRIORITY: u8 = 32;
+
+/// Bytes of a stream's priority at the beginning of `HEADERS` (RFC 9113, section 6.2).
+const PRIORITY_BYTES: usize = 5;
 
 /// A frame that carries a part of a request's header list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,12 +47,37 @@ pub(super) struct FrameScanner {
     last_stream: u32,
     /// Whether a header list has begun and not ended.
     in_header_list: bool,
+    /// Of the current frame, if it carries a part of a header list.
+    fragment: Option<Fragment>,
+    table: TableScanner,
+}
+
+/// Where in a frame's payload the part of a header list lies.
+#[derive(Debug)]
+struct Fragment {
+    /// Whether the next byte is the length of the padding at the end.
+    is_padded: bool,
+    /// Bytes before the part that are still to come.
+    skipped_left: usize,
+    left: usize,
 }
 
 impl FrameScanner {
     /// Begins before the client's preface of `preface_bytes`.
     pub(super) fn new(preface_bytes: usize) -> Self {
-        Self { payload_left: preface_bytes, discard_left: 0, last_stream: 0, in_header_list: false }
+        Self {
+            payload_left: preface_bytes,
+            discard_left: 0,
+            last_stream: 0,
+            in_header_list: false,
+            fragment: None,
+            table: TableScanner::default(),
+        }
+    }
+
+    /// Memory that the library's table of header fields holds at most.
+    pub(super) fn table_bytes(&self) -> usize {
+        self.table.held_bytes()
     }
 
     /// Whether a header list has begun and not ended.
@@ -81,6 +113,7 @@ impl FrameScanner {
             let payload = self.payload_left.min(rest.len());
             passed += payload;
             self.payload_left -= payload;
+            self.pass(rest.get(..payload).unwrap_or_default());
             let Some([a, b, c, kind, flags, stream @ ..]) =
                 rest.get(payload..).and_then(<[u8]>::first_chunk::<HEAD_BYTES>)
             else {
@@ -100,10 +133,40 @@ impl FrameScanner {
                 }
                 self.last_stream = self.last_stream.max(stream);
                 self.in_header_list = flags & END_HEADERS == 0;
+                let flags = if *kind == CONTINUATION { 0 } else { *flags };
+                let skipped_left = if flags & WITH_PRIORITY == 0 { 0 } else { PRIORITY_BYTES };
+                let is_padded = flags & PADDED != 0;
+                let left = payload_bytes.saturating_sub(skipped_left + usize::from(is_padded));
+                self.fragment = Some(Fragment { is_padded, skipped_left, left });
+                if *kind != CONTINUATION {
+                    self.table.begin_list();
+                }
+            } else {
+                self.fragment = None;
             }
             passed += HEAD_BYTES;
+            self.table.pass(HEAD_BYTES);
             self.payload_left = payload_bytes;
         }
+    }
+
+    /// The library is given `piece` of a frame's payload.
+    fn pass(&mut self, mut piece: &[u8]) {
+        self.table.pass(piece.len());
+        let Some(fragment) = &mut self.fragment else { return };
+        if fragment.is_padded
+            && let Some((padding, rest)) = piece.split_first()
+        {
+            fragment.is_padded = false;
+            fragment.left = fragment.left.saturating_sub((*padding).into());
+            piece = rest;
+        }
+        let skipped = fragment.skipped_left.min(piece.len());
+        fragment.skipped_left -= skipped;
+        piece = piece.get(skipped..).unwrap_or_default();
+        let length = fragment.left.min(piece.len());
+        fragment.left -= length;
+        self.table.scan(piece.get(..length).unwrap_or_default());
     }
 }
 
@@ -166,6 +229,41 @@ mod tests {
         });
         assert_eq!((passed, opened), (12, 1));
         assert!(scanner.is_in_header_list());
+    }
+
+    #[test]
+    fn fields_are_found_behind_padding_and_priority_and_across_frames() {
+        let path = [&b"\x44\x05/path"[..], &[0x82, 0x40, 1, b':', 1, b'x']].concat();
+        let frames = |list: &[u8], flags: u8, kind: u8| {
+            let mut payload = Vec::new();
+            if flags & PADDED != 0 {
+                payload.push(3);
+            }
+            if flags & WITH_PRIORITY != 0 {
+                payload.extend([0; 5]);
+            }
+            payload.extend(list);
+            if flags & PADDED != 0 {
+                payload.extend([0x44; 3]);
+            }
+            let mut sent = frame(kind, flags, 1, payload.len());
+            sent[HEAD_BYTES..].copy_from_slice(&payload);
+            sent
+        };
+        let held = |sent: &[u8]| {
+            let mut scanner = FrameScanner::new(0);
+            assert_eq!(scanner.scan(sent, |_| ControlFlow::Continue(())), sent.len());
+            scanner.table_bytes()
+        };
+        let plain = held(&frames(&path, END_HEADERS, HEADERS));
+        assert_eq!(plain, 6 * (HEAD_BYTES + path.len()));
+        let around = held(&frames(&path, END_HEADERS | PADDED | WITH_PRIORITY, HEADERS));
+        assert_eq!(around, plain + 6 * 9, "the library holds what lies around them, too");
+        for cut in 0..path.len() {
+            let sent = [frames(&path[..cut], 0, HEADERS), frames(&path[cut..], END_HEADERS, CONTINUATION)].concat();
+            assert!(held(&sent) >= plain, "{cut}");
+        }
+        assert_eq!(held(&frames(b"\x04\x05/path", END_HEADERS, HEADERS)), 0);
     }
 
     proptest! {

@@ -248,6 +248,7 @@ impl<S: Socket> Lane<S> {
             admitted
         });
         bounds.charge.set_in_header_list(frames.is_in_header_list());
+        bounds.charge.hold_table(frames.table_bytes());
         if !is_refused || *handing > 0 || bounds.charge.is_refusing() {
             self.memory = None;
         } else if self.memory.is_none() {

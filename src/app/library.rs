@@ -34,7 +34,7 @@ use super::socket::Socket;
 use crate::config::Config;
 
 /// HTTP/2 streams of one connection; viewers ask for 100 blocks at once.
-const STREAMS: u32 = 128;
+pub(super) const STREAMS: u32 = 128;
 
 /// Malformed requests of a connection of HTTP/2 until it is closed.
 const MALFORMED: usize = 16;

@@ -228,3 +228,60 @@ async fn a_header_list_of_more_than_a_hundred_fields_is_431_and_ends_the_connect
     assert!(answered <= 33, "{answered}");
     assert!(server.exchange(b"GET /v/0/0 HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.0 200"));
 }
+
+/// A missing chunk, whose path is added to the table of HPACK, in a header list with `more` after it.
+fn asks_and_adds(stream: u32, more: &[u8]) -> Vec<u8> {
+    let path = format!("/v/9/{stream}");
+    let list = [&[0x82, 0x86, 0x44, u8::try_from(path.len()).unwrap()], path.as_bytes(), b"\x01\x01x", more].concat();
+    h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, stream, &list)
+}
+
+/// Sends all of `sent` one after the other and takes what is answered; how many answers there were until the end.
+async fn answers_one_by_one(client: TcpStream, sent: Vec<Vec<u8>>) -> (usize, TcpStream) {
+    let (wanted, mut client) = (sent.len(), client);
+    let (mut answered, mut received) = (0, Vec::new());
+    for part in sent {
+        if client.write_all(&part).await.is_err() {
+            break;
+        }
+        while answers(&received) <= answered {
+            let read = tokio::time::timeout(PATIENCE, client.read_buf(&mut received)).await.expect("no answer");
+            if read.unwrap_or(0) == 0 {
+                return (answered, client);
+            }
+        }
+        answered += 1;
+    }
+    assert!(answered <= wanted);
+    (answered, client)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_of_header_fields_that_hold_large_buffers_are_bounded_and_ordinary_ones_are_served() {
+    let mut server = Program::start(&["server.max_connections=1000"]);
+    let before = server.before().await;
+    // The library keeps the buffer of 8 KiB that each path came in as long as the path is in its table.
+    let long = [&[0x10, 1, b'x', 0x7f, 0x80, 0x40][..], &[b'a'; 8192 + 127]].concat();
+    let asked = |first: Vec<u8>, more: &[u8]| {
+        let parts = (0..110).map(|n| asks_and_adds(2 * n + 1, more));
+        std::iter::once([first, asks_and_adds(1, more)].concat()).chain(parts.skip(1)).collect::<Vec<_>>()
+    };
+    let resident = server.mib("VmRSS");
+    let mut asking = Vec::new();
+    for number in 0..80 {
+        let client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 1 << 16).await;
+        asking.push(answers_one_by_one(client, asked(h2::begin(&[]), &long)));
+    }
+    let held = futures_util::future::join_all(asking).await;
+    let peak = server.mib("VmHWM") - resident;
+    let most = SHARED_MIB + ((80 * 36) >> 10) + 12;
+    let ended = held.iter().filter(|(answered, _)| *answered < 110).count();
+    assert!(peak <= most, "{peak} of {most} MiB for 80 tables; {ended} connections were ended");
+    // As clients do that add all they send.
+    let client = server.connect_from("127.0.0.9", 4096).await;
+    let (answered, client) = answers_one_by_one(client, asked(h2::begin(&[]), b"")).await;
+    assert_eq!(answered, 110);
+    drop((held, client));
+    server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
+    server.is_well(&before).await;
+}
