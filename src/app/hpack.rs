@@ -36,11 +36,24 @@ enum Step {
     #[default]
     Field,
     /// Further bytes of an integer (section 5.1).
-    Integer { value: usize, shift: u32, of: Integer },
+    Integer {
+        value: usize,
+        shift: u32,
+        of: Integer,
+    },
     /// The length of a string (section 5.2).
     Length(Part),
-    /// Bytes of a string that are still to come, and whether its first is the next.
-    Text { left: usize, part: Part, is_first: bool, is_huffman: bool },
+    Text(Text),
+}
+
+/// A string of which some bytes are still to come.
+#[derive(Debug, Clone, Copy)]
+struct Text {
+    left: usize,
+    part: Part,
+    /// Whether the next byte is its first.
+    is_first: bool,
+    is_huffman: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -84,10 +97,10 @@ impl TableScanner {
     pub(super) fn scan(&mut self, mut bytes: &[u8]) {
         self.list_bytes = self.list_bytes.saturating_add(bytes.len());
         while let Some((first, rest)) = bytes.split_first() {
-            if let Step::Text { left, part, is_first: false, is_huffman } = self.step {
+            if let Step::Text(text @ Text { left, is_first: false, .. }) = self.step {
                 let passed = left.min(bytes.len());
                 bytes = bytes.get(passed..).unwrap_or_default();
-                self.step = self.after_text(Step::Text { left: left - passed, part, is_first: false, is_huffman });
+                self.step = self.after_text(Text { left: left - passed, ..text });
                 continue;
             }
             self.step = self.next(*first);
@@ -110,16 +123,16 @@ impl TableScanner {
                 self.after_integer(value, of)
             }
             Step::Length(part) => self.integer(byte, 7, Integer::Length { part, is_huffman: byte & 0x80 != 0 }),
-            Step::Text { left, part, is_huffman, .. } => {
-                let part = match part {
+            Step::Text(text) => {
+                let part = match text.part {
                     // `:` is 1011100 in Huffman's code (appendix B).
                     Part::Name { is_added } => {
-                        let is_pseudo = if is_huffman { byte >> 1 == 0b101_1100 } else { byte == b':' };
+                        let is_pseudo = if text.is_huffman { byte >> 1 == 0b101_1100 } else { byte == b':' };
                         Part::Name { is_added: is_added && is_pseudo }
                     }
-                    Part::Value { .. } => part,
+                    Part::Value { .. } => text.part,
                 };
-                self.after_text(Step::Text { left: left - 1, part, is_first: false, is_huffman })
+                self.after_text(Text { left: text.left - 1, part, is_first: false, ..text })
             }
         }
     }
@@ -142,24 +155,22 @@ impl TableScanner {
                 Step::Length(Part::Value { is_held })
             }
             Integer::Length { part, is_huffman } => {
-                self.after_text(Step::Text { left: value, part, is_first: true, is_huffman })
+                self.after_text(Text { left: value, part, is_first: true, is_huffman })
             }
         }
     }
 
-    /// The step itself where more of its string is to come, or else what follows.
-    fn after_text(&mut self, step: Step) -> Step {
-        match step {
-            Step::Text { left: 0, part: Part::Name { is_added }, .. } => {
-                Step::Length(Part::Value { is_held: is_added })
-            }
-            Step::Text { left: 0, part: Part::Value { is_held }, .. } => {
+    /// The string itself where more of it is to come, or else what follows.
+    fn after_text(&mut self, text: Text) -> Step {
+        match text.part {
+            _ if text.left > 0 => Step::Text(text),
+            Part::Name { is_added } => Step::Length(Part::Value { is_held: is_added }),
+            Part::Value { is_held } => {
                 if is_held {
                     self.add();
                 }
                 Step::Field
             }
-            other => other,
         }
     }
 
