@@ -1,5 +1,6 @@
 //! Installs what logs and metrics go to. Called by `main` and `app` only; everything below speaks to the facades.
 
+mod panics;
 mod quoted;
 
 use std::io::{self, IsTerminal as _, Write};
@@ -77,7 +78,7 @@ pub enum TelemetryError {
     Metrics(#[from] BuildError),
 }
 
-/// Sends log lines of this process to standard error, as `[log]` says, from a thread of its own.
+/// Sends log lines of this process to standard error, as `[log]` says, from a thread of its own; panics are such lines, too.
 ///
 /// # Errors
 /// [`TelemetryError`] when the filter is unreadable or logging is installed already.
@@ -104,6 +105,7 @@ pub fn install_log(log: &Log) -> Result<LogGuard, TelemetryError> {
             registry.with(lines).try_init()?;
         }
     }
+    panics::log_panics();
     Ok(LogGuard(guard))
 }
 

@@ -1,6 +1,6 @@
 //! Preconditions and ranges of RFC 9110 for one representation.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use axum::http::header::{IF_RANGE, RANGE};
 use axum::http::{HeaderMap, HeaderValue, Method};
@@ -32,6 +32,7 @@ pub(super) fn evaluate(
     modified: Option<SystemTime>,
     len: Option<u64>,
 ) -> Verdict {
+    let modified = modified.filter(has_http_date);
     let tag = etag;
     let etag: Option<ETag> = etag.and_then(|etag| etag.parse().ok());
     if let Some(wanted) = headers.typed_get::<IfMatch>() {
@@ -95,17 +96,21 @@ fn part(range: &str, len: u64) -> Option<Verdict> {
     Some(if from < to { Verdict::Part(from, to) } else { Verdict::Unsatisfiable })
 }
 
-/// `Last-Modified` as an HTTP date.
+/// `Last-Modified` as an HTTP date; `None` where the time has none.
 pub(super) fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
-    // Times before 1970 have no HTTP date here.
-    modified.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    HeaderValue::from_str(&httpdate::fmt_http_date(modified)).ok()
+    has_http_date(&modified).then(|| HeaderValue::from_str(&httpdate::fmt_http_date(modified)).ok())?
+}
+
+/// The first second of the year 10000, which an HTTP date of four digits cannot name (RFC 9110, section 5.6.7).
+const YEAR_10000: Duration = Duration::from_secs(253_402_300_800);
+
+/// Whether `httpdate` can write this time, which a file's owner may set at will: it panics before 1970 and from the year 10000 on.
+fn has_http_date(time: &SystemTime) -> bool {
+    time.duration_since(SystemTime::UNIX_EPOCH).is_ok_and(|since| since < YEAR_10000)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn ask(headers: &[(&'static str, &str)]) -> Verdict {
@@ -132,6 +137,20 @@ mod tests {
         assert_eq!(ask(&[("range", "bytes=+1-2")]), Verdict::Whole);
         assert_eq!(ask(&[("range", "Bytes=0-99999999999999999999999")]), Verdict::Part(0, 10));
         assert_eq!(ask(&[("range", "bytes=18446744073709551615-18446744073709551615")]), Verdict::Unsatisfiable);
+    }
+
+    #[test]
+    fn a_time_without_an_http_date_is_no_precondition() {
+        let date = "Sun, 06 Nov 1994 08:49:37 GMT";
+        for modified in [SystemTime::UNIX_EPOCH - Duration::from_nanos(1), SystemTime::UNIX_EPOCH + YEAR_10000] {
+            for name in ["if-modified-since", "if-unmodified-since", "if-range"] {
+                let map = [(name.parse().unwrap(), date.parse().unwrap())].into_iter().collect();
+                assert_eq!(evaluate(&Method::GET, &map, None, Some(modified), Some(1)), Verdict::Whole);
+            }
+            assert_eq!(last_modified(modified), None);
+        }
+        let last = SystemTime::UNIX_EPOCH + YEAR_10000 - Duration::from_secs(1);
+        assert_eq!(last_modified(last).unwrap(), "Fri, 31 Dec 9999 23:59:59 GMT");
     }
 
     #[test]

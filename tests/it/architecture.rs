@@ -41,7 +41,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("verify", &["n5", "metadata", "store", "container", "view"]),
     ("config", &[]),
     ("healthcheck", &["config"]),
-    ("telemetry", &["config", "metrics"]),
+    ("telemetry", &["config", "metrics", "seldom"]),
     (
         "app",
         &[

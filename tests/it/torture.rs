@@ -21,7 +21,7 @@ const SMUGGLED: &str = "GET /attributes.json HTTP/1.1\r\nHost: x\r\nX-Request-Id
 pub(crate) struct Program {
     child: Child,
     address: String,
-    _n5: N5,
+    n5: N5,
 }
 
 impl Program {
@@ -38,7 +38,7 @@ impl Program {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().rsplit_once("http://").unwrap().1.trim_end_matches('/').to_owned();
-        Self { child, address, _n5: n5 }
+        Self { child, address, n5 }
     }
 
     pub(crate) fn address(&self) -> &str {
@@ -775,4 +775,19 @@ async fn many_hostile_clients_at_once_leave_the_server_to_the_others() {
         tokio::time::timeout(PATIENCE, attack).await.expect("a client that is left waiting").unwrap();
     }
     server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_of_any_time_are_served() {
+    let server = Program::start(&[]);
+    let file = fs::File::options().write(true).open(server.n5.root().join("v/0/0")).unwrap();
+    file.set_modified(std::time::UNIX_EPOCH - Duration::from_secs(1)).unwrap();
+    for name in ["If-Modified-Since", "If-Unmodified-Since", "If-Range"] {
+        let request = format!(
+            "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{name}: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n"
+        );
+        let answer = server.exchange(request.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert!(!answer.contains("\r\nlast-modified:"), "{answer}");
+    }
 }
