@@ -42,10 +42,10 @@ from records import AESGCM, APPLICATION_DATA, HANDSHAKE, Forger
 
 ATTACKERS = [f"127.0.0.{n}" for n in range(2, 7)]
 # Enough for all places of a server: one address has at most three times as many as are free.
-MANY = [f"127.0.1.{n}" for n in range(1, 255)]
+MANY = [f"127.0.{network}.{n}" for network in range(1, 21) for n in range(1, 255)]
 LARGE_BYTES = 4 << 20
 # Connections of a server with TLS: each costs an attacker more, too.
-TLS_PLACES = 4000
+TLS_PLACES = 5000
 # Where the kernel picks the port when it knows the other end (linux/in.h), there are enough for a minute.
 IP_BIND_ADDRESS_NO_PORT = 24
 
@@ -261,19 +261,18 @@ def tls_unfinished_hellos(_):
     return b"\x16\x03\x01\x40\x00" + b"\x01\x00\xff\xff\x03\x03" + bytes(16_000)
 
 
-# More than the kernel's queue and the encryption's take.
-UNREAD = settings(65535) + b"".join(headers(2 * n + 1, b"/v/0/0") for n in range(16))
+SOME = settings(0) + b"".join(headers(2 * n + 1, b"/nothing/here") for n in range(4))
 
 
 def tls_half_records(_):
     # A record that ends never.
-    yield UNREAD
+    yield SOME
     yield Beneath(b"\x17\x03\x03\x41\x00" + bytes(16_600))
 
 
 def tls_half_messages(forger):
     # A message of the handshake, in parts, that ends never.
-    yield Beneath(forger.record(APPLICATION_DATA, UNREAD))
+    yield Beneath(forger.record(APPLICATION_DATA, SOME))
     message = b"\x18" + (65_531).to_bytes(3, "big") + bytes(63_996)
     for at in range(0, len(message), 16_000):
         yield Beneath(forger.record(HANDSHAKE, message[at : at + 16_000]))

@@ -3,7 +3,7 @@
 import struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, WINDOW_UPDATE = 0, 1, 2, 3, 4, 5, 6, 8
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE = range(9)
 END_STREAM, END_HEADERS, PADDED = 1, 4, 8
 
 # Entries of HPACK's static table, as a byte each: :method GET, :method POST, :scheme http.
@@ -80,3 +80,50 @@ def malformed(stream):
         GET + HTTP + path + authority + b"\x40\x02ab\x02cd" + b"\xbe" * 3200,
     ]
     return frame(HEADERS, END_STREAM | END_HEADERS, stream, kinds[stream // 2 % len(kinds)])
+
+
+class Client:
+    """An honest client of HTTP/2, with one request at a time."""
+
+    WINDOW = 1 << 20
+
+    def __init__(self, connected):
+        self.socket, self.stream, self.received = connected, -1, b""
+        grown = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", self.WINDOW))
+        self.socket.sendall(settings(self.WINDOW) + grown)
+
+    def take(self, count):
+        while len(self.received) < count:
+            more = self.socket.recv(65536)
+            if not more:
+                raise ConnectionError("the connection ended")
+            self.received += more
+        taken, self.received = self.received[:count], self.received[count:]
+        return taken
+
+    def get(self, path):
+        """Whether the answer is 200, and its body."""
+        self.stream += 2
+        self.socket.sendall(headers(self.stream, path.encode()))
+        is_good, body, flags = False, b"", 0
+        while not flags & END_STREAM:
+            head = self.take(9)
+            (stream,) = struct.unpack(">I", head[5:])
+            kind, payload, flags = head[3], self.take(int.from_bytes(head[:3], "big")), 0
+            if kind in (SETTINGS, PING) and not head[4] & 1:
+                self.socket.sendall(frame(kind, 1, 0, payload if kind == PING else b""))
+            elif kind in (RST_STREAM, GOAWAY):
+                raise ConnectionError(f"frame {kind} in place of an answer: {payload}")
+            elif kind in (HEADERS, DATA) and stream == self.stream:
+                flags = head[4]
+                if kind == HEADERS:
+                    # The first field of an answer, as an index: :status 200.
+                    is_good = payload[:1] == b"\x88"
+                elif payload:
+                    body += payload
+                    more = struct.pack(">I", len(payload))
+                    self.socket.sendall(frame(WINDOW_UPDATE, 0, 0, more) + frame(WINDOW_UPDATE, 0, stream, more))
+        return is_good, body
+
+    def close(self):
+        self.socket.close()
