@@ -70,8 +70,10 @@ def shut_windows_of_slices(_):
 def many_fields(_):
     # One field enters the table, and is then named 1,600 times in a byte each.
     entry = b"\x40\x02ab\x02cd"
-    return settings(0) + headers(1, b"/slice/v?size=8,8", entry) + b"".join(
-        headers(2 * n + 1, b"/slice/v?size=8,8", b"\xbe" * 1600) for n in range(1, 128)
+    return (
+        settings(0)
+        + headers(1, b"/slice/v?size=8,8", entry)
+        + b"".join(headers(2 * n + 1, b"/slice/v?size=8,8", b"\xbe" * 1600) for n in range(1, 128))
     )
 
 
@@ -101,7 +103,9 @@ ENTRIES = 107
 
 
 def indexed_path(stream, path, more=b""):
-    return frame(HEADERS, END_STREAM | END_HEADERS, stream, GET + HTTP + b"\x44" + path + AUTHORITY + string(b"x") + more)
+    return frame(
+        HEADERS, END_STREAM | END_HEADERS, stream, GET + HTTP + b"\x44" + path + AUTHORITY + string(b"x") + more
+    )
 
 
 def indexed_paths_among_pings(_):
@@ -153,7 +157,8 @@ def priorities(_):
 
 def pushes(_):
     promised = b"".join(
-        frame(PUSH_PROMISE, END_HEADERS, 1, struct.pack(">I", 2 * n + 2) + GET + HTTP + b"\xbe" * 2000) for n in range(32)
+        frame(PUSH_PROMISE, END_HEADERS, 1, struct.pack(">I", 2 * n + 2) + GET + HTTP + b"\xbe" * 2000)
+        for n in range(32)
     )
     return settings(0) + headers(1, b"/v/0/0", b"\x40\x02ab\x02cd") + promised
 
@@ -180,7 +185,8 @@ def rapid_resets(_):
     yield settings(65535)
     for first in itertools.count(1, 64):
         yield b"".join(
-            headers(n, b"/slice/v?size=8,8") + frame(RST_STREAM, 0, n, b"\0\0\0\x08") for n in range(first, first + 64, 2)
+            headers(n, b"/slice/v?size=8,8") + frame(RST_STREAM, 0, n, b"\0\0\0\x08")
+            for n in range(first, first + 64, 2)
         )
 
 
@@ -320,7 +326,9 @@ class Attack:
     def last_key(self):
         """The secret of the handshake that ended last."""
         lines = self.keys.read().splitlines()
-        return next(bytes.fromhex(line.split()[2]) for line in reversed(lines) if line.startswith("CLIENT_TRAFFIC_SECRET_0"))
+        return next(
+            bytes.fromhex(line.split()[2]) for line in reversed(lines) if line.startswith("CLIENT_TRAFFIC_SECRET_0")
+        )
 
     def run(self, port, seconds, scale):
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
