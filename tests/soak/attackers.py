@@ -45,7 +45,7 @@ ATTACKERS = [f"127.0.0.{n}" for n in range(2, 7)]
 MANY = [f"127.0.{network}.{n}" for network in range(1, 21) for n in range(1, 255)]
 LARGE_BYTES = 4 << 20
 # Connections of a server with TLS: each costs an attacker more, too.
-TLS_PLACES = 5000
+TLS_PLACES = 8000
 # Where the kernel picks the port when it knows the other end (linux/in.h), there are enough for a minute.
 IP_BIND_ADDRESS_NO_PORT = 24
 
