@@ -9,21 +9,13 @@ import time
 import traffic
 from asked import Request
 from beside import Unbounded
+from served import certificate
 from signs import Metric, Signs, store_error
 from system import Server, config
 from watch import Fault
 
 NAME = "EIO, with TLS and tokens"
 SECONDS = 5
-
-
-def certificate(directory):
-    """A new one, in place of the one before at once."""
-    subject = ["-x509", "-days", "2", "-nodes", "-subj", "/CN=soak", "-addext", "subjectAltName=IP:127.0.0.1"]
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    new = ["-keyout", directory / "new", "-out", directory / "new"]
-    subprocess.run(["openssl", "req", *subject, *curve, *new], check=True, capture_output=True)
-    (directory / "new").rename(directory / "both.pem")
 
 
 def but(request, status):

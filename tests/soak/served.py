@@ -26,6 +26,15 @@ def dataset(root, name, dimensions, shape, data_type, compression):
     return directory
 
 
+def certificate(directory):
+    """A new one with its key, in `both.pem`; in place of the one before at once."""
+    subject = ["-x509", "-days", "2", "-nodes", "-subj", "/CN=soak", "-addext", "subjectAltName=IP:127.0.0.1"]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    new = ["-keyout", directory / "new", "-out", directory / "new"]
+    subprocess.run(["openssl", "req", *subject, *curve, *new], check=True, capture_output=True)
+    (directory / "new").rename(directory / "both.pem")
+
+
 class Server:
     """The release build on a port of its own."""
 

@@ -1,0 +1,525 @@
+"""What hostile clients send, and how: each attack is a function that says what a connection sends, and how many there are."""
+
+import collections
+import functools
+import itertools
+import os
+import random
+import resource
+import selectors
+import socket
+import ssl
+import struct
+import sys
+import tempfile
+import time
+
+from frames import (
+    AUTHORITY,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GET,
+    HEADERS,
+    HTTP,
+    PADDED,
+    PATH,
+    PING,
+    POST,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+    headers,
+    huffman,
+    malformed,
+    settings,
+    string,
+)
+from records import AESGCM, APPLICATION_DATA, HANDSHAKE, Forger
+
+ATTACKERS = [f"127.0.0.{n}" for n in range(2, 7)]
+# Enough for all places of a server: one address has at most three times as many as are free.
+MANY = [f"127.0.{network}.{n}" for network in range(1, 21) for n in range(1, 255)]
+LARGE_BYTES = 4 << 20
+# Connections of a server with TLS: each costs an attacker more, too.
+TLS_PLACES = 8000
+# Where the kernel picks the port when it knows the other end (linux/in.h), there are enough for a minute.
+IP_BIND_ADDRESS_NO_PORT = 24
+
+
+class Beneath(bytes):
+    """Bytes that are sent as they are, beneath the encryption."""
+
+
+# What a connection sends: bytes, or parts of them that may go on for ever.
+
+# Streams, header lists and bodies of HTTP/2.
+
+
+def shut_windows(_):
+    return settings(0) + b"".join(headers(2 * n + 1, b"/nothing/here") for n in range(256))
+
+
+def shut_windows_of_slices(_):
+    return settings(0) + b"".join(headers(2 * n + 1, b"/slice/v?size=8,8") for n in range(256))
+
+
+def many_fields(_):
+    # One field enters the table, and is then named 1,600 times in a byte each.
+    entry = b"\x40\x02ab\x02cd"
+    return (
+        settings(0)
+        + headers(1, b"/slice/v?size=8,8", entry)
+        + b"".join(headers(2 * n + 1, b"/slice/v?size=8,8", b"\xbe" * 1600) for n in range(1, 128))
+    )
+
+
+def unfinished_lists(_):
+    entry = b"\x40\x02ab\x02cd"
+    return settings(0) + headers(1, b"/v/0/0", entry) + headers(3, b"/v/0/0", b"\xbe" * 2900, flags=END_STREAM)
+
+
+def malformed_lists(_):
+    return settings(0) + b"".join(malformed(2 * n + 1) for n in range(120))
+
+
+def bodies(n):
+    # The first hold the memory of slices, so that the others' requests wait.
+    if n < 60:
+        return slow_readers_of_slices(n)
+    asked = headers(1, f"/slice/large?size={LARGE_BYTES},1".encode(), flags=END_HEADERS)
+    return settings(65535) + asked + b"".join(frame(DATA, 0, 1, bytes(16384)) for _ in range(64))
+
+
+def long_paths(_):
+    return settings(0) + b"".join(headers(2 * n + 1, b"/" + b"a" * 15000) for n in range(64))
+
+
+# HPACK's table. Each entry takes 38 bytes of its 4,096, and may keep all of the buffer that it came in.
+ENTRIES = 107
+
+
+def indexed_path(stream, path, more=b""):
+    return frame(
+        HEADERS, END_STREAM | END_HEADERS, stream, GET + HTTP + b"\x44" + path + AUTHORITY + string(b"x") + more
+    )
+
+
+def indexed_paths_among_pings(_):
+    between = frame(PING, 0, 0, bytes(8)) * (8192 // 17)
+    yield settings(65535)
+    for n in range(ENTRIES):
+        yield indexed_path(2 * n + 1, string(b"/")) + between
+
+
+def indexed_paths_among_settings(_):
+    # 1,365 settings that have no meaning.
+    between = frame(SETTINGS, 0, 0, struct.pack(">HI", 0xFFF0, 0) * 1365)
+    yield settings(65535)
+    for n in range(ENTRIES):
+        yield indexed_path(2 * n + 1, string(b"/")) + between
+
+
+def indexed_paths_beside_fields(_):
+    beside = b"\x00\x01f" + string(b"a" * 8192)
+    yield settings(65535)
+    for n in range(ENTRIES):
+        yield indexed_path(2 * n + 1, string(b"/"), beside)
+
+
+@functools.cache
+def huffman_paths_of_all():
+    beside = b"\x00\x06cookie" + huffman("0" * 25_600)
+    return [settings(65535), *(indexed_path(2 * n + 1, huffman("/"), beside) for n in range(ENTRIES))]
+
+
+def huffman_paths(_):
+    return iter(huffman_paths_of_all())
+
+
+# Floods of frames.
+
+
+def endless(begin, part):
+    yield begin
+    part *= max(1, 65536 // len(part))
+    while True:
+        yield part
+
+
+def priorities(_):
+    part = b"".join(frame(PRIORITY, 0, 2 * n + 1, struct.pack(">IB", 2 * n + 3, 9)) for n in range(4096))
+    return endless(settings(0), part)
+
+
+def pushes(_):
+    promised = b"".join(
+        frame(PUSH_PROMISE, END_HEADERS, 1, struct.pack(">I", 2 * n + 2) + GET + HTTP + b"\xbe" * 2000)
+        for n in range(32)
+    )
+    return settings(0) + headers(1, b"/v/0/0", b"\x40\x02ab\x02cd") + promised
+
+
+def tiny_data(_):
+    asked = frame(HEADERS, END_HEADERS, 1, POST + HTTP + PATH + string(b"/v/0/0") + AUTHORITY + string(b"x"))
+    return endless(settings(65535) + asked, frame(DATA, PADDED, 1, b"\xff" + bytes(256)))
+
+
+def window_updates(_):
+    part = frame(WINDOW_UPDATE, 0, 0, b"\0\0\0\1") + frame(WINDOW_UPDATE, 0, 1, b"\0\0\0\1")
+    return endless(settings(0) + headers(1, f"/slice/large?size={LARGE_BYTES},1".encode()), part)
+
+
+def settings_unread(_):
+    return endless(settings(65535), frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65535)))
+
+
+def pings_unread(_):
+    return endless(settings(65535), frame(PING, 0, 0, bytes(8)))
+
+
+def rapid_resets(_):
+    yield settings(65535)
+    for first in itertools.count(1, 64):
+        yield b"".join(
+            headers(n, b"/slice/v?size=8,8") + frame(RST_STREAM, 0, n, b"\0\0\0\x08")
+            for n in range(first, first + 64, 2)
+        )
+
+
+# HTTP/1.
+
+
+def unfinished_heads(_):
+    return b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 95_000
+
+
+def finished_heads(_):
+    return b"GET /slice/v?size=8,8 HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 90_000 + b"\r\n\r\n"
+
+
+def heads_after_bodies(_):
+    asked = b"POST /v/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
+    return asked + b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 95_000
+
+
+def slow_readers(_):
+    return b"GET /large/0/0 HTTP/1.1\r\nHost: x\r\n\r\n" * 3
+
+
+def slow_readers_that_end(_):
+    asked = b"GET /large/0/0 HTTP/1.1\r\nHost: x\r\n"
+    return asked + b"\r\n" + asked + b"Connection: close\r\n\r\n"
+
+
+def slow_readers_of_slices(_):
+    return f"GET /slice/large?size={LARGE_BYTES},1 HTTP/1.1\r\nHost: x\r\n\r\n".encode() * 3
+
+
+def pipelines(_):
+    return b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n" * 4000
+
+
+def churn(_):
+    return b"GET /slice/v?size=64,64 HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def full_accept_queue(n):
+    # Those that get a place keep it; those behind them have sent what the kernel takes.
+    return b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (1000 if n < 10_240 else 65_536)
+
+
+# Documents and blocks.
+
+
+def documents(n):
+    return f"GET /slice/bombs/b{n % 60}?size=4,4 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+def views_of_documents(n):
+    return f"GET /zarr2/bombs/b{n % 60}/.zattrs HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+def empty_members(_):
+    return b"GET /slice/members?size=64,64 HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+# TLS.
+
+
+def tls_shut_windows(n):
+    return shut_windows(n)
+
+
+def tls_slow_readers(n):
+    return slow_readers(n)
+
+
+def tls_idle(_):
+    return b""
+
+
+def tls_unfinished_hellos(_):
+    # A record of the handshake that announces 16,384 bytes, of which most come; within, a message of 65,535 bytes.
+    return b"\x16\x03\x01\x40\x00" + b"\x01\x00\xff\xff\x03\x03" + bytes(16_000)
+
+
+SOME = settings(0) + b"".join(headers(2 * n + 1, b"/nothing/here") for n in range(4))
+
+
+def tls_half_records(_):
+    # A record that ends never.
+    yield SOME
+    yield Beneath(b"\x17\x03\x03\x41\x00" + bytes(16_600))
+
+
+def tls_half_messages(forger):
+    # A message of the handshake, in parts, that ends never.
+    yield Beneath(forger.record(APPLICATION_DATA, SOME))
+    message = b"\x18" + (65_531).to_bytes(3, "big") + bytes(63_996)
+    for at in range(0, len(message), 16_000):
+        yield Beneath(forger.record(HANDSHAKE, message[at : at + 16_000]))
+
+
+# Whether what is received is read: never, always, or one answer, after which all is sent anew.
+NEVER, ALWAYS, AGAIN = range(3)
+
+
+class Attack:
+    """`connections` at once, each of which sends what `say` gives, with a number, and is opened anew when it ends; one that
+    `closes` does so itself as soon as it has sent all. It takes `takes` bytes first, so that the server's kernel expects it to
+    take more at once. `encrypted`: over TLS, with this ALPN. `hosts`: from these addresses. One that `forges` records has `say`
+    called with what encrypts them. `places`: alone, against a server of as many connections and small caches, where what each
+    connection takes is soon beyond the bound."""
+
+    def __init__(
+        self, say, connections, reads=NEVER, takes=0, closes=False, encrypted=None, is_tls=False, hosts=ATTACKERS, forges=False,
+        places=None,
+    ):  # fmt: skip
+        self.name, self.say, self.connections, self.reads = say.__name__, say, connections, reads
+        self.takes, self.closes, self.encrypted, self.hosts = takes, closes, encrypted, hosts
+        self.is_tls, self.forges = is_tls or encrypted is not None, forges
+        self.places = places or (TLS_PLACES if self.is_tls else None)
+
+    @functools.cached_property
+    def contexts(self):
+        """TLS 1.2 and 1.3 in turn."""
+        made = []
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.minimum_version = context.maximum_version = version
+            context.set_alpn_protocols([self.encrypted])
+            made.append(context)
+        if self.forges:
+            context.keylog_filename = self.keys.name
+            return [context] * 2
+        return made
+
+    @functools.cached_property
+    def keys(self):
+        return tempfile.NamedTemporaryFile("r")
+
+    def last_key(self):
+        """The secret of the handshake that ended last."""
+        lines = self.keys.read().splitlines()
+        return next(
+            bytes.fromhex(line.split()[2]) for line in reversed(lines) if line.startswith("CLIENT_TRAFFIC_SECRET_0")
+        )
+
+    def run(self, port, seconds, scale):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+        os.nice(15)
+        crowd = Crowd(self, port, max(1, int(self.connections * scale)))
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            crowd.step()
+        print(f"{self.name}: {crowd.opened} connections, {crowd.sent >> 20} MiB sent", file=sys.stderr)
+
+
+class Peer:
+    """One connection of an attack."""
+
+    def __init__(self, attack, number, said):
+        self.attack, self.number, self.takes = attack, number, attack.takes
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20 if attack.takes else 4096)
+        self.socket.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+        self.socket.setblocking(False)
+        self.is_shaking = attack.encrypted is not None
+        self.begin(said)
+
+    def begin(self, said):
+        self.parts = iter((said,)) if isinstance(said, bytes) else said
+        self.part, self.at = b"", 0
+
+    def shake(self):
+        """Goes on with the handshake; what it waits for, or nothing at its end."""
+        if not isinstance(self.socket, ssl.SSLSocket):
+            context = self.attack.contexts[self.number % 2]
+            self.socket = context.wrap_socket(self.socket, do_handshake_on_connect=False)
+        try:
+            self.socket.do_handshake()
+        except ssl.SSLWantReadError:
+            return selectors.EVENT_READ
+        except ssl.SSLWantWriteError:
+            return selectors.EVENT_WRITE
+        self.is_shaking = False
+        if self.attack.forges:
+            self.begin(self.attack.say(Forger(self.attack.last_key())))
+        return 0
+
+    def send(self):
+        """Sends some; returns how many bytes, and None when there is nothing left."""
+        if self.at == len(self.part):
+            self.part, self.at = next(self.parts, None), 0
+            if self.part is None:
+                self.part = b""
+                return None
+            if not self.part:
+                return 0
+        # A part that lies beneath the encryption goes past it.
+        send = socket.socket.send if isinstance(self.part, Beneath) else type(self.socket).send
+        count = send(self.socket, memoryview(self.part)[self.at : self.at + 65536])
+        self.at += count
+        return count
+
+
+class Crowd:
+    """All connections of an attack."""
+
+    def __init__(self, attack, port, count):
+        self.attack, self.port, self.chosen = attack, port, selectors.DefaultSelector()
+        self.left, self.opened, self.sent, self.said = collections.deque(range(count)), 0, 0, {}
+        # Those that have said all: open, and nothing is read.
+        self.kept = []
+
+    def what(self, number):
+        if self.attack.forges:
+            return b""
+        # The same bytes for most: they are many.
+        key = number if number < 60 or self.attack.reads == AGAIN or self.attack.hosts is MANY else 60
+        if key not in self.said:
+            said = self.attack.say(number)
+            if not isinstance(said, bytes):
+                return said
+            self.said[key] = said
+        return self.said[key]
+
+    def open_one(self):
+        peer = Peer(self.attack, self.opened, self.what(self.opened))
+        peer.socket.bind((self.attack.hosts[self.opened % len(self.attack.hosts)], 0))
+        peer.socket.connect_ex(("127.0.0.1", self.port))
+        self.opened += 1
+        self.chosen.register(peer.socket, self.wanted(peer, True), peer)
+
+    def wanted(self, peer, sends):
+        reads = self.attack.reads == ALWAYS or not sends and (self.attack.reads == AGAIN or peer.takes > 0)
+        return (selectors.EVENT_WRITE if sends else 0) | (selectors.EVENT_READ if reads else 0)
+
+    def step(self):
+        for _ in range(min(50, len(self.left))):
+            self.left.popleft()
+            try:
+                self.open_one()
+            except OSError:
+                self.left.append(0)
+                break
+        for key, events in self.chosen.select(0.02):
+            try:
+                self.go_on(key.data, key.fd, events)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                pass
+            except OSError:
+                self.again(key.data, key.fd)
+
+    def again(self, peer, descriptor):
+        self.chosen.unregister(descriptor)
+        peer.socket.close()
+        self.left.append(0)
+
+    def go_on(self, peer, descriptor, events):
+        if peer.is_shaking:
+            before = peer.socket
+            wanted = peer.shake()
+            if before is not peer.socket:
+                # The same descriptor in another object.
+                self.chosen.unregister(descriptor)
+                self.chosen.register(peer.socket, selectors.EVENT_WRITE, peer)
+            self.chosen.modify(peer.socket, wanted or self.wanted(peer, True), peer)
+            return
+        if events & selectors.EVENT_READ:
+            received = peer.socket.recv(65536)
+            if not received:
+                raise ConnectionError
+            peer.takes -= len(received)
+            if self.attack.reads == AGAIN:
+                peer.begin(self.what(peer.number))
+                self.chosen.modify(peer.socket, selectors.EVENT_WRITE, peer)
+                return
+        if events & selectors.EVENT_WRITE:
+            count = peer.send()
+            self.sent += count or 0
+            if count is not None:
+                return
+            if self.attack.closes:
+                if random.random() < 0.5:
+                    # With a reset.
+                    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                raise ConnectionError
+        elif self.attack.reads != NEVER or peer.takes > 0:
+            return
+        wanted = self.wanted(peer, False)
+        if wanted:
+            self.chosen.modify(peer.socket, wanted, peer)
+        else:
+            self.chosen.unregister(peer.socket)
+            self.kept.append(peer)
+
+
+H2, H1 = "h2", "http/1.1"
+
+ATTACKS = [
+    Attack(shut_windows, 10_000),
+    Attack(shut_windows_of_slices, 4000),
+    Attack(many_fields, 4000),
+    Attack(unfinished_lists, 10_000),
+    Attack(malformed_lists, 4000, reads=ALWAYS),
+    Attack(bodies, 5000),
+    Attack(long_paths, 4000),
+    Attack(indexed_paths_among_pings, 5000, reads=ALWAYS, places=500),
+    Attack(indexed_paths_among_settings, 5000, reads=ALWAYS, places=500),
+    Attack(indexed_paths_beside_fields, 5000, reads=ALWAYS, places=500),
+    Attack(huffman_paths, 5000, reads=ALWAYS, places=500),
+    Attack(priorities, 4000),
+    Attack(pushes, 4000, reads=ALWAYS),
+    Attack(tiny_data, 4000),
+    Attack(window_updates, 4000),
+    Attack(settings_unread, 4000),
+    Attack(pings_unread, 4000),
+    Attack(rapid_resets, 1000, reads=ALWAYS),
+    Attack(unfinished_heads, 10_000, reads=ALWAYS),
+    Attack(finished_heads, 10_000),
+    Attack(heads_after_bodies, 10_000, reads=ALWAYS),
+    Attack(slow_readers, 300, takes=LARGE_BYTES),
+    Attack(slow_readers_that_end, 300, takes=LARGE_BYTES),
+    Attack(slow_readers_of_slices, 300, takes=LARGE_BYTES),
+    Attack(pipelines, 5000),
+    Attack(churn, 1000, closes=True),
+    Attack(full_accept_queue, 13_300, hosts=MANY),
+    Attack(documents, 100, reads=AGAIN),
+    Attack(views_of_documents, 800, reads=AGAIN),
+    Attack(empty_members, 4, reads=AGAIN),
+    Attack(tls_shut_windows, 10_000, encrypted=H2),
+    Attack(tls_slow_readers, 300, takes=LARGE_BYTES, encrypted=H1),
+    Attack(tls_idle, 10_000, encrypted=H2),
+    Attack(tls_unfinished_hellos, 10_000, is_tls=True),
+    Attack(tls_half_records, 10_000, encrypted=H2),
+    Attack(tls_half_messages, 10_000, encrypted=H2, forges=True),
+]
+if AESGCM is None:
+    print("left out: tls_half_messages, which needs Python's cryptography", file=sys.stderr)
+    ATTACKS.pop()
