@@ -18,6 +18,7 @@ mod peers;
 mod pool;
 mod progress;
 mod reload;
+mod secure;
 mod sending;
 mod serving;
 mod settings;

@@ -5,11 +5,13 @@
 //! library sees them; a connection for which there is nothing left is not read further.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::http::request::Parts;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::frames::HeaderFrame;
 use super::pool::SharedPool;
@@ -50,6 +52,12 @@ pub(super) const MOST_COOKIES: usize = 200;
 const TURN_FRAMES: usize = 64;
 const TURN_FRAME_BYTES: usize = 128;
 
+/// Idle connections that are asked for memory at once.
+const ASKED: usize = 4;
+
+/// A connection without a stream for so long is idle: the next request of a client that sends one after the other comes before.
+const LEAST_IDLE: Duration = Duration::from_millis(500);
+
 /// What one connection has taken from the pool; given back when dropped. Cheap to clone; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Charge(Arc<Inner>);
@@ -73,6 +81,8 @@ struct Inner {
     refused_streams: AtomicUsize,
     open_streams: AtomicUsize,
     most_streams: AtomicUsize,
+    /// When the last stream ended.
+    idle_since: Mutex<Instant>,
     refusing: Notify,
     is_refusing: AtomicBool,
     turn_frames: AtomicUsize,
@@ -94,6 +104,7 @@ impl Charge {
             refused_streams: AtomicUsize::new(0),
             open_streams: AtomicUsize::new(0),
             most_streams: AtomicUsize::new(0),
+            idle_since: Mutex::new(Instant::now()),
             refusing: Notify::new(),
             is_refusing: AtomicBool::new(false),
             turn_frames: AtomicUsize::new(0),
@@ -144,6 +155,30 @@ impl Charge {
     /// Ready after [`Self::refuse_more`].
     pub(super) async fn refusing(&self) {
         self.0.refusing.notified().await;
+    }
+
+    /// Asks connections without open streams to give back what the library retains for the streams that they had.
+    pub(super) fn ask_idle(&self) {
+        for _ in 0..ASKED {
+            self.0.pool.ask();
+        }
+    }
+
+    /// Ready when others need what the library retains for this connection, and it has been idle for a while.
+    pub(super) async fn asked_when_idle(&self) {
+        loop {
+            self.0.pool.asked().await;
+            let since = *self.0.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
+            let has_any = self.0.taken_bytes.load(Ordering::Relaxed) > 0;
+            if has_any && self.is_idle() && since.elapsed() >= LEAST_IDLE {
+                return;
+            }
+        }
+    }
+
+    /// Whether no stream is open.
+    pub(super) fn is_idle(&self) -> bool {
+        self.0.open_streams.load(Ordering::Relaxed) == 0
     }
 
     /// Takes memory for a frame of a header list before the library sees it; breaks where there is none, or no further
@@ -268,7 +303,9 @@ pub(super) struct StreamCharge {
 
 impl Drop for StreamCharge {
     fn drop(&mut self) {
-        self.connection.0.open_streams.fetch_sub(1, Ordering::Relaxed);
+        if self.connection.0.open_streams.fetch_sub(1, Ordering::Relaxed) == 1 {
+            *self.connection.0.idle_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
         self.connection.0.unflushed_bytes.fetch_add(self.bytes, Ordering::Relaxed);
     }
 }

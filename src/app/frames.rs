@@ -50,6 +50,8 @@ pub(super) struct FrameScanner {
     /// Of the current frame, if it carries a part of a header list.
     fragment: Option<Fragment>,
     table: TableScanner,
+    /// Most fields of a header list so far.
+    most_fields: usize,
 }
 
 /// Where in a frame's payload the part of a header list lies.
@@ -72,7 +74,13 @@ impl FrameScanner {
             in_header_list: false,
             fragment: None,
             table: TableScanner::default(),
+            most_fields: 0,
         }
+    }
+
+    /// Fields of the longest header list so far.
+    pub(super) fn most_fields(&self) -> usize {
+        self.most_fields
     }
 
     /// Memory that the library's table of header fields holds at most.
@@ -167,6 +175,7 @@ impl FrameScanner {
         let length = fragment.left.min(piece.len());
         fragment.left -= length;
         self.table.scan(piece.get(..length).unwrap_or_default());
+        self.most_fields = self.most_fields.max(self.table.list_fields());
     }
 }
 
@@ -264,6 +273,13 @@ mod tests {
             assert!(held(&sent) >= plain, "{cut}");
         }
         assert_eq!(held(&frames(b"\x04\x05/path", END_HEADERS, HEADERS)), 0);
+        let mut scanner = FrameScanner::new(0);
+        let sent = [frames(b"\x82\x44\x05/pa", 0, HEADERS), frames(b"th\x84\xbe", END_HEADERS, CONTINUATION)].concat();
+        assert_eq!(
+            scanner.scan(&[sent, frames(&[0x82], END_HEADERS, HEADERS)].concat(), |_| ControlFlow::Continue(())),
+            40
+        );
+        assert_eq!(scanner.most_fields(), 4);
     }
 
     proptest! {

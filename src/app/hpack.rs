@@ -25,6 +25,7 @@ pub(super) struct TableScanner {
     /// Bytes that the library was given since the last entry was added.
     since_last: usize,
     list_bytes: usize,
+    list_fields: usize,
     /// Memory that each entry holds at most, the oldest first.
     held: VecDeque<u32>,
     held_bytes: usize,
@@ -83,6 +84,11 @@ impl TableScanner {
         self.held_bytes
     }
 
+    /// Fields of the current header list so far.
+    pub(super) fn list_fields(&self) -> usize {
+        self.list_fields
+    }
+
     /// The library is given so many bytes of any frames.
     pub(super) fn pass(&mut self, bytes: usize) {
         self.since_last = self.since_last.saturating_add(bytes);
@@ -90,7 +96,7 @@ impl TableScanner {
 
     /// A header list begins.
     pub(super) fn begin_list(&mut self) {
-        (self.step, self.list_bytes) = (Step::Field, 0);
+        (self.step, self.list_bytes, self.list_fields) = (Step::Field, 0, 0);
     }
 
     /// `bytes` follow in the header list.
@@ -109,6 +115,7 @@ impl TableScanner {
     }
 
     fn next(&mut self, byte: u8) -> Step {
+        self.list_fields += usize::from(matches!(self.step, Step::Field));
         match self.step {
             // Sections 6.1, 6.2.1, 6.3, and 6.2.2 and 6.2.3.
             Step::Field if byte & 0x80 != 0 => self.integer(byte, 7, Integer::Whole),

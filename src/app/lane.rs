@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 use tokio_util::io::poll_read_buf;
 
-use super::charge::HEAD_COPIES;
+use super::charge::{Charge, HEAD_COPIES, MOST_COOKIES, MOST_FIELDS};
 use super::connections::HEADER_BYTES;
 use super::frames::FrameScanner;
 use super::library::Bounds;
@@ -249,10 +249,15 @@ impl<S: Socket> Lane<S> {
         });
         bounds.charge.set_in_header_list(frames.is_in_header_list());
         bounds.charge.hold_table(frames.table_bytes());
+        if frames.most_fields() > MOST_FIELDS + MOST_COOKIES {
+            // The library would take a thousand times longer to count them.
+            bounds.charge.refuse_more();
+            *handing = 0;
+        }
         if !is_refused || *handing > 0 || bounds.charge.is_refusing() {
             self.memory = None;
         } else if self.memory.is_none() {
-            self.memory = Some(MemoryWait::begin(self.peer));
+            self.memory = Some(MemoryWait::begin(self.peer, &bounds.charge));
         }
         *handing > 0
     }
@@ -265,7 +270,7 @@ impl<S: Socket> Lane<S> {
         ended
     }
 
-    /// Whether another connection needs the place of this one, on which nothing has come for a while.
+    /// Whether another connection needs the place of this idle one.
     fn is_evicted(&self, context: &Context<'_>) -> bool {
         let activity = self.bounds.activity.as_ref().filter(|_| self.received.is_empty());
         let is_evicted = activity.is_some_and(|activity| activity.poll_idle(self.idle.since(), self.is_new, context));
@@ -350,6 +355,9 @@ impl<S: Socket> Lane<S> {
                     }
                     if let Some(memory) = &mut self.memory {
                         ready!(memory.poll(context));
+                        if self.stream.has_hung_up() {
+                            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+                        }
                         continue;
                     }
                     let received = self.poll_receive(context);

@@ -21,6 +21,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tower::ServiceExt;
 
 use super::charge::{Charge, MOST_COOKIES, MOST_FIELDS};
@@ -91,7 +92,7 @@ pub(super) async fn answer<S: Socket + 'static>(
         }
     });
     let mut connection = pin!(http.serve_connection(TokioIo::new(lane), service));
-    let (mut is_closing, mut is_leaving) = (false, false);
+    let (mut is_closing, mut is_leaving, mut leaves_at) = (false, false, None);
     let reason = loop {
         let serving = poll_fn(|context| {
             charge.begin_turn();
@@ -109,6 +110,19 @@ pub(super) async fn answer<S: Socket + 'static>(
                 told.close();
                 progress.hurry();
                 connection.as_mut().graceful_shutdown();
+            }
+            () = charge.asked_when_idle(), if is_http2 && !is_leaving && !is_closing => {
+                is_leaving = true;
+                leaves_at = Some(Instant::now() + FAREWELL);
+                told.end_because(EndReason::Evicted);
+                connection.as_mut().graceful_shutdown();
+            }
+            // A client that takes no notice, and has not asked for anything just now.
+            () = tokio::time::sleep_until(leaves_at.unwrap_or_else(Instant::now)), if leaves_at.is_some() => {
+                if charge.is_idle() {
+                    break io::Error::other("others need the memory of this idle connection");
+                }
+                leaves_at = Some(Instant::now() + FAREWELL);
             }
             fault = progress.fault(limits), if is_http2 => match fault {
                 // It may have asked for something just now. If it takes no notice, it is idle once more.

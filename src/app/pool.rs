@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tokio::sync::Notify;
+
 use crate::metrics::{ConnectionPool, PoolBytes};
 
 /// Bytes that many holders share.
@@ -16,13 +18,14 @@ pub(super) struct SharedPool {
     /// A holder has at most the free bytes divided by this.
     divisor: usize,
     gauge: PoolBytes,
+    asked: Notify,
 }
 
 impl SharedPool {
     /// A pool in which each holder may have as many bytes as are left free, divided by `divisor`.
     pub(super) fn new(pool: ConnectionPool, capacity_bytes: usize, divisor: usize) -> Self {
         let gauge = PoolBytes::new(pool, capacity_bytes);
-        Self { capacity_bytes, taken_bytes: AtomicUsize::new(0), divisor: divisor.max(1), gauge }
+        Self { capacity_bytes, taken_bytes: AtomicUsize::new(0), divisor: divisor.max(1), gauge, asked: Notify::new() }
     }
 
     /// Takes `wanted_bytes`, or as many of them as a holder of `held_bytes` may still have. Returns how many it took.
@@ -47,6 +50,16 @@ impl SharedPool {
             self.give_back(granted);
         }
         granted >= bytes
+    }
+
+    /// Asks one holder that waits in [`Self::asked`], the first that came there, to give back what it does not need.
+    pub(super) fn ask(&self) {
+        self.asked.notify_one();
+    }
+
+    /// Ready when it is this holder's turn to be asked.
+    pub(super) async fn asked(&self) {
+        self.asked.notified().await;
     }
 
     /// Returns bytes that were taken.

@@ -4,13 +4,13 @@ use std::io;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, Interest};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_io_timeout::TimeoutStream;
 
 use super::metered::Metered;
-use super::tls::Secure;
 use crate::store::Sendable;
 
 /// A connection to a client. Its methods do not wait; after `WouldBlock`, [`AsyncWrite::poll_write`] of no bytes does.
@@ -26,6 +26,9 @@ pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
 
     /// From now on has, or no longer has, what fills no packet wait for what follows it.
     fn hold_parts(&self, hold: bool);
+
+    /// Whether the client has closed the connection, or its half of it, although not all that it sent has been read.
+    fn has_hung_up(&self) -> bool;
 }
 
 /// A socket of the runtime.
@@ -79,20 +82,11 @@ impl<S: RuntimeSocket> Socket for Pin<Box<TimeoutStream<Metered<S>>>> {
             let _ = sockopt::set_tcp_cork(socket, hold);
         }
     }
-}
 
-/// Everything goes through the encryption; of [`http::Options::is_https`](crate::http::Options::is_https) the lane answers
-/// with no file.
-impl Socket for Secure {
-    const KEEPS: bool = true;
-
-    fn send_first(&self, _bytes: &[u8]) -> io::Result<usize> {
-        Err(io::ErrorKind::Unsupported.into())
+    fn has_hung_up(&self) -> bool {
+        let Ok(socket) = self.get_ref().socket() else { return true };
+        let mut looked = [PollFd::new(socket, PollFlags::RDHUP)];
+        // Errors and hang-ups are told without being asked for. Where the kernel does not tell, the client is there.
+        poll(&mut looked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
-
-    fn send_file(&self, _file: &Sendable, _from: u64) -> io::Result<u64> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn hold_parts(&self, _hold: bool) {}
 }

@@ -9,7 +9,6 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,11 +21,11 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ConfigBuilder, ServerConfig, WantsVerifier};
-use tokio_rustls::server::TlsStream;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
 use super::metered::Metered;
+use super::secure::Secure;
 use crate::config;
 use crate::fair::{Client, Cost, Most, Share, Shares};
 use crate::http;
@@ -47,11 +46,9 @@ const PLAIN_ANSWER: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 46\r\n\
     connection: close\r\n\r\nThis port speaks TLS: use https, not http://.\n";
 
-/// Most bytes of an answer that are encrypted before the socket takes them: a record (RFC 8446, section 5.1).
-const TLS_BUFFER_BYTES: usize = 16 << 10;
-
-/// An encrypted connection. Below the encryption the socket itself is watched for a client that takes nothing.
-pub(super) type Secure = Box<TlsStream<Pin<Box<TimeoutStream<Metered<TcpStream>>>>>>;
+/// One address has three quarters of the handshakes where it is alone, and of many addresses each three times what is left for the
+/// next.
+const MOST: Most = Most { alone: config::Tls::HANDSHAKES / 4 * 3, among_others: config::Tls::HANDSHAKES / 4 * 3 };
 
 /// Makes connections encrypted.
 pub(super) struct Tls {
@@ -60,18 +57,17 @@ pub(super) struct Tls {
     handshakes: Handshakes,
 }
 
-/// The handshakes that are under way, at most [`config::Tls::HANDSHAKES`]. Clients take turns: whoever begins many and ends none
-/// delays others by one.
+/// The handshakes that are under way, at most [`config::Tls::HANDSHAKES`]. Clients take turns, and a client that begins many and
+/// ends none leaves some to others.
 struct Handshakes {
     places: Shares,
-    /// Random, so that nobody can be made to share somebody's turns.
+    /// Random, so that no client can choose an address that shares another's turns.
     hashing: RandomState,
 }
 
 impl Handshakes {
     fn new() -> Self {
-        let most = config::Tls::HANDSHAKES;
-        Self { places: Shares::new(most, Most::ANY, Cost::Units), hashing: RandomState::new() }
+        Self { places: Shares::new(config::Tls::HANDSHAKES, MOST, Cost::Units), hashing: RandomState::new() }
     }
 
     async fn begin(&self, peer: IpAddr) -> Share {
@@ -138,36 +134,36 @@ impl Tls {
         send_timeout: Duration,
         peer: IpAddr,
     ) -> Option<Secure> {
+        let limit = self.handshake_timeout;
         let shaking = async {
             let mut stream = stream;
-            match first_byte(&stream).await {
+            match timeout(limit, first_byte(&stream)).await? {
                 None => return Ok(Begun::Nothing),
                 Some(HANDSHAKE_RECORD) => {}
-                Some(first) => return refuse(&mut stream, first).await.map(|()| Begun::Plain),
+                Some(first) => return timeout(limit, refuse(&mut stream, first)).await?.map(|()| Begun::Plain),
             }
-            let _place = self.handshakes.begin(peer).await;
+            // The time that others take counts apart.
+            let _place = timeout(limit, self.handshakes.begin(peer)).await?;
             let acceptor = TlsAcceptor::from(self.current.current());
             let mut stream = TimeoutStream::new(meter(stream));
             stream.set_write_timeout(Some(send_timeout));
-            acceptor
-                .accept_with(Box::pin(stream), |session| session.set_buffer_limit(Some(TLS_BUFFER_BYTES)))
-                .await
-                .map(|stream| Begun::Encrypted(Box::new(stream)))
+            timeout(limit, Secure::accept(&acceptor, Box::pin(stream))).await?.map(Begun::Encrypted)
         };
-        let (result, accepted) = match timeout(self.handshake_timeout, shaking).await {
-            Ok(Ok(Begun::Nothing)) => return None,
-            Ok(Ok(Begun::Encrypted(stream))) => (Handshake::Done, Some(stream)),
-            Ok(Ok(Begun::Plain)) => {
+        let result: io::Result<Begun> = shaking.await;
+        let (result, accepted) = match result {
+            Ok(Begun::Nothing) => return None,
+            Ok(Begun::Encrypted(stream)) => (Handshake::Done, Some(stream)),
+            Ok(Begun::Plain) => {
                 tracing::debug!(%peer, "no TLS where it was expected");
                 (Handshake::Plaintext, None)
             }
-            Ok(Err(error)) => {
-                tracing::debug!(%peer, %error, "TLS handshake failed");
-                (Handshake::Failed, None)
-            }
-            Err(_elapsed) => {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 tracing::debug!(%peer, "TLS handshake took too long");
                 (Handshake::TimedOut, None)
+            }
+            Err(error) => {
+                tracing::debug!(%peer, %error, "TLS handshake failed");
+                (Handshake::Failed, None)
             }
         };
         metrics::tls_handshake(result);

@@ -285,3 +285,62 @@ async fn tables_of_header_fields_that_hold_large_buffers_are_bounded_and_ordinar
     server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
     server.is_well(&before).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_header_list_of_more_fields_than_any_client_sends_is_not_even_decoded() {
+    let server = Program::start(&[]);
+    let mut client = server.connect().await;
+    let begin = [&h2::get("/v/0/0")[..], &[0x40, 1, b'a', 1, b'b']].concat();
+    let many = [&h2::get("/v/0/0")[..], &[0xbe; 1600]].concat();
+    let ask = |stream, list: &[u8]| h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, stream, list);
+    client.write_all(&[h2::begin(&[]), ask(1, &begin)].concat()).await.unwrap();
+    let mut received = Vec::new();
+    while answers(&received) < 1 {
+        assert!(client.read_buf(&mut received).await.unwrap() > 0);
+    }
+    client.write_all(&ask(3, &many)).await.unwrap();
+    let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("it stays open");
+    assert_eq!(answers(&received), 1);
+    assert!(h2::kinds(&received).contains(&h2::GOAWAY));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_wait_for_memory_end_when_their_clients_go() {
+    let mut server = Program::start(&["server.max_connections=1000"]);
+    let before = server.before().await;
+    let asked: Vec<u8> = (0..128).flat_map(|n| h2::request(2 * n + 1, "/nothing/here")).collect();
+    let mut held = Vec::new();
+    for number in 0..150 {
+        let mut client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 4096).await;
+        client.write_all(&[h2::begin(&SHUT), asked.clone()].concat()).await.unwrap();
+        held.push(client);
+    }
+    server.comes_to("n5_queue_waiting{queue=\"connection_memory\"}", |waiting| waiting > 50.0).await;
+    drop(held);
+    let begun = Instant::now();
+    server.comes_to("n5_connections_open", |open| open < 2.0).await;
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(server.metric("n5_connection_pool_bytes{pool=\"memory\"}").await < 1.0);
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_give_the_memory_of_their_streams_to_those_that_ask() {
+    let server = Program::start(&["server.max_connections=500"]);
+    let asked: Vec<u8> = (0..100).flat_map(|n| h2::request(2 * n + 1, "/v/0/0")).collect();
+    // All of them together had several times more streams than there is memory for.
+    let (mut held, mut longest) = (Vec::new(), Duration::ZERO);
+    for number in 0..100 {
+        let begun = Instant::now();
+        let mut client = server.connect_from(&format!("127.0.1.{}", 1 + number), 1 << 20).await;
+        client.write_all(&[h2::begin(&[]), asked.clone()].concat()).await.unwrap();
+        let mut received = Vec::new();
+        while answers(&received) < 100 {
+            let read = tokio::time::timeout(PATIENCE, client.read_buf(&mut received)).await;
+            assert!(read.expect("no answer").unwrap() > 0, "{number} closed after {}", answers(&received));
+        }
+        longest = longest.max(begun.elapsed());
+        held.push(client);
+    }
+    assert!(longest < Duration::from_secs(10), "{longest:?}");
+}

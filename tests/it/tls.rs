@@ -15,7 +15,7 @@ use n5_server::config::{CachePolicy, Config, ContainerConfig, EntityTag, Symlink
 use rcgen::{CertifiedKey, KeyPair, date_time_ymd, generate_simple_self_signed};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring;
@@ -554,26 +554,30 @@ async fn cached_answers_wait_for_a_reader_who_stops_and_are_then_given_up() {
 const HALF: &[u8] = b"\x16\x03\x01\x02\x00\x01";
 
 #[tokio::test]
-async fn only_so_many_handshakes_are_under_way_and_others_wait_for_their_turn() {
+async fn handshakes_that_do_not_end_leave_some_to_other_clients() {
     let secure = Secure::start(|config| config.tls.handshake_timeout = PATIENCE).await;
+    let from = async |number: usize| {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(format!("127.0.0.{number}:0").parse().unwrap()).unwrap();
+        socket.connect(secure.server.address).await.unwrap()
+    };
+    let versions = [&version::TLS13];
     let mut half = Vec::new();
-    for _ in 0..n5_server::config::Tls::HANDSHAKES {
-        let mut stream = secure.plain().await;
+    for number in 0..2 * n5_server::config::Tls::HANDSHAKES {
+        let mut stream = from(2 + number % 5).await;
         stream.write_all(HALF).await.unwrap();
         half.push(stream);
     }
     // The server may not have seen all of them yet.
-    for tries in 0.. {
-        let versions = [&version::TLS13];
-        let mut shaking = std::pin::pin!(connect(&secure, &secure.certified.der, b"", &versions));
-        if let Ok(done) = tokio::time::timeout(Duration::from_millis(500), &mut shaking).await {
-            assert!(done.is_ok() && tries < 100, "there is always room for one more");
-            continue;
-        }
-        drop(half.pop());
-        shaking.await.unwrap();
-        break;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    for number in 10..13 {
+        let shaking = shake(from(number).await, &secure.certified.der, b"", &versions);
+        tokio::time::timeout(Duration::from_secs(10), shaking).await.expect("there is no room").unwrap();
     }
+    let mut shaking = std::pin::pin!(shake(from(2).await, &secure.certified.der, b"", &versions));
+    assert!(tokio::time::timeout(Duration::from_millis(500), &mut shaking).await.is_err(), "beyond its share");
+    drop(half);
+    shaking.await.unwrap();
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
+use super::Charge;
 use crate::metrics::{Queue, Waiting};
 use crate::seldom::Seldom;
 
@@ -19,11 +20,12 @@ const MEMORY_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_m
 pub(super) struct MemoryWait {
     pause: Duration,
     sleep: Pin<Box<Sleep>>,
+    charge: Charge,
     _waiting: Waiting,
 }
 
 impl MemoryWait {
-    pub(super) fn begin(peer: Option<IpAddr>) -> Self {
+    pub(super) fn begin(peer: Option<IpAddr>, charge: &Charge) -> Self {
         static WAITS: Seldom = Seldom::new();
         if let Some(unsaid) = WAITS.may_say() {
             tracing::warn!(
@@ -32,8 +34,10 @@ impl MemoryWait {
                 "connection not read further: its address, or all, have as many streams as there is memory for"
             );
         }
-        let [pause, _] = MEMORY_PAUSES;
-        Self { pause, sleep: Box::pin(tokio::time::sleep(pause)), _waiting: Waiting::begin(Queue::ConnectionMemory) }
+        charge.ask_idle();
+        let ([pause, _], charge) = (MEMORY_PAUSES, charge.clone());
+        let waiting = Waiting::begin(Queue::ConnectionMemory);
+        Self { pause, sleep: Box::pin(tokio::time::sleep(pause)), charge, _waiting: waiting }
     }
 
     /// Ready when it is time to look again, each time later.
@@ -42,6 +46,7 @@ impl MemoryWait {
         let [_, longest] = MEMORY_PAUSES;
         self.pause = (self.pause * 2).min(longest);
         self.sleep.as_mut().reset(Instant::now() + self.pause);
+        self.charge.ask_idle();
         Poll::Ready(())
     }
 }
