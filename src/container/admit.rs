@@ -26,6 +26,8 @@ pub struct Slice {
     pub(super) bands: Option<Bands>,
     /// It was admitted as one whose blocks are read only where it has samples.
     pub(super) in_parts: bool,
+    /// Its first band has been read: the answer can no longer be refused.
+    pub(super) has_begun: bool,
     /// How long the last band waited for memory, which earlier ones may have kept.
     pub(super) memory_waited: Duration,
     /// Held by every piece of a stream that has not been sent yet.
@@ -172,10 +174,11 @@ impl Container {
         self.resources.slice_budget.stream_bytes()
     }
 
-    /// Returns true if there is memory for `slice` and `extra_bytes` now, or if the slice is so small that it should wait for it.
+    /// Returns true if there is memory for `slice` and `extra_bytes` now, of which the current client may have so much, or if
+    /// the slice is so small that it should wait for it.
     pub fn has_room_for(&self, slice: &Slice, extra_bytes: u64) -> bool {
         let bytes = slice.held_bytes().saturating_add(extra_bytes);
-        bytes <= SMALL_BYTES || bytes <= self.resources.slice_budget.free_bytes()
+        bytes <= SMALL_BYTES || self.resources.slice_budget.has_room(bytes)
     }
 
     /// As [`Self::plan_converted_slice`]; where that refuses because of what it would decode, blocks that do not exist are no
@@ -265,6 +268,7 @@ impl Container {
             beside_bytes,
             bands,
             in_parts,
+            has_begun: false,
             memory_waited: Duration::ZERO,
             pieces,
         })
