@@ -133,12 +133,6 @@ impl Shares {
         Some(self.share(party, units, false))
     }
 
-    /// Returns true if as many units are free, and the client may have them beside those it has.
-    pub fn has_room(&self, party: Party, units: usize) -> bool {
-        let state = self.state();
-        units <= state.free && !state.is_too_much(party, units)
-    }
-
     /// Units that `party` has been given while it has some or waits for some. It grows each time it gets more.
     pub fn given(&self, party: Party) -> u64 {
         self.state().lines.iter().find(|line| line.party == party).map_or(0, |line| line.spent)

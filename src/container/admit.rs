@@ -174,11 +174,13 @@ impl Container {
         self.resources.slice_budget.stream_bytes()
     }
 
-    /// Returns true if there is memory for `slice` and `extra_bytes` now, of which the current client may have so much, or if
-    /// the slice is so small that it should wait for it.
+    /// Returns true if there is memory for `slice` and `extra_bytes` now, or if the slice is so small that it should wait for it.
+    ///
+    /// The client's own bound does not count: one that has too much waits for its own answers. In bands it would get more
+    /// memory the fewer of them it takes, and leave too little for the streams of others.
     pub fn has_room_for(&self, slice: &Slice, extra_bytes: u64) -> bool {
         let bytes = slice.held_bytes().saturating_add(extra_bytes);
-        bytes <= SMALL_BYTES || self.resources.slice_budget.has_room(bytes)
+        bytes <= SMALL_BYTES || bytes <= self.resources.slice_budget.free_bytes()
     }
 
     /// As [`Self::plan_converted_slice`]; where that refuses because of what it would decode, blocks that do not exist are no

@@ -171,11 +171,6 @@ impl Budget {
         (self.shares.free() as u64).saturating_mul(UNIT_BYTES)
     }
 
-    /// Returns true if as many bytes are free, and the current client may have them beside those it has.
-    pub(super) fn has_room(&self, bytes: u64) -> bool {
-        usize::try_from(units(bytes)).is_ok_and(|units| self.shares.has_room((Client::current(), SHORT), units))
-    }
-
     /// Longest wait of an answer that has begun: to cut it costs its client all that it has taken.
     pub(super) fn patience(&self) -> Duration {
         self.wait.saturating_mul(BEGUN_FACTOR).max(BEGUN_LEAST)
