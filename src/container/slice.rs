@@ -482,8 +482,8 @@ mod tests {
         let mut objects = vec![(Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()))];
         let mut block = vec![0, 0, 0, 2, 0, 0, 1, 0, 0, 0, 1, 0];
         let mut gzip = flate2::write::GzEncoder::new(&mut block, flate2::Compression::fast());
-        std::io::Write::write_all(&mut gzip, &[0; 1 << 16]).unwrap();
-        drop(gzip.finish().unwrap());
+        std::io::Write::write_all(&mut gzip, &vec![0; 1 << 16]).unwrap();
+        gzip.finish().unwrap();
         let block = Bytes::from(block);
         objects.extend((0..16).map(|n| (Key::parse(&format!("v/0/{n}")).unwrap(), block.clone())));
         Container::new(Arc::new(MemoryStore::new(objects, 0)), Resources::new(settings))
@@ -506,19 +506,19 @@ mod tests {
         let plan = || container.plan_converted_slice(&dataset, region.clone(), &sending).unwrap();
         // Others have all of a budget for longer than anybody waits before an answer begins.
         for budget in [&resources.slice_budget, &resources.blocks.budget] {
-            let hold = async || {
-                let held = budget.take(budget.capacity_bytes()).await.unwrap();
+            let all = || budget.take(budget.capacity_bytes());
+            let release = |held: Permit| {
                 tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(400)).await;
                     drop(held);
                 })
             };
-            let held = hold().await;
+            let held = release(all().await.unwrap());
             assert!(container.next_band(access, &mut plan(), None, None).await.is_err());
             held.await.unwrap();
             let mut slice = plan();
             drop(container.next_band(access, &mut slice, None, None).await.unwrap());
-            let held = hold().await;
+            let held = release(all().await.unwrap());
             let waited = Some(Duration::ZERO);
             assert!(container.next_band(access, &mut slice, waited, None).await.unwrap().is_some());
             held.await.unwrap();
