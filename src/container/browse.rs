@@ -8,9 +8,11 @@ use crate::metrics::StoreOperation;
 use crate::n5::{Coords, GridPosition, MAX_RANK};
 use crate::store::{Entry, Keep, Key};
 
-/// Most bytes that the names of one page have together, for each entry that it may have; the name that exceeds them begins
-/// the next page.
-const NAME_BYTES: usize = 52;
+/// Most bytes that the names of one page have together; the name that exceeds it begins the next page.
+const NAMES_BYTES: usize = 512 << 10;
+
+/// The same for each entry that the page may have, where these are few.
+const NAME_BYTES: usize = 53;
 
 /// What an entry of a listing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +82,7 @@ impl Container {
         let mut names_bytes = 0;
         for entry in page.entries {
             names_bytes += entry.name.len();
-            if names_bytes > limit.saturating_mul(NAME_BYTES) && !listed.entries.is_empty() {
+            if names_bytes > NAMES_BYTES.min(limit.saturating_mul(NAME_BYTES)) && !listed.entries.is_empty() {
                 listed.more = true;
                 break;
             }

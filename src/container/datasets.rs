@@ -212,6 +212,10 @@ impl Container {
                 let len = bytes.len();
                 drop(bytes);
                 turn = Some(self.turn_to_send(len).await?);
+                // Another request may have had it parsed meanwhile: then it need not be read again.
+                if let Some(group) = datasets.cache.get(&cache_key).await {
+                    return Ok(self.as_seen(group));
+                }
                 continue;
             };
             drop(bytes);
