@@ -133,6 +133,11 @@ impl Shares {
         Some(self.share(party, units, false))
     }
 
+    /// Units that `party` has been given while it has some or waits for some. It grows each time it gets more.
+    pub fn given(&self, party: Party) -> u64 {
+        self.state().lines.iter().find(|line| line.party == party).map_or(0, |line| line.spent)
+    }
+
     /// Counts units that are lent out already, to the server or to anybody, as the client's own; `None` where it has too much.
     pub fn try_count(&self, party: Party, units: usize) -> Option<Share> {
         let mut state = self.state();

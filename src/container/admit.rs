@@ -26,6 +26,8 @@ pub struct Slice {
     pub(super) bands: Option<Bands>,
     /// It was admitted as one whose blocks are read only where it has samples.
     pub(super) in_parts: bool,
+    /// Its first band has been read: the answer can no longer be refused.
+    pub(super) has_begun: bool,
     /// How long the last band waited for memory, which earlier ones may have kept.
     pub(super) memory_waited: Duration,
     /// Held by every piece of a stream that has not been sent yet.
@@ -173,6 +175,9 @@ impl Container {
     }
 
     /// Returns true if there is memory for `slice` and `extra_bytes` now, or if the slice is so small that it should wait for it.
+    ///
+    /// The client's own bound does not count: one that has too much waits for its own answers. In bands it would get more
+    /// memory the fewer of them it takes, and leave too little for the streams of others.
     pub fn has_room_for(&self, slice: &Slice, extra_bytes: u64) -> bool {
         let bytes = slice.held_bytes().saturating_add(extra_bytes);
         bytes <= SMALL_BYTES || bytes <= self.resources.slice_budget.free_bytes()
@@ -265,6 +270,7 @@ impl Container {
             beside_bytes,
             bands,
             in_parts,
+            has_begun: false,
             memory_waited: Duration::ZERO,
             pieces,
         })

@@ -11,6 +11,9 @@ use crate::store::{Entry, Keep, Key};
 /// Most bytes that the names of one page have together; the name that exceeds it begins the next page.
 const NAMES_BYTES: usize = 512 << 10;
 
+/// The same for each entry that the page may have, where these are few.
+const NAME_BYTES: usize = 53;
+
 /// What an entry of a listing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
@@ -79,7 +82,7 @@ impl Container {
         let mut names_bytes = 0;
         for entry in page.entries {
             names_bytes += entry.name.len();
-            if names_bytes > NAMES_BYTES && !listed.entries.is_empty() {
+            if names_bytes > NAMES_BYTES.min(limit.saturating_mul(NAME_BYTES)) && !listed.entries.is_empty() {
                 listed.more = true;
                 break;
             }

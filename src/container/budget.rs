@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 
 use super::BudgetError;
 use super::hold::{Wait, Waits};
-use super::pinned::{Pinned, Turn};
+use super::pinned::Pinned;
 use super::pool::Pool;
 use crate::fair::{Client, Cost, Most, Share, Shares};
 use crate::metrics::{self, Shed};
@@ -20,20 +20,24 @@ use crate::trace;
 const UNIT_BYTES: u64 = 1024;
 
 /// Those who wait in line for shares are of a stream, or not: a client's streams do not hold up its short answers.
-const SHORT: u64 = 0;
+pub(super) const SHORT: u64 = 0;
 const STREAM: u64 = 1;
+
+/// An answer that has begun waits this many times longer for memory than one that can still be refused, and at least so long.
+const BEGUN_FACTOR: u32 = 6;
+const BEGUN_LEAST: Duration = Duration::from_secs(60);
 
 /// A bounded amount of memory that is lent out in shares: clients take turns, and those of one are in the order of asking.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
-    label: metrics::Budget,
+    pub(super) label: metrics::Budget,
     shares: Shares,
     /// What cached memory counts as each client's, as long as it is sent. Apart from what is taken: a request whose turn it is to
     /// send a block may have to load it first.
-    counts: Shares,
+    pub(super) counts: Shares,
     waits: Waits,
     capacity_bytes: u64,
-    wait: Duration,
+    pub(super) wait: Duration,
     /// With what is lent never more than the budget: new memory is not taken before this has made room for it.
     pub(super) pool: Pool,
     /// Buffers of caches that are being sent.
@@ -153,38 +157,7 @@ impl Budget {
         Permit { share, label: self.label, stream }
     }
 
-    /// `bytes` to be sent to `client`, which may be slow to take them: of memory that a cache has a share of, or had until it
-    /// needed the room. As long as they are sent they count as the client's, so that it cannot keep all of the memory by not
-    /// reading. `None` where it does not take what it asked for before: then wait for its [`turn`](Self::turn), without holding
-    /// these.
-    pub(super) fn sent(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
-        if let Some(sent) = self.pinned.again(client, bytes) {
-            return Some(sent);
-        }
-        let share = self.counts.try_count((client, SHORT), units_of(bytes.len()))?;
-        Some(self.pinned.add(client, bytes.clone(), share))
-    }
-
-    /// Waits until so many bytes may count as the current client's.
-    ///
-    /// # Errors
-    /// [`BudgetError`] when it does not take what it asked for before.
-    pub(super) async fn turn(&self, len: usize) -> Result<Turn, BudgetError> {
-        let client = Client::current();
-        // Not counted among those that wait for memory: it needs none.
-        let _waiting = metrics::Waiting::begin(metrics::Queue::of(self.label));
-        let since = Instant::now();
-        let share = tokio::time::timeout(self.wait, self.counts.count((client, SHORT), units_of(len))).await;
-        trace::record("wait", self.label.name(), since.elapsed());
-        Ok(Turn { client, share: share.map_err(|_elapsed| self.waited(self.wait))? })
-    }
-
-    /// As [`Self::sent`], of bytes whose turn it is.
-    pub(super) fn sent_in_turn(&self, turn: Turn, bytes: Bytes) -> Bytes {
-        self.pinned.add(turn.client, bytes, turn.share)
-    }
-
-    fn waited(&self, waited: Duration) -> BudgetError {
+    pub(super) fn waited(&self, waited: Duration) -> BudgetError {
         metrics::request_shed(match self.label {
             metrics::Budget::Slice => Shed::SliceBudget,
             metrics::Budget::Decode => Shed::DecodeBudget,
@@ -196,6 +169,11 @@ impl Budget {
 
     pub(super) fn free_bytes(&self) -> u64 {
         (self.shares.free() as u64).saturating_mul(UNIT_BYTES)
+    }
+
+    /// Longest wait of an answer that has begun: to cut it costs its client all that it has taken.
+    pub(super) fn patience(&self) -> Duration {
+        self.wait.saturating_mul(BEGUN_FACTOR).max(BEGUN_LEAST)
     }
 
     /// `len` bytes: what an older answer left, or else zeros; `true` for zeros. The caller holds a share for them.
@@ -381,7 +359,7 @@ impl<B: AsRef<[u8]>> AsRef<[u8]> for Owned<B> {
     }
 }
 
-fn units_of(len: usize) -> usize {
+pub(super) fn units_of(len: usize) -> usize {
     usize::try_from(units(len as u64)).unwrap_or(usize::MAX)
 }
 

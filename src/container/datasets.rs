@@ -10,9 +10,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::budget::Budget;
 use super::{ATTRIBUTES, Access, CacheSettings, Container, ReadError, Stored, cache_of};
 use crate::cpu::Length;
+use crate::fair::Client;
 use crate::metrics;
 use crate::n5::{DatasetAttributes, Document, DocumentError, GridPosition, INTERPRETED_BYTES};
-use crate::store::Key;
+use crate::store::{Key, Meta};
 
 /// Memory for parsed attributes, cached and being parsed.
 pub(super) const MEMORY_BYTES: u64 = 8 << 20;
@@ -186,36 +187,53 @@ impl Container {
     /// [`ReadError`] when they cannot be read or are too large.
     pub async fn group(&self, access: Access, key: &Key) -> Result<Arc<Group>, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Group::without_attributes()) };
-        let limit_bytes = self.most_attributes_bytes();
-        let (meta, bytes) = match self.object(access, &file).await? {
-            None => return Ok(Group::without_attributes()),
-            Some(Stored::Whole(meta, bytes)) if meta.len <= limit_bytes => (meta, bytes),
-            Some(stored) => {
-                let bytes = stored.meta().len;
-                return Err(ReadError::AttributesTooLarge { key: key.clone(), bytes, limit_bytes });
+        let (datasets, limit_bytes, mut turn) = (&self.resources.datasets, self.most_attributes_bytes(), None);
+        loop {
+            let (meta, bytes) = match self.object(access, &file).await? {
+                None => return Ok(Group::without_attributes()),
+                Some(Stored::Whole(meta, bytes)) if meta.len <= limit_bytes => (meta, bytes),
+                Some(stored) => {
+                    let bytes = stored.meta().len;
+                    return Err(ReadError::AttributesTooLarge { key: key.clone(), bytes, limit_bytes });
+                }
+            };
+            let cache_key = (self.id, key.clone(), meta.version);
+            if let Some(group) = datasets.cache.get(&cache_key).await {
+                metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Hit, access.counted());
+                return Ok(self.as_seen(group));
             }
-        };
-        let datasets = &self.resources.datasets;
-        let (etag, version) = (meta.etag, meta.version);
-        let parse = async {
-            let len = bytes.len();
-            let most_bytes = (len as u64).saturating_mul(MOST_PARSED_FACTOR).min(INTERPRETED_BYTES);
-            // Its holders wait for nothing but a core, so that waiting for it while holding the bytes cannot deadlock.
-            let permit = datasets.parsing.take(most_bytes + GROUP_BYTES).await?;
-            let (id, at) = (id_of(self.id, key, version), key.clone());
-            let parse = move || (Group::parse(&bytes, id, at, (etag, version)), permit);
-            let (group, _permit) = self.work_on(len, parse).await?;
-            Ok::<_, ReadError>(Arc::new(group))
-        };
-        let cache_key = (self.id, key.clone(), version);
-        if let Some(group) = datasets.cache.get(&cache_key).await {
-            metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Hit, access.counted());
-            return Ok(self.as_seen(group));
+            access.may_wait().await;
+            // Until it is parsed, it counts as its client's, which may ask for many: others have their part of the memory.
+            let counted = match turn.take() {
+                Some(turn) => Some(self.sent_in_turn(turn, bytes.clone())),
+                None => self.sent(Client::current(), &bytes),
+            };
+            let Some(counted) = counted else {
+                let len = bytes.len();
+                drop(bytes);
+                turn = Some(self.turn_to_send(len).await?);
+                // Another request may have had it parsed meanwhile: then it need not be read again.
+                if let Some(group) = datasets.cache.get(&cache_key).await {
+                    return Ok(self.as_seen(group));
+                }
+                continue;
+            };
+            drop(bytes);
+            metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Miss, 1);
+            let cached = datasets.cache.try_get_with(cache_key, self.parsed(key, meta, counted)).await;
+            return cached.map(|group| self.as_seen(group)).map_err(|error| (*error).clone());
         }
-        access.may_wait().await;
-        metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Miss, 1);
-        let cached = datasets.cache.try_get_with(cache_key, parse).await;
-        cached.map(|group| self.as_seen(group)).map_err(|error| (*error).clone())
+    }
+
+    /// What `bytes`, the attributes of the group at `key`, say.
+    async fn parsed(&self, key: &Key, meta: Meta, bytes: Bytes) -> Result<Arc<Group>, ReadError> {
+        let (len, id, at) = (bytes.len(), id_of(self.id, key, meta.version), key.clone());
+        let most_bytes = (len as u64).saturating_mul(MOST_PARSED_FACTOR).min(INTERPRETED_BYTES);
+        // Its holders wait for nothing but a core, so that waiting for it while holding the bytes cannot deadlock.
+        let permit = self.resources.datasets.parsing.take(most_bytes + GROUP_BYTES).await?;
+        let parse = move || (Group::parse(&bytes, id, at, (meta.etag, meta.version)), permit);
+        let (group, _permit) = self.work_on(len, parse).await?;
+        Ok(Arc::new(group))
     }
 
     /// The bytes of the `attributes.json` of the group at `key`; empty where there is none, or one of more than `most_bytes`.

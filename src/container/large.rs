@@ -45,7 +45,7 @@ impl LargeObject {
     pub async fn piece(&self, from: u64, to: u64) -> Result<Bytes, ReadError> {
         let to = to.min(from.saturating_add(Self::PIECE_BYTES));
         let objects = &self.0.objects;
-        let permit = objects.take(to.saturating_sub(from)).await?;
+        let permit = objects.take_patiently(to.saturating_sub(from)).await?;
         let mut reading = pin!(self.read(from..to));
         if let Ok(bytes) = tokio::time::timeout(HOLDING, &mut reading).await {
             return Ok(objects.budget.pinned.passing(bytes?, permit));
@@ -53,7 +53,7 @@ impl LargeObject {
         // A store that hangs holds no memory that others wait for.
         drop(permit);
         let bytes = reading.await?;
-        let permit = objects.take(bytes.len() as u64).await?;
+        let permit = objects.take_patiently(bytes.len() as u64).await?;
         Ok(objects.budget.pinned.passing(bytes, permit))
     }
 
@@ -84,5 +84,41 @@ impl LargeObject {
 impl WeakLargeObject {
     pub(super) fn get(&self) -> Option<LargeObject> {
         self.0.upgrade().map(LargeObject)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+
+    use super::super::CacheSettings;
+    use super::*;
+
+    #[derive(Debug)]
+    struct Zeros;
+
+    #[async_trait]
+    impl ReadAt for Zeros {
+        async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+            Ok(vec![0; usize::try_from(range.end - range.start).unwrap()].into())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_piece_of_an_answer_that_has_begun_waits_longer_for_memory() {
+        let settings = CacheSettings { capacity_bytes: 0, weigh_frequency: false };
+        let objects = Objects::new(settings, 1 << 20, Duration::from_millis(20));
+        let meta = Meta { len: 32 << 20, modified: None, etag: "\"x\"".into(), version: 1 };
+        let large = LargeObject::new(meta, Arc::new(Zeros), "memory", objects.clone());
+        let held = objects.take(1 << 20).await.unwrap();
+        assert!(objects.take(1 << 10).await.is_err());
+        let free = async {
+            tokio::time::sleep(Duration::from_millis(400)).await;
+            drop(held);
+        };
+        let (piece, ()) = tokio::join!(large.piece(0, 1 << 10), free);
+        assert_eq!(piece.unwrap().len(), 1 << 10);
     }
 }

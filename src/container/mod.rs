@@ -277,15 +277,13 @@ impl Container {
         }
     }
 
-    /// A share of the slice budget for an answer that is no slice: `bytes`, or the whole budget where
-    /// that is less.
+    /// A share of the slice budget for an answer that is no slice.
     ///
     /// # Errors
-    /// [`ReadError::Budget`] when others keep it for too long, [`ReadError::Store`] when it is not free and the store answers
-    /// nobody.
+    /// [`ReadError::Budget`] when the budget has fewer `bytes` or others keep them for too long, [`ReadError::Store`] when they
+    /// are not free and the store does not answer.
     pub async fn reserve(&self, bytes: u64) -> Result<Memory, ReadError> {
         let budget = &self.resources.slice_budget;
-        let bytes = bytes.min(budget.capacity_bytes());
         Ok(Memory::of(Some(self.slice_share(bytes, budget.take(bytes)).await?), budget))
     }
 

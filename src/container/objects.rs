@@ -247,6 +247,12 @@ impl Objects {
         nudging(&self.cache, &self.budget, bytes, self.budget.take(bytes)).await
     }
 
+    /// As [`Self::take`], for an answer that has begun.
+    pub(super) async fn take_patiently(&self, bytes: u64) -> Result<Permit, ReadError> {
+        let share = self.budget.take_within(bytes, self.budget.patience());
+        nudging(&self.cache, &self.budget, bytes, share).await
+    }
+
     /// Cached bytes, for the metrics page.
     pub(super) fn bytes(&self) -> u64 {
         self.cache.weighted_size()

@@ -1,12 +1,16 @@
 //! Bytes of caches that are being sent, by whom they are sent to. What a cache evicts is memory as long as anybody sends it.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::budget::Permit;
+use super::BudgetError;
+use super::budget::{Budget, Permit, SHORT, units_of};
 use crate::fair::{Client, Share};
+use crate::{metrics, trace};
 
 /// The right to send bytes of a cache to a client.
 #[derive(Debug)]
@@ -108,6 +112,48 @@ impl Pinned {
     }
 }
 
+impl Budget {
+    /// `bytes` to be sent to `client`, which may be slow to take them: of memory that a cache has a share of, or had until it
+    /// needed the room. As long as they are sent they count as the client's, so that it cannot keep all of the memory by not
+    /// reading. `None` where it does not take what it asked for before: then wait for its [`turn`](Self::turn), without holding
+    /// these.
+    pub(super) fn sent(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
+        if let Some(sent) = self.pinned.again(client, bytes) {
+            return Some(sent);
+        }
+        let share = self.counts.try_count((client, SHORT), units_of(bytes.len()))?;
+        Some(self.pinned.add(client, bytes.clone(), share))
+    }
+
+    /// Waits until so many bytes may count as the current client's: as long as it takes others of its answers, one at least in
+    /// the longest wait.
+    ///
+    /// # Errors
+    /// [`BudgetError`] when it does not take what it asked for before.
+    pub(super) async fn turn(&self, len: usize) -> Result<Turn, BudgetError> {
+        let client = Client::current();
+        // Not counted among those that wait for memory: it needs none.
+        let _waiting = metrics::Waiting::begin(metrics::Queue::of(self.label));
+        let since = Instant::now();
+        let mut share = pin!(self.counts.count((client, SHORT), units_of(len)));
+        let share = loop {
+            let before = self.counts.given((client, SHORT));
+            let waited = tokio::time::timeout(self.wait, share.as_mut()).await;
+            // Those of its answers that came first have had their turn meanwhile: it is slow, but takes them.
+            if waited.is_ok() || self.counts.given((client, SHORT)) <= before {
+                break waited;
+            }
+        };
+        trace::record("wait", self.label.name(), since.elapsed());
+        Ok(Turn { client, share: share.map_err(|_elapsed| self.waited(self.wait))? })
+    }
+
+    /// As [`Self::sent`], of bytes whose turn it is.
+    pub(super) fn sent_in_turn(&self, turn: Turn, bytes: Bytes) -> Bytes {
+        self.pinned.add(turn.client, bytes, turn.share)
+    }
+}
+
 fn address(bytes: &Bytes) -> usize {
     bytes.as_ptr().addr()
 }
@@ -142,6 +188,8 @@ impl Drop for Sent {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use crate::fair::{Cost, Most, Shares};
 
     use super::*;
@@ -167,5 +215,33 @@ mod tests {
         assert_eq!(pinned.bytes(), 1000);
         drop(other);
         assert!(pinned.bytes() == 0 && pinned.state().buffers.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_turn_is_waited_for_as_long_as_the_client_takes_others() {
+        let budget = Budget::new(metrics::Budget::Transfer, 64 << 10, Duration::from_millis(500));
+        let client = Client::new(1);
+        let bytes = |n: usize| Bytes::from(vec![0; n << 10]);
+        let held = budget.sent(client, &bytes(24)).unwrap();
+        // One after the other, each sent for so long that the last waits twice as long as any may for the next.
+        let asked: Vec<_> = (0..4)
+            .map(|_| {
+                let budget = budget.clone();
+                tokio::spawn(client.works(async move {
+                    let sent = budget.sent_in_turn(budget.turn(24 << 10).await?, Bytes::from(vec![0; 24 << 10]));
+                    tokio::time::sleep(Duration::from_millis(300)).await;
+                    drop(sent);
+                    Ok::<_, BudgetError>(())
+                }))
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        drop(held);
+        for asked in asked {
+            asked.await.unwrap().unwrap();
+        }
+        let _held = budget.sent(client, &bytes(24)).unwrap();
+        let begun = Instant::now();
+        assert!(client.works(budget.turn(24 << 10)).await.is_err() && begun.elapsed() < Duration::from_secs(5));
     }
 }

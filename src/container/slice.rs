@@ -1,5 +1,6 @@
 //! Reading a region: admit, gather what is cached and load the rest, paste what is ready.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use super::budget::Permit;
 use super::canvas::{Canvas, Filled, Slab};
 use super::memory::Memory;
 use super::stats::ReadStats;
-use super::{Access, Container, Dataset, ReadError};
+use super::{Access, BudgetError, Container, Dataset, ReadError};
 use crate::cpu::Length;
 use crate::n5::{ConvertError, GridPosition, Region};
 
@@ -33,9 +34,6 @@ const LINE_BYTES: u64 = 64;
 
 /// What is sent as it is is assembled in buffers of about this size, each used again as soon as it is sent.
 const SLAB_BYTES: u64 = 1 << 20;
-
-/// Later bands of an answer that has begun wait this many times longer for memory.
-const BAND_PATIENCE: u32 = 6;
 
 /// Turns a piece of a streamed slice, converted already, into what is sent: as many bytes.
 pub type Finish = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
@@ -178,20 +176,22 @@ impl Container {
         finish: Option<Finish>,
     ) -> Result<Option<(Vec<Bytes>, ReadStats)>, ReadError> {
         let is_first = waited.is_none();
+        slice.has_begun = !is_first;
         if let Some(waited) = waited {
             slice.pace(waited, &self.resources.slice_budget);
         }
         let Some(band) = slice.bands.as_mut().and_then(Iterator::next) else { return Ok(None) };
         let axis = slowest(&band);
         let bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.held);
-        let wait = self.resources.settings.budget_wait * if is_first { 1 } else { BAND_PATIENCE };
+        let budget = &self.resources.slice_budget;
+        let wait = if is_first { budget.wait } else { budget.patience() };
         let beside = if is_first { slice.beside_bytes } else { 0 };
         let taken = bytes.saturating_add(beside);
         let since = Instant::now();
-        let mut permit = self.resources.slice_budget.take_for_stream(taken, &slice.pieces, wait).await?;
+        let mut permit = budget.take_for_stream(taken, &slice.pieces, wait).await?;
         slice.memory_waited = since.elapsed();
         if slice.is_converted() || beside > 0 {
-            self.resources.slice_budget.make_room();
+            budget.make_room();
         }
         // Until the first slab is sent, what comes before it has not been either.
         let beside = permit.split(beside);
@@ -288,7 +288,8 @@ impl Container {
             // that the cache has evicted while it waits for memory.
             let missing = stats.missing;
             let left = work.paste(items, stats).await?;
-            self.load_and_paste(&work, left, stats).await?;
+            let patience = if slice.has_begun { blocks.budget.patience() } else { Duration::ZERO };
+            self.load_and_paste(&work, left, patience, stats).await?;
             self.paste_parts(&work, region, in_parts, stats).await?;
             let belief = self.believe_if(stats.missing > missing, access, dataset, &asked);
             self.held(dataset, Box::pin(belief)).await?;
@@ -302,18 +303,20 @@ impl Container {
         }
     }
 
-    /// Loads the blocks at `positions`, several at once, and pastes each as soon as it is there.
+    /// Loads the blocks at `positions`, several at once, and pastes each as soon as it is there. Those for which there is no
+    /// memory are loaded anew within `patience`.
     async fn load_and_paste(
         &self,
         work: &Arc<Work>,
         positions: Vec<GridPosition>,
+        patience: Duration,
         stats: &mut ReadStats,
     ) -> Result<(), ReadError> {
-        let mut positions = positions.into_iter();
+        let (mut positions, since) = (VecDeque::from(positions), Instant::now());
         let mut loads = FuturesUnordered::new();
         loop {
             while loads.len() < LOADS
-                && let Some(position) = positions.next()
+                && let Some(position) = positions.pop_front()
             {
                 let load = work.blocks.load(work.place(&position), work.since);
                 loads.push(load.map(|loaded| (position, loaded)));
@@ -326,6 +329,10 @@ impl Container {
             }
             let mut loaded = Vec::with_capacity(ready.len());
             for (position, result) in ready {
+                if matches!(result, Err(ReadError::Budget(BudgetError::Waited { .. }))) && since.elapsed() < patience {
+                    positions.push_back(position);
+                    continue;
+                }
                 let (block, times) = result?;
                 stats.count_load(times);
                 stats.count(&position, &block);
@@ -386,9 +393,8 @@ mod tests {
     use super::*;
     use crate::store::{Key, MemoryStore};
 
-    /// A container of one dataset, without blocks.
-    fn container(slice: u64, slice_budget: u64, attributes: &'static str) -> Container {
-        let settings = Settings {
+    fn settings(slice: u64, slice_budget: u64) -> Settings {
+        Settings {
             decoded_cache: 1 << 20,
             stored_cache: 1 << 20,
             weigh_frequency: false,
@@ -402,9 +408,13 @@ mod tests {
             attributes: 1 << 16,
             budget_wait: Duration::from_millis(20),
             cores: 1,
-        };
+        }
+    }
+
+    /// A container of one dataset, without blocks.
+    fn container(slice: u64, slice_budget: u64, attributes: &'static str) -> Container {
         let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
-        Container::new(Arc::new(MemoryStore::new([object], 0)), Resources::new(settings))
+        Container::new(Arc::new(MemoryStore::new([object], 0)), Resources::new(settings(slice, slice_budget)))
     }
 
     #[tokio::test]
@@ -462,5 +472,56 @@ mod tests {
             assert!(container.read_slice(access, &slice, 0).await.unwrap().0.is_empty());
         }
         queue.abort();
+    }
+
+    /// Blocks of 64 KiB of zeros, 16 of them, of which nothing is cached.
+    fn begun() -> Container {
+        let settings = Settings { decoded_cache: 0, stored_cache: 0, ..settings(1 << 30, 1 << 20) };
+        let attributes =
+            r#"{"dimensions":[256,4096],"blockSize":[256,256],"dataType":"uint8","compression":{"type":"gzip"}}"#;
+        let mut objects = vec![(Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()))];
+        let mut block = vec![0, 0, 0, 2, 0, 0, 1, 0, 0, 0, 1, 0];
+        let mut gzip = flate2::write::GzEncoder::new(&mut block, flate2::Compression::fast());
+        std::io::Write::write_all(&mut gzip, &vec![0; 1 << 16]).unwrap();
+        gzip.finish().unwrap();
+        let block = Bytes::from(block);
+        objects.extend((0..16).map(|n| (Key::parse(&format!("v/0/{n}")).unwrap(), block.clone())));
+        Container::new(Arc::new(MemoryStore::new(objects, 0)), Resources::new(settings))
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_has_begun_waits_longer_for_memory() {
+        let container = begun();
+        let (resources, access) = (&container.resources, container.resources.begin());
+        let dataset = container.dataset(access, &Key::parse("v").unwrap()).await.unwrap();
+        let sending = super::super::Sending {
+            data_type: dataset.attributes.data_type(),
+            extra_bytes: 0,
+            beside_bytes: 0,
+            is_slowed: false,
+            is_streamable: true,
+            is_banded: true,
+        };
+        let region = Region::whole(dataset.attributes.dimensions());
+        let plan = || container.plan_converted_slice(&dataset, region.clone(), &sending).unwrap();
+        // Others have all of a budget for longer than anybody waits before an answer begins.
+        for budget in [&resources.slice_budget, &resources.blocks.budget] {
+            let all = || budget.take(budget.capacity_bytes());
+            let release = |held: Permit| {
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(400)).await;
+                    drop(held);
+                })
+            };
+            let held = release(all().await.unwrap());
+            assert!(container.next_band(access, &mut plan(), None, None).await.is_err());
+            held.await.unwrap();
+            let mut slice = plan();
+            drop(container.next_band(access, &mut slice, None, None).await.unwrap());
+            let held = release(all().await.unwrap());
+            let waited = Some(Duration::ZERO);
+            assert!(container.next_band(access, &mut slice, waited, None).await.unwrap().is_some());
+            held.await.unwrap();
+        }
     }
 }

@@ -18,8 +18,14 @@ use crate::store::Key;
 /// Most entries of one page.
 const PAGE: usize = 10_000;
 
-/// Memory for the entries of a page and for the page made of them.
+/// Memory for the entries of such a page and for the page made of them.
 const PAGE_BYTES: u64 = 8 << 20;
+
+/// Most entries of a page, and the memory for them: fewer where `limits.slice_budget` is small.
+fn page_of(mount: &Mount) -> (usize, u64) {
+    let bytes = PAGE_BYTES.min(mount.container.resources().settings().slice_budget);
+    (usize::try_from(bytes / (PAGE_BYTES / PAGE as u64)).unwrap_or(PAGE).clamp(1, PAGE), bytes)
+}
 
 /// The listing of the containers, where there are several.
 pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
@@ -46,8 +52,9 @@ pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Ans
     if let Some(page) = page_with_token(ask, is_html) {
         return Ok(page);
     }
-    let memory = mount.container.reserve(PAGE_BYTES).await?;
-    let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, blocks);
+    let (most, bytes) = page_of(mount);
+    let memory = mount.container.reserve(bytes).await?;
+    let listed = mount.container.list(ask.access, key, after.as_deref(), most, blocks);
     let listed = ReadError::or_hidden(mount.container.unless_needed(key, Box::pin(listed)).await)?;
     let listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
@@ -63,8 +70,9 @@ pub(super) async fn of_view(ask: &Ask<'_>, mount: &Mount, key: &Key, documents: 
     if let Some(page) = page_with_token(ask, is_html) {
         return Ok(page);
     }
-    let memory = mount.container.reserve(PAGE_BYTES).await?;
-    let listed = mount.container.list(ask.access, key, after.as_deref(), PAGE, false);
+    let (most, bytes) = page_of(mount);
+    let memory = mount.container.reserve(bytes).await?;
+    let listed = mount.container.list(ask.access, key, after.as_deref(), most, false);
     let listed = ReadError::or_hidden(mount.container.unless_needed(key, Box::pin(listed)).await)?;
     let mut listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
     listed.entries.retain(|entry| entry.kind != EntryKind::File);

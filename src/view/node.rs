@@ -89,7 +89,8 @@ pub async fn read_node_with_text(container: &Container, access: Access, key: &Ke
 }
 
 async fn read(container: &Container, access: Access, key: &Key, with_text: bool) -> Result<Known, ReadError> {
-    let most_bytes = AROUND_BYTES.min(container.resources().settings().slice_budget / DESCRIBED_FACTOR);
+    let budget_bytes = container.resources().settings().slice_budget;
+    let most_bytes = AROUND_BYTES.min(budget_bytes.saturating_sub(DESCRIPTION_BYTES) / DESCRIBED_FACTOR);
     let mut around = Around { container, access, most_bytes, left_bytes: most_bytes, problems: vec![] };
     let own = around.admit(key).await?;
     let text_bytes = if with_text { own.text_bytes } else { 0 };

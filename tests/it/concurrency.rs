@@ -609,3 +609,43 @@ async fn a_dataset_that_everybody_wants_does_not_keep_another_waiting() {
     }
     assert!(taken.await.unwrap().unwrap().is_ok());
 }
+
+#[tokio::test]
+async fn documents_of_one_client_that_wait_to_be_parsed_leave_memory_to_others() {
+    let n5 = N5::new();
+    let padding = "x".repeat(1 << 20);
+    for number in 0..40 {
+        n5.file(&format!("g{number}/attributes.json"), format!(r#"{{"padding":"{padding}"}}"#));
+    }
+    n5.file("v/0/0", vec![1; 3 << 20]);
+    n5.file(
+        "v/attributes.json",
+        r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#,
+    );
+    settle();
+    let recorder = loads::recorder();
+    let _counted = metrics::set_default_local_recorder(&recorder);
+    let budgets = Settings { stored_cache: 0, transfer_budget: 16 << 20, attributes: 2 << 20, cores: 1, ..settings() };
+    let client = Client::new(local(n5.root()), Settings { budget_wait: Duration::from_secs(20), ..budgets }, options());
+    // The only core is taken: whatever is to be parsed waits.
+    let cpu = client.container.resources().cpu().clone();
+    let (free, is_free) = std::sync::mpsc::channel::<()>();
+    let taken = tokio::spawn(async move { cpu.run(Length::Long, 0, move || is_free.recv()).await });
+    let ask = |address: &str, path: String| {
+        let mut request = Request::get(path).header("host", "x").body(Body::empty()).unwrap();
+        request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
+        let client = client.clone();
+        async move { client.ask(request).await.status().as_u16() }
+    };
+    let greedy: Vec<_> = (0..40).map(|n| tokio::spawn(ask("192.0.2.1", format!("/info/g{n}")))).collect();
+    // Those that have been read, and others that wait until they may be.
+    loads::wait(&recorder.handle(), "cpu", 3).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let other = tokio::time::timeout(Duration::from_secs(5), ask("192.0.2.2", "/v/0/0".to_owned())).await;
+    assert_eq!(other, Ok(200), "{}", recorder.handle().render());
+    free.send(()).unwrap();
+    taken.await.unwrap().unwrap().unwrap();
+    for asked in greedy {
+        assert_eq!(asked.await.unwrap(), 200);
+    }
+}

@@ -209,6 +209,42 @@ async fn attributes_around_a_directory_are_bounded_together() {
     assert_eq!(info["multiscale"]["levels"][0]["path"], "s0");
 }
 
+#[tokio::test]
+async fn what_takes_more_than_the_slice_budget_is_413_or_made_smaller() {
+    let n5 = N5::new();
+    n5.file("v/attributes.json", array(&[16], 16, &format!(r#","more":"{}""#, "x".repeat(300 << 10))));
+    for number in 0..1300 {
+        n5.file(&format!("g/{number}/attributes.json"), "{}");
+    }
+    let small = Client::new(local(n5.root()), Settings { slice_budget: MIB, ..sixteen() }, options());
+    // Five copies of its text are counted.
+    let refused = small.get("/zarr2/v/.zattrs").await;
+    assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (413, "too-large"), "{:?}", refused.body);
+    assert!(
+        refused.json()["detail"].as_str().unwrap().contains("limits.slice_budget has 1048576"),
+        "{:?}",
+        refused.body
+    );
+    let page = small.get("/g/?format=json").await.json();
+    assert_eq!(page["entries"].as_array().unwrap().len(), 1251, "of 838 bytes each");
+    let after = page["next"].as_str().unwrap();
+    let rest = small.get(&format!("/g/?format=json&after={after}")).await.json();
+    assert!(rest["entries"].as_array().unwrap().len() == 49 && rest["next"].is_null());
+    let large = Client::new(local(n5.root()), sixteen(), options());
+    assert_eq!(large.get("/zarr2/v/.zattrs").await.status, 200);
+    assert_eq!(large.get("/g/?format=json").await.json()["entries"].as_array().unwrap().len(), 1300);
+    // Consolidated metadata is left out where there is no memory for it.
+    let n5 = N5::new();
+    for number in 0..200 {
+        n5.file(&format!("g/{number}/attributes.json"), "{}");
+    }
+    for (slice_budget, is_there) in [(MIB, false), (16 * MIB, true)] {
+        let client = Client::new(local(n5.root()), Settings { slice_budget, ..sixteen() }, options());
+        let group = client.get("/zarr3/g/zarr.json").await;
+        assert_eq!((group.status.as_u16(), group.json().get("consolidated_metadata").is_some()), (200, is_there));
+    }
+}
+
 /// A server with small caches and budgets, 88 MiB together with that for attributes, of these datasets.
 fn program(n5: &N5) -> Program {
     let root = n5.root().display();

@@ -207,7 +207,7 @@ async fn a_dataset_that_goes_away_while_it_is_read_has_no_holes() {
             let store = Faulty::new(local(n5.root()));
             let client = client_of(&store, settings.clone(), options());
             // Attributes are known by then.
-            assert_eq!(client.get("/info/v").await.status, 200);
+            assert_eq!(client.get("/v/attributes.json").await.status, 200);
             let sound = told(&[Client::of(n5.root()).get(path).await]);
             let (from, to) = (there.clone(), away.clone());
             store.begin(is_block, Fault::After(Arc::new(move || drop(fs::rename(&from, &to)))));
@@ -273,7 +273,7 @@ async fn storage_that_hangs_gives_way_where_others_need_memory() {
         let store = Faulty::new(local(n5.root()));
         let client = client_of(&store, settings, patient());
         let other = client.also(Faulty::new(local(n5.root())));
-        assert_eq!(client.get("/info/v").await.status, 200);
+        assert_eq!(client.get("/v/attributes.json").await.status, 200);
         store.begin(is_block, fault);
         let (hung, asked) = (client.clone(), path.to_owned());
         let hung = tokio::spawn(async move { hung.get(&asked).await });
@@ -350,7 +350,7 @@ async fn storage_that_hangs_keeps_what_nobody_else_needs() {
     let store = Faulty::new(local(n5.root()));
     let settings = Settings { slice_budget: 1 << 10, budget_wait: Duration::from_secs(20), ..settings() };
     let client = client_of(&store, settings, Options { request_timeout: Duration::from_secs(60), ..options() });
-    assert_eq!(client.get("/info/v").await.status, 200);
+    assert_eq!(client.get("/v/attributes.json").await.status, 200);
     store.begin(is_block, Fault::Hangs);
     let ask = || {
         let client = client.clone();

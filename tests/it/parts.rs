@@ -6,6 +6,7 @@ use std::sync::Arc;
 use n5_server::container::Settings;
 use proptest::prelude::*;
 
+use crate::support::loads;
 use crate::support::program::Program;
 use crate::support::stores::Probe;
 use crate::support::writer::{Dataset, N5, all_indices};
@@ -92,7 +93,8 @@ async fn which_blocks_exist_is_found_out_with_little_work_and_only_where_that_de
     assert_eq!(probe.lists(), 3);
 }
 
-/// 20 GiB of `uint8`, of which five blocks exist, in the real program.
+/// 20 GiB of `uint8`, of which five blocks exist, in the real program. The first 160 MiB of each answer are read, or all of the
+/// first ones with `N5_TEST_HEAVY=1`.
 #[test]
 fn a_slice_of_20_gib_of_an_almost_empty_dataset_is_streamed_within_the_memory_bound() {
     let n5 = N5::new();
@@ -343,5 +345,28 @@ async fn chunks_of_large_uncompressed_blocks_are_sent_whatever_the_budgets() {
             assert!(part.body == whole.body[from..to], "{path} {range}");
         }
         assert_eq!(small.get_with(path, &[("range", "bytes=90000000000-")]).await.status, 416, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_range_of_a_large_uncompressed_block_reads_little_more_than_the_range() {
+    let n5 = N5::new();
+    // A block of 18 MiB, whose slowest axis has one sample.
+    n5.dataset("v", &[1024, 9216, 1], &[1024, 9216, 1], "raw").fill(|_| true, |_| false);
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    let recorder = loads::recorder();
+    let _counted = metrics::set_default_local_recorder(&recorder);
+    let small = Settings { slice_budget: 4 << 20, decode_budget: 2 << 20, decoded_cache: 0, ..settings() };
+    let client = Client::new(local(n5.root()), small, options());
+    let read = || {
+        let text = recorder.handle().render();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("n5_store_read_bytes_total")?.rsplit(' ').next());
+        lines.map(|bytes| bytes.parse::<u64>().unwrap()).sum::<u64>()
+    };
+    for path in ["/as/raw,float64/v/0/0/0", "/zarr3/v/c/0/0/0"] {
+        let before = read();
+        let part = client.get_with(path, &[("range", "bytes=9000000-9000999")]).await;
+        assert_eq!((part.status.as_u16(), part.body.len()), (206, 1000), "{path}");
+        assert!(read() - before < 64 << 10, "{path}: {} bytes", read() - before);
     }
 }

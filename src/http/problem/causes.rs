@@ -81,7 +81,7 @@ impl From<ReadError> for Problem {
             }
             ReadError::Budget(BudgetError::TooLarge { budget, asked_bytes, capacity_bytes }) => Self::new(
                 TOO_LARGE,
-                format!("this takes {asked_bytes} bytes of the {budget} budget, which has {capacity_bytes}"),
+                format!("this takes {asked_bytes} bytes of memory; limits.{budget}_budget has {capacity_bytes}"),
             )
             .with("limit", capacity_bytes),
             ReadError::Budget(waited @ BudgetError::Waited { .. }) => {

@@ -56,7 +56,8 @@ impl Survey {
 }
 
 /// Every group and array from the group `lookup.key` down, by its path relative to it (`""` for itself), with the
-/// share of memory that stands for them. `None` where there are more than belong in one document, or some cannot be seen.
+/// share of memory that stands for them. `None` where there are more than belong in one document, or than there is memory for,
+/// or some cannot be seen.
 ///
 /// # Errors
 /// [`ReadError`] when the store fails or memory is short.
@@ -64,7 +65,9 @@ pub(in super::super) async fn tree(
     lookup: &Lookup<'_>,
     key: &Key,
 ) -> Result<Option<(Vec<(String, Item)>, Memory)>, ReadError> {
-    let Some(survey) = ReadError::or_hidden(survey(lookup, key).await)? else { return Ok(None) };
+    let budget_bytes = lookup.container.resources().settings().slice_budget;
+    let survey = ReadError::or_hidden(survey(lookup, key).await)?.filter(|survey| survey.bytes() <= budget_bytes);
+    let Some(survey) = survey else { return Ok(None) };
     // Nothing of what was read is held while this waits.
     let memory = lookup.container.reserve(survey.bytes()).await?;
     let items = lookup.container.unless_needed(key, Box::pin(read_items(lookup, key, &survey))).await?;
