@@ -93,13 +93,17 @@ async fn read(container: &Container, access: Access, key: &Key, with_text: bool)
     let most_bytes = AROUND_BYTES.min(budget_bytes.saturating_sub(DESCRIPTION_BYTES) / DESCRIBED_FACTOR);
     let mut around = Around { container, access, most_bytes, left_bytes: most_bytes, problems: vec![] };
     let own = around.admit(key).await?;
+    if !own.is_there && !container.is_directory(access, key).await? {
+        return Err(ReadError::NotFound(key.clone()));
+    }
     let text_bytes = if with_text { own.text_bytes } else { 0 };
+    // Keys only of those that are there: all keys above a path of 250 long segments take megabytes.
     let mut ancestors = Vec::new();
     let mut above = key.parent();
     while let Some(ancestor) = above {
-        let admitted = around.admit(&ancestor).await?;
+        let is_there = around.admit(&ancestor).await?.is_there;
         above = ancestor.parent();
-        ancestors.push((ancestor, admitted));
+        ancestors.push(is_there.then_some(ancestor));
     }
     ancestors.reverse();
     let mut children = None;
@@ -109,8 +113,11 @@ async fn read(container: &Container, access: Access, key: &Key, with_text: bool)
         let described = (most_bytes - around.left_bytes).saturating_mul(DESCRIBED_FACTOR) + DESCRIPTION_BYTES;
         let memory = container.reserve(described.saturating_add(text_bytes.saturating_mul(COPIED_FACTOR))).await?;
         let mut node = Node { document: around.read(key, own.is_there).await?, ..Node::default() };
-        for (ancestor, admitted) in &ancestors {
-            let document = around.read(ancestor, admitted.is_there).await?;
+        for ancestor in &ancestors {
+            let document = match ancestor {
+                Some(ancestor) => around.read(ancestor, true).await?,
+                None => None,
+            };
             node.ancestors.push(document.and_then(Result::ok).unwrap_or_default());
         }
         let is_document = matches!(&node.document, Some(Ok(_)));

@@ -345,3 +345,30 @@ async fn idle_connections_give_the_memory_of_their_streams_to_those_that_ask() {
     }
     assert!(longest < Duration::from_secs(10), "{longest:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deep_paths_take_no_memory_for_each_directory_above() {
+    let mut server = Program::start(&["server.max_connections=1000"]);
+    let before = server.before().await;
+    let resident = server.mib("VmRSS");
+    // Below the length from which on heads are counted.
+    let path = ["x".repeat(28).as_str(); 250].join("/");
+    let mut asking = Vec::new();
+    for number in 0..400 {
+        let route = ["info", "stats", "as/gzip", "precomputed"][number % 4];
+        let end = if number % 4 < 2 { "" } else { "/info" };
+        let mut client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 4096).await;
+        let asked = format!("GET /{route}/{path}{end} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        asking.push(async move {
+            client.write_all(asked.as_bytes()).await.unwrap();
+            let mut received = Vec::new();
+            tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("no answer").unwrap();
+            assert!(received.starts_with(b"HTTP/1.1 404 "), "{}", String::from_utf8_lossy(&received));
+        });
+    }
+    futures_util::future::join_all(asking).await;
+    let peak = server.mib("VmHWM") - resident;
+    let most = ((400 * 36) >> 10) + 40;
+    assert!(peak <= most, "{peak} of {most} MiB for 400 requests");
+    server.is_well(&before).await;
+}
