@@ -1,5 +1,6 @@
 //! What reading a slice took, and what its answer is told apart by.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
@@ -7,10 +8,14 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 use super::admit::Slice;
 use super::blocks::{GLANCED, LoadTimes, Loaded};
 use super::measured::measured;
-use super::{Access, Container, ReadError};
+use super::{Access, Container, Dataset, ReadError};
+use crate::cpu::Length;
 use crate::metrics::StoreOperation;
 use crate::n5::GridPosition;
-use crate::store::{Glance, Key, Meta};
+use crate::store::{Glance, Key, Meta, Store};
+
+/// Blocks that are looked up in one job: a millisecond or two.
+const BATCH: usize = 1024;
 
 /// What reading took.
 #[derive(Debug, Clone, Default)]
@@ -115,32 +120,52 @@ impl Container {
         let mut sum = Fingerprint::default();
         let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
         loop {
-            let batch: Vec<GridPosition> = positions.by_ref().take(1024).collect();
+            let batch: Vec<GridPosition> = positions.by_ref().take(BATCH).collect();
             if batch.is_empty() {
                 return Ok(sum);
             }
-            let keys: Vec<Key> = batch.iter().map(|position| slice.dataset.block_key(position)).collect();
-            let metas = if let Some(metas) = self.glance_at_few(&keys) {
-                metas
-            } else {
-                access.may_wait().await;
-                measured(StoreOperation::Head, self.store.backend(), self.store.head_many(keys)).await?
-            };
-            for (position, meta) in batch.iter().zip(metas) {
+            let (store, dataset, is_small) =
+                (Arc::clone(&self.store), Arc::clone(&slice.dataset), batch.len() <= GLANCED);
+            let look = move || Looked::at(&*store, &dataset, batch);
+            // Clients take turns: a slice may have a million blocks, and a client may ask for a thousand slices.
+            let looked =
+                if is_small { look() } else { self.resources.cpu().run(Length::Long, slice.party(), look).await? };
+            sum.add_all(&looked.known);
+            if looked.unknown.is_empty() {
+                continue;
+            }
+            access.may_wait().await;
+            let (positions, keys): (Vec<_>, Vec<_>) = looked.unknown.into_iter().unzip();
+            let metas = measured(StoreOperation::Head, self.store.backend(), self.store.head_many(keys)).await?;
+            for (position, meta) in positions.iter().zip(metas) {
                 if let Some(meta) = meta {
                     sum.add(position, &meta.etag, meta.version);
                 }
             }
         }
     }
+}
 
-    /// Facts about a few objects, where none of that waits.
-    fn glance_at_few(&self, keys: &[Key]) -> Option<Vec<Option<Meta>>> {
-        let glance = |key| match self.store.glance(key) {
-            Glance::Object(facts) => Some(Some(facts.into())),
-            Glance::Missing | Glance::NoObject => Some(None),
-            Glance::Unknown => None,
-        };
-        (keys.len() <= GLANCED).then(|| keys.iter().map(glance).collect()).flatten()
+/// What is found out about some blocks without waiting.
+struct Looked {
+    known: Fingerprint,
+    unknown: Vec<(GridPosition, Key)>,
+}
+
+impl Looked {
+    fn at(store: &dyn Store, dataset: &Dataset, positions: Vec<GridPosition>) -> Self {
+        let mut looked = Self { known: Fingerprint::default(), unknown: Vec::new() };
+        for position in positions {
+            let key = dataset.block_key(&position);
+            match store.glance(&key) {
+                Glance::Object(facts) => {
+                    let meta = Meta::from(facts);
+                    looked.known.add(&position, &meta.etag, meta.version);
+                }
+                Glance::Missing | Glance::NoObject => {}
+                Glance::Unknown => looked.unknown.push((position, key)),
+            }
+        }
+        looked
     }
 }

@@ -649,3 +649,30 @@ async fn documents_of_one_client_that_wait_to_be_parsed_leave_memory_to_others()
         assert_eq!(asked.await.unwrap(), 200);
     }
 }
+
+#[tokio::test]
+async fn clients_take_turns_to_have_many_blocks_compared() {
+    let n5 = N5::new();
+    n5.file(
+        "v/attributes.json",
+        r#"{"dimensions":[512,512],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#,
+    );
+    settle();
+    let recorder = loads::recorder();
+    let _counted = metrics::set_default_local_recorder(&recorder);
+    let client = Client::new(local(n5.root()), Settings { cores: 1, ..settings() }, options());
+    const SLICE: &str = "/slice/v?size=512,512&step=4,4";
+    let etag = client.get(SLICE).await.header("etag").unwrap().to_owned();
+    // The only core is taken.
+    let cpu = client.container.resources().cpu().clone();
+    let (free, is_free) = std::sync::mpsc::channel::<()>();
+    let taken = tokio::spawn(async move { cpu.run(Length::Long, 0, move || is_free.recv()).await });
+    let other = client.clone();
+    let asked = tokio::spawn(async move { other.get_with(SLICE, &[("if-none-match", &etag)]).await.status });
+    loads::wait(&recorder.handle(), "cpu", 1).await;
+    assert!(!asked.is_finished());
+    assert_eq!(client.get("/v/attributes.json").await.status, 200);
+    free.send(()).unwrap();
+    taken.await.unwrap().unwrap().unwrap();
+    assert_eq!(asked.await.unwrap(), 304);
+}
