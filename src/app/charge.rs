@@ -52,6 +52,10 @@ pub(super) const MOST_COOKIES: usize = 200;
 const TURN_FRAMES: usize = 64;
 const TURN_FRAME_BYTES: usize = 128;
 
+/// As many frames one read from the socket counts as, whatever comes of it: thousands of connections that send all they can then take
+/// turns after some ten microseconds each.
+const RECEIVE_FRAMES: usize = 16;
+
 /// Idle connections that are asked for memory at once.
 const ASKED: usize = 4;
 
@@ -134,6 +138,11 @@ impl Charge {
     /// The connection has its turn among those of its thread.
     pub(super) fn begin_turn(&self) {
         self.0.turn_frames.store(0, Ordering::Relaxed);
+    }
+
+    /// Counts a read from the socket in this turn.
+    pub(super) fn count_receive(&self) {
+        self.0.turn_frames.fetch_add(RECEIVE_FRAMES, Ordering::Relaxed);
     }
 
     /// Whether as many frames were admitted in this turn as there may be.

@@ -72,7 +72,6 @@ pub(super) struct Lane<S> {
     follower: Follower,
     peer: Option<IpAddr>,
     state: State,
-    /// Whether no request has come yet.
     is_new: bool,
     signals: Signals,
     received: BytesMut,
@@ -349,7 +348,7 @@ impl<S: Socket> Lane<S> {
                         return Poll::Pending;
                     }
                     if self.bounds.charge.is_turn_over() {
-                        // What has come of them goes first, and other connections.
+                        // The answers go first, and other connections.
                         give_way(context);
                         return Poll::Pending;
                     }
@@ -360,6 +359,7 @@ impl<S: Socket> Lane<S> {
                         }
                         continue;
                     }
+                    self.bounds.charge.count_receive();
                     let received = self.poll_receive(context);
                     if received.is_pending() && self.received.is_empty() {
                         // An idle connection keeps no room for what may come.

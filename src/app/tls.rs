@@ -46,9 +46,8 @@ const PLAIN_ANSWER: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 46\r\n\
     connection: close\r\n\r\nThis port speaks TLS: use https, not http://.\n";
 
-/// One address has three quarters of the handshakes where it is alone, and of many addresses each three times what is left for the
-/// next.
-const MOST: Most = Most { alone: config::Tls::HANDSHAKES / 4 * 3, among_others: config::Tls::HANDSHAKES / 4 * 3 };
+/// One address has half of the handshakes where it is alone, and of many addresses each as many as are left for the next.
+const MOST: Most = Most { alone: config::Tls::HANDSHAKES / 2, among_others: config::Tls::HANDSHAKES / 2 };
 
 /// Makes connections encrypted.
 pub(super) struct Tls {
