@@ -52,15 +52,24 @@ pub(super) const MOST_COOKIES: usize = 200;
 const TURN_FRAMES: usize = 64;
 const TURN_FRAME_BYTES: usize = 128;
 
-/// As many frames one read from the socket counts as, whatever comes of it: thousands of connections that send all they can then take
-/// turns after some ten microseconds each.
+/// Frames that one read from the socket counts as, so that thousands of connections that send all they can take turns after some
+/// ten microseconds each.
 const RECEIVE_FRAMES: usize = 16;
 
 /// Idle connections that are asked for memory at once.
 const ASKED: usize = 4;
 
-/// A connection without a stream for so long is idle: the next request of a client that sends one after the other comes before.
+/// Time without a stream after which a connection counts as idle; a client that sends requests one after the other pauses for
+/// less.
 const LEAST_IDLE: Duration = Duration::from_millis(500);
+
+/// What all connections of one address have taken from the pool.
+#[derive(Debug, Default)]
+pub(super) struct AddressMemory {
+    bytes: AtomicUsize,
+    /// One of its idle connections is to give back what it does not need.
+    asked: Notify,
+}
 
 /// What one connection has taken from the pool; given back when dropped. Cheap to clone; clones share it.
 #[derive(Debug, Clone)]
@@ -70,7 +79,7 @@ pub(super) struct Charge(Arc<Inner>);
 struct Inner {
     pool: Arc<SharedPool>,
     /// What all connections of the client's address have taken; `None` where an address stands for many clients.
-    of_address: Option<Arc<AtomicUsize>>,
+    of_address: Option<Arc<AddressMemory>>,
     taken_bytes: AtomicUsize,
     /// Taken for header lists that the library has been given and has made no requests of yet.
     undelivered_bytes: AtomicUsize,
@@ -85,6 +94,8 @@ struct Inner {
     refused_streams: AtomicUsize,
     open_streams: AtomicUsize,
     most_streams: AtomicUsize,
+    /// Whether a frame was received for which there is no memory.
+    is_waiting: AtomicBool,
     /// When the last stream ended.
     idle_since: Mutex<Instant>,
     refusing: Notify,
@@ -93,8 +104,8 @@ struct Inner {
 }
 
 impl Charge {
-    /// A connection of an address of which all connections have taken `of_address`.
-    pub(super) fn new(pool: &Arc<SharedPool>, of_address: Option<Arc<AtomicUsize>>) -> Self {
+    /// A connection of an address of which all connections together have `of_address`.
+    pub(super) fn new(pool: &Arc<SharedPool>, of_address: Option<Arc<AddressMemory>>) -> Self {
         Self(Arc::new(Inner {
             pool: Arc::clone(pool),
             of_address,
@@ -108,6 +119,7 @@ impl Charge {
             refused_streams: AtomicUsize::new(0),
             open_streams: AtomicUsize::new(0),
             most_streams: AtomicUsize::new(0),
+            is_waiting: AtomicBool::new(false),
             idle_since: Mutex::new(Instant::now()),
             refusing: Notify::new(),
             is_refusing: AtomicBool::new(false),
@@ -118,13 +130,13 @@ impl Charge {
     /// Takes `bytes`, where the pool and the address's part of it allow it. Returns true if it took them.
     pub(super) fn try_take(&self, bytes: usize) -> bool {
         let Inner { pool, of_address, taken_bytes, .. } = &*self.0;
-        let held = of_address.as_ref().map_or(0, |held| held.load(Ordering::Relaxed));
+        let held = of_address.as_ref().map_or(0, |held| held.bytes.load(Ordering::Relaxed));
         if !pool.try_take(held, bytes) {
             return false;
         }
         taken_bytes.fetch_add(bytes, Ordering::Relaxed);
         if let Some(held) = of_address {
-            held.fetch_add(bytes, Ordering::Relaxed);
+            held.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         true
     }
@@ -166,17 +178,37 @@ impl Charge {
         self.0.refusing.notified().await;
     }
 
-    /// Asks connections without open streams to give back what the library retains for the streams that they had.
+    /// Notes whether the connection waits for memory.
+    pub(super) fn set_waiting(&self, is_so: bool) {
+        self.0.is_waiting.store(is_so, Ordering::Relaxed);
+    }
+
+    /// Asks idle connections to give back what the library retains for the streams that they had: those of the same address
+    /// where it has a large part of all.
     pub(super) fn ask_idle(&self) {
+        let of_address = self.0.of_address.as_ref();
+        let own = of_address.filter(|held| self.0.pool.is_much(held.bytes.load(Ordering::Relaxed)));
         for _ in 0..ASKED {
-            self.0.pool.ask();
+            match own {
+                Some(own) => own.asked.notify_one(),
+                None => self.0.pool.ask(),
+            }
         }
     }
 
     /// Ready when others need what the library retains for this connection, and it has been idle for a while.
     pub(super) async fn asked_when_idle(&self) {
         loop {
-            self.0.pool.asked().await;
+            let by_own = async {
+                match &self.0.of_address {
+                    Some(own) => own.asked.notified().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.0.pool.asked() => {}
+                () = by_own => {}
+            }
             let since = *self.0.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
             let has_any = self.0.taken_bytes.load(Ordering::Relaxed) > 0;
             if has_any && self.is_idle() && since.elapsed() >= LEAST_IDLE {
@@ -185,9 +217,11 @@ impl Charge {
         }
     }
 
-    /// Whether no stream is open.
+    /// Whether no stream is open, and none waits for memory to be opened.
     pub(super) fn is_idle(&self) -> bool {
         self.0.open_streams.load(Ordering::Relaxed) == 0
+            && self.0.undelivered_streams.load(Ordering::Relaxed) == 0
+            && !self.0.is_waiting.load(Ordering::Relaxed)
     }
 
     /// Takes memory for a frame of a header list before the library sees it; breaks where there is none, or no further
@@ -210,13 +244,20 @@ impl Charge {
         ControlFlow::Continue(())
     }
 
-    /// Takes memory for what the library's table of header fields holds. Where there is none, the connection is to be ended.
+    /// Takes memory for what the library's table of header fields holds: of what was taken for the header list that it grew by, or
+    /// more. Where there is none, the connection is to be ended.
     pub(super) fn hold_table(&self, bytes: usize) {
         let held = self.0.table_bytes.load(Ordering::Relaxed);
         if bytes <= held {
             self.0.table_bytes.store(bytes, Ordering::Relaxed);
             self.give_back(held - bytes);
-        } else if self.try_take(bytes - held) {
+            return;
+        }
+        let undelivered = self.0.undelivered_bytes.load(Ordering::Relaxed);
+        let streams = self.0.undelivered_streams.load(Ordering::Relaxed) * (STREAM_BYTES + RETAINED_BYTES);
+        let moved = (bytes - held).min(undelivered.saturating_sub(streams));
+        if self.try_take(bytes - held - moved) {
+            self.0.undelivered_bytes.fetch_sub(moved, Ordering::Relaxed);
             self.0.table_bytes.store(bytes, Ordering::Relaxed);
         } else {
             self.refuse_more();
@@ -292,7 +333,7 @@ impl Inner {
     fn returned(&self, bytes: usize) {
         self.pool.give_back(bytes);
         if let Some(held) = &self.of_address {
-            held.fetch_sub(bytes, Ordering::Relaxed);
+            held.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 }
@@ -393,20 +434,43 @@ mod tests {
         charge.hold_table(1000);
         charge.hold_table(300);
         assert_eq!((taken(&charge), charge.is_refusing()), (300, false));
+        // A header list has paid for what it adds.
+        assert!(
+            charge.admit(HeaderFrame { payload_bytes: 100, opens_stream: true, is_forbidden: false }).is_continue()
+        );
+        let before = taken(&charge);
+        charge.hold_table(300 + 100 * FIELD_BYTES);
+        assert_eq!((taken(&charge), charge.is_refusing()), (before, false));
         charge.hold_table(1 << 17);
-        assert_eq!((taken(&charge), charge.is_refusing()), (300, true));
+        assert_eq!((taken(&charge), charge.is_refusing()), (before, true));
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_waits_for_memory_is_not_idle() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 16, 1));
+        let charge = Charge::new(&pool, Some(Arc::default()));
+        charge.hold_table(100);
+        *charge.0.idle_since.lock().unwrap() -= LEAST_IDLE;
+        let mut asked = Box::pin(charge.asked_when_idle());
+        assert!(futures_util::poll!(&mut asked).is_pending());
+        charge.set_waiting(true);
+        charge.ask_idle();
+        assert!(futures_util::poll!(&mut asked).is_pending());
+        charge.set_waiting(false);
+        charge.ask_idle();
+        assert!(futures_util::poll!(&mut asked).is_ready());
     }
 
     #[test]
     fn one_address_has_half_of_the_pool_over_however_many_connections() {
         let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
-        let address = Arc::<AtomicUsize>::default();
+        let address = Arc::<AddressMemory>::default();
         let charges: Vec<_> = (0..100).map(|_| Charge::new(&pool, Some(Arc::clone(&address)))).collect();
         assert_eq!(charges.iter().filter(|charge| charge.try_take(1 << 14)).count(), 32);
         let other = Charge::new(&pool, Some(Arc::default()));
         assert!(other.try_take(1 << 14) && !other.try_take(1 << 18));
         drop(charges);
-        assert_eq!(address.load(Ordering::Relaxed), 0);
+        assert_eq!(address.bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -210,7 +210,7 @@ impl Connections {
 
     fn terms(&self, peer: Option<IpAddr>, held: Held) -> Terms {
         let serving = self.news.current();
-        let of_address = held.place.as_ref().map(|place| Arc::clone(place.memory_bytes()));
+        let of_address = held.place.as_ref().map(|place| Arc::clone(place.memory()));
         Terms {
             http: serving.http.clone(),
             news: self.news.clone(),

@@ -6,9 +6,9 @@
 
 use std::collections::VecDeque;
 
-/// Most entries of the dynamic table: 4,096 bytes (RFC 9113, section 6.5.2), of which each entry takes 32 and its name and
-/// value (RFC 7541, section 4.1). The shortest name of a pseudo-header that the library keeps is `:path`.
-const ENTRIES: usize = 4096 / (32 + ":path".len());
+/// Most entries of the dynamic table: 4,096 bytes (RFC 9113, section 6.5.2), of which each entry takes 32, its name and its
+/// value (RFC 7541, section 4.1).
+const ENTRIES: usize = 4096 / (32 + 1);
 
 /// Memory of buffers for each byte received between two entries. A buffer for what is received is given up when the next
 /// frame does not fit, so that at most half is unused: 2. One for what is decoded has room for twice the string, of which
@@ -74,8 +74,8 @@ enum Integer {
 /// Which of a field's strings, and whether the field is added to the table and its value kept as it came.
 #[derive(Debug, Clone, Copy)]
 enum Part {
-    Name { is_added: bool },
-    Value { is_held: bool },
+    Name { is_added: bool, is_pseudo: bool },
+    Value { is_added: bool, is_held: bool },
 }
 
 impl TableScanner {
@@ -133,9 +133,9 @@ impl TableScanner {
             Step::Text(text) => {
                 let part = match text.part {
                     // `:` is 1011100 in Huffman's code (appendix B).
-                    Part::Name { is_added } => {
+                    Part::Name { is_added, .. } => {
                         let is_pseudo = if text.is_huffman { byte >> 1 == 0b101_1100 } else { byte == b':' };
-                        Part::Name { is_added: is_added && is_pseudo }
+                        Part::Name { is_added, is_pseudo }
                     }
                     Part::Value { .. } => text.part,
                 };
@@ -154,12 +154,12 @@ impl TableScanner {
     fn after_integer(&mut self, value: usize, of: Integer) -> Step {
         match of {
             Integer::Whole => Step::Field,
-            Integer::Name { is_added } if value == 0 => Step::Length(Part::Name { is_added }),
+            Integer::Name { is_added } if value == 0 => Step::Length(Part::Name { is_added, is_pseudo: false }),
             Integer::Name { is_added } => {
-                // Of the static table (appendix A) the library keeps `:authority`, `:path` and `:scheme` as they came. What an
-                // index of the dynamic table stands for is not known.
-                let is_held = is_added && matches!(value, 1 | 4..=7 | 62..);
-                Step::Length(Part::Value { is_held })
+                // Of the static table (appendix A) the library keeps `:authority`, `:path` and `:scheme` as they came. The
+                // scanner does not know the names in the dynamic table.
+                let is_held = matches!(value, 1 | 4..=7 | 62..);
+                Step::Length(Part::Value { is_added, is_held })
             }
             Integer::Length { part, is_huffman } => {
                 self.after_text(Text { left: value, part, is_first: true, is_huffman })
@@ -171,21 +171,26 @@ impl TableScanner {
     fn after_text(&mut self, text: Text) -> Step {
         match text.part {
             _ if text.left > 0 => Step::Text(text),
-            Part::Name { is_added } => Step::Length(Part::Value { is_held: is_added }),
-            Part::Value { is_held } => {
-                if is_held {
-                    self.add();
+            Part::Name { is_added, is_pseudo } => Step::Length(Part::Value { is_added, is_held: is_pseudo }),
+            Part::Value { is_added, is_held } => {
+                if is_added {
+                    self.add(is_held);
                 }
                 Step::Field
             }
         }
     }
 
-    fn add(&mut self) {
+    /// An entry is added, which holds buffers or none.
+    fn add(&mut self, is_held: bool) {
         if self.held.len() == ENTRIES
             && let Some(oldest) = self.held.pop_front()
         {
             self.held_bytes -= oldest as usize;
+        }
+        if !is_held {
+            self.held.push_back(0);
+            return;
         }
         let bytes = self.since_last.min(self.list_bytes.max(SHORT_LIST_BYTES)).saturating_mul(HELD_PER_BYTE);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -209,6 +214,11 @@ mod tests {
         scanner
     }
 
+    /// How many entries hold buffers.
+    fn held(scanner: &TableScanner) -> usize {
+        scanner.held.iter().filter(|bytes| **bytes > 0).count()
+    }
+
     /// Huffman's code of `:path` (RFC 7541, appendix B).
     const HUFFMAN_PATH: &[u8] = &[0x84, 0xb9, 0x58, 0xd3, 0x3f];
 
@@ -230,14 +240,14 @@ mod tests {
             (&[b"\x44\x7f\x80\x01".as_slice(), &[b'a'; 255], b"\x44\x01/"].concat(), 2),
         ] {
             let scanner = of(&[list]);
-            assert_eq!(scanner.held.len(), entries, "{list:x?}");
             let mut pieces = TableScanner::default();
             pieces.begin_list();
             for byte in list {
                 pieces.pass(1);
                 pieces.scan(&[*byte]);
             }
-            assert_eq!(pieces.held.len(), entries, "{list:x?} byte by byte");
+            assert_eq!(pieces.held.len(), scanner.held.len(), "{list:x?}");
+            assert_eq!(held(&pieces), entries, "{list:x?} byte by byte");
         }
     }
 

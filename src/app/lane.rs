@@ -359,7 +359,6 @@ impl<S: Socket> Lane<S> {
                         }
                         continue;
                     }
-                    self.bounds.charge.count_receive();
                     let received = self.poll_receive(context);
                     if received.is_pending() && self.received.is_empty() {
                         // An idle connection keeps no room for what may come.
@@ -368,6 +367,7 @@ impl<S: Socket> Lane<S> {
                     if ready!(received)? == 0 {
                         return Poll::Ready(Ok(()));
                     }
+                    self.bounds.charge.count_receive();
                 }
                 State::HandedOver { is_http2: false } => {
                     let read = Pin::new(&mut self.stream).poll_read(context, out);

@@ -46,7 +46,7 @@ const BODY_BYTES: u32 = 8 << 10;
 /// The window of a connection of HTTP/2 for all bodies together.
 const CONNECTION_WINDOW: u32 = 65_535;
 
-/// What a client that is hung up on is given to be told.
+/// Time to send GOAWAY before the connection is closed.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What bounds one connection besides its client's patience.
@@ -94,17 +94,11 @@ pub(super) async fn answer<S: Socket + 'static>(
     let mut connection = pin!(http.serve_connection(TokioIo::new(lane), service));
     let (mut is_closing, mut is_leaving, mut leaves_at) = (false, false, None);
     let reason = loop {
-        let serving = poll_fn(|context| {
-            charge.begin_turn();
-            let ended = connection.as_mut().poll(context);
-            charge.settle();
-            ended
-        });
         tokio::select! {
             // First: a library that is asked to end before it has seen a request would never see it.
             biased;
-            ended = serving => return ended,
-            () = charge.refusing(), if is_http2 => break io::Error::other("the client sends too many header fields"),
+            ended = in_turns(connection.as_mut(), &charge) => return ended,
+            () = charge.refusing(), if is_http2 => break io::Error::other("the client sends too many header fields, or what no client may send"),
             () = is_set(&mut closing), if !is_closing => {
                 is_closing = true;
                 told.close();
@@ -142,9 +136,20 @@ pub(super) async fn answer<S: Socket + 'static>(
     if !is_closing {
         // GOAWAY: an honest client knows then which requests it may repeat.
         connection.as_mut().graceful_shutdown();
-        let _ = tokio::time::timeout(FAREWELL, connection).await;
+        let _ = tokio::time::timeout(FAREWELL, in_turns(connection, &charge)).await;
     }
     Err(reason.into())
+}
+
+/// Has the library serve the connection, with the charges of each turn.
+async fn in_turns<T>(mut connection: Pin<&mut impl Future<Output = T>>, charge: &Charge) -> T {
+    poll_fn(|context| {
+        charge.begin_turn();
+        let ended = connection.as_mut().poll(context);
+        charge.settle();
+        ended
+    })
+    .await
 }
 
 /// A request of the library as the router takes it, and its stream over HTTP/2; the status of one that costs too much.

@@ -6,7 +6,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Context;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::charge::AddressMemory;
 use crate::http;
 use crate::metrics::{Queue, Waiting};
 
@@ -51,7 +52,7 @@ struct Peer {
     waiting: VecDeque<oneshot::Sender<Place>>,
     /// Whether somebody searches for idle connections.
     is_searched: bool,
-    memory_bytes: Arc<AtomicUsize>,
+    memory: Arc<AddressMemory>,
 }
 
 /// Bounds on the connections of one address.
@@ -121,7 +122,7 @@ impl Peers {
         let id = self.0.last_id.fetch_add(1, Ordering::Relaxed);
         let activity = Arc::new(Activity::new(self.0.epoch));
         peer.open.insert(id, Arc::clone(&activity));
-        Place { peers: self.clone(), address, id, activity, memory_bytes: Arc::clone(&peer.memory_bytes) }
+        Place { peers: self.clone(), address, id, activity, memory: Arc::clone(&peer.memory) }
     }
 
     /// Closes connections of `address` that are idle, as long as others of it wait for a place.
@@ -193,7 +194,7 @@ pub(super) struct Place {
     address: IpAddr,
     id: u64,
     activity: Arc<Activity>,
-    memory_bytes: Arc<AtomicUsize>,
+    memory: Arc<AddressMemory>,
 }
 
 impl Place {
@@ -203,8 +204,8 @@ impl Place {
     }
 
     /// What all connections of the address have taken of the memory of connections.
-    pub(super) fn memory_bytes(&self) -> &Arc<AtomicUsize> {
-        &self.memory_bytes
+    pub(super) fn memory(&self) -> &Arc<AddressMemory> {
+        &self.memory
     }
 }
 

@@ -10,6 +10,9 @@ use tokio::sync::Notify;
 
 use crate::metrics::{ConnectionPool, PoolBytes};
 
+/// One part in so many is a large part of all.
+const MUCH: usize = 8;
+
 /// Bytes that many holders share.
 #[derive(Debug)]
 pub(super) struct SharedPool {
@@ -60,6 +63,11 @@ impl SharedPool {
     /// Ready when it is this holder's turn to be asked.
     pub(super) async fn asked(&self) {
         self.asked.notified().await;
+    }
+
+    /// Whether so many bytes are a large part of all.
+    pub(super) fn is_much(&self, bytes: usize) -> bool {
+        bytes >= self.capacity_bytes / MUCH
     }
 
     /// Returns bytes that were taken.

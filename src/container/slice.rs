@@ -38,6 +38,9 @@ const SLAB_BYTES: u64 = 1 << 20;
 /// Turns a piece of a streamed slice, converted already, into what is sent: as many bytes.
 pub type Finish = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
 
+/// Pause before a block for which there was no memory is loaded again.
+const AGAIN: Duration = Duration::from_millis(100);
+
 impl Container {
     /// Reads a slice that is not streamed, with `extra_bytes` of memory for what will be made of it beyond the
     /// converted elements, which have theirs.
@@ -312,14 +315,20 @@ impl Container {
         patience: Duration,
         stats: &mut ReadStats,
     ) -> Result<(), ReadError> {
-        let (mut positions, since) = (VecDeque::from(positions), Instant::now());
+        let mut positions: VecDeque<_> = positions.into_iter().map(|position| (position, false)).collect();
+        let since = Instant::now();
         let mut loads = FuturesUnordered::new();
         loop {
             while loads.len() < LOADS
-                && let Some(position) = positions.pop_front()
+                && let Some((position, is_again)) = positions.pop_front()
             {
-                let load = work.blocks.load(work.place(&position), work.since);
-                loads.push(load.map(|loaded| (position, loaded)));
+                loads.push(async move {
+                    if is_again {
+                        tokio::time::sleep(AGAIN).await;
+                    }
+                    let loaded = work.blocks.load(work.place(&position), work.since).await;
+                    (position, loaded)
+                });
             }
             let next = loads.next().map(Ok::<_, ReadError>);
             let Some(first) = self.held(&work.dataset, next).await? else { return Ok(()) };
@@ -330,7 +339,7 @@ impl Container {
             let mut loaded = Vec::with_capacity(ready.len());
             for (position, result) in ready {
                 if matches!(result, Err(ReadError::Budget(BudgetError::Waited { .. }))) && since.elapsed() < patience {
-                    positions.push_back(position);
+                    positions.push_back((position, true));
                     continue;
                 }
                 let (block, times) = result?;
@@ -476,7 +485,8 @@ mod tests {
 
     /// Blocks of 64 KiB of zeros, 16 of them, of which nothing is cached.
     fn begun() -> Container {
-        let settings = Settings { decoded_cache: 0, stored_cache: 0, ..settings(1 << 30, 1 << 20) };
+        let budget_wait = Duration::from_millis(500);
+        let settings = Settings { decoded_cache: 0, stored_cache: 0, budget_wait, ..settings(1 << 30, 1 << 20) };
         let attributes =
             r#"{"dimensions":[256,4096],"blockSize":[256,256],"dataType":"uint8","compression":{"type":"gzip"}}"#;
         let mut objects = vec![(Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()))];
@@ -509,7 +519,7 @@ mod tests {
             let all = || budget.take(budget.capacity_bytes());
             let release = |held: Permit| {
                 tokio::spawn(async move {
-                    tokio::time::sleep(Duration::from_millis(400)).await;
+                    tokio::time::sleep(Duration::from_millis(1500)).await;
                     drop(held);
                 })
             };

@@ -1,5 +1,6 @@
 //! Answers about the server itself.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::header::CACHE_CONTROL;
@@ -9,6 +10,8 @@ use serde_json::json;
 
 use super::target::Operation;
 use super::{Answer, Ask, readiness, respond};
+use crate::container::ReadError;
+use crate::cpu::Length;
 use crate::metrics;
 use crate::{n5, output};
 
@@ -30,10 +33,11 @@ pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
                 loads.iter().map(|load| load.queued).sum(),
                 loads.iter().filter(|load| load.is_stalled).count(),
             );
-            (
-                "text/plain; version=0.0.4; charset=utf-8",
-                ask.app.shared.exposition.text(Instant::now(), &ask.app.shared.render_metrics),
-            )
+            // Clients take turns: it takes several milliseconds.
+            let shared = Arc::clone(&ask.app.shared);
+            let text = move || shared.exposition.text(Instant::now(), &shared.render_metrics);
+            let text = ask.app.resources.cpu().run(Length::Short, 0, text).await.map_err(ReadError::from)?;
+            ("text/plain; version=0.0.4; charset=utf-8", text)
         }
         Operation::Version => {
             let compressions: Vec<_> = n5::CODECS.iter().map(|(name, _)| *name).collect();

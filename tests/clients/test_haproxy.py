@@ -70,10 +70,14 @@ def test_upgrades_and_tunnels_break_no_answer_of_other_clients(proxy, sent, stat
     def ask():
         connection = http.client.HTTPConnection("127.0.0.1", proxy, timeout=20)
         while not is_over.is_set():
-            connection.request("GET", "/v/0/0/0")
-            answer = connection.getresponse()
-            answer.read()
-            statuses.append(answer.status)
+            try:
+                connection.request("GET", "/v/0/0/0")
+                answer = connection.getresponse()
+                answer.read()
+                statuses.append(answer.status)
+            except (OSError, http.client.HTTPException) as error:
+                statuses.append(repr(error))
+                return
 
     asking = [threading.Thread(target=ask) for _ in range(4)]
     for thread in asking:

@@ -31,9 +31,10 @@ impl MemoryWait {
             tracing::warn!(
                 ?peer,
                 unsaid,
-                "connection not read further: its address, or all, have as many streams as there is memory for"
+                "connection paused: the memory for streams is used up, by its address or by all; see n5_connection_pool_bytes"
             );
         }
+        charge.set_waiting(true);
         charge.ask_idle();
         let ([pause, _], charge) = (MEMORY_PAUSES, charge.clone());
         let waiting = Waiting::begin(Queue::ConnectionMemory);
@@ -48,6 +49,12 @@ impl MemoryWait {
         self.sleep.as_mut().reset(Instant::now() + self.pause);
         self.charge.ask_idle();
         Poll::Ready(())
+    }
+}
+
+impl Drop for MemoryWait {
+    fn drop(&mut self) {
+        self.charge.set_waiting(false);
     }
 }
 
