@@ -193,7 +193,8 @@ impl Asking<'_> {
         let Some(token) = token else { return Ok(None) };
         #[expect(clippy::disallowed_methods, reason = "tokens expire by the clock")]
         let now = std::time::SystemTime::now();
-        match control.caller(token, now).await {
+        let client = self.app.clients.of(&self.parts.headers, self.peer, None);
+        match client.works(control.caller(token, now)).await {
             Ok(caller) => Ok(Some(caller)),
             Err(Rejection::NoKeys) => {
                 self.report(Rejection::NoKeys.name(), None);

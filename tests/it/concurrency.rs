@@ -652,6 +652,7 @@ async fn documents_of_one_client_that_wait_to_be_parsed_leave_memory_to_others()
 
 #[tokio::test]
 async fn clients_take_turns_to_have_many_blocks_compared() {
+    const SLICE: &str = "/slice/v?size=512,512&step=4,4";
     let n5 = N5::new();
     n5.file(
         "v/attributes.json",
@@ -661,7 +662,6 @@ async fn clients_take_turns_to_have_many_blocks_compared() {
     let recorder = loads::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let client = Client::new(local(n5.root()), Settings { cores: 1, ..settings() }, options());
-    const SLICE: &str = "/slice/v?size=512,512&step=4,4";
     let etag = client.get(SLICE).await.header("etag").unwrap().to_owned();
     // The only core is taken.
     let cpu = client.container.resources().cpu().clone();
