@@ -236,29 +236,28 @@ fn asks_and_adds(stream: u32, more: &[u8]) -> Vec<u8> {
     h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, stream, &list)
 }
 
-/// Sends all of `sent` one after the other and takes what is answered; how many answers there were until the end.
-async fn answers_one_by_one(client: TcpStream, sent: Vec<Vec<u8>>) -> (usize, TcpStream) {
-    let (wanted, mut client) = (sent.len(), client);
+/// Sends all of `sent` one after the other and takes what is answered; how many answers there were until the end, or until one
+/// took longer than `patience`.
+async fn answers_one_by_one(mut client: TcpStream, sent: Vec<Vec<u8>>, patience: Duration) -> (usize, TcpStream) {
     let (mut answered, mut received) = (0, Vec::new());
     for part in sent {
         if client.write_all(&part).await.is_err() {
             break;
         }
         while answers(&received) <= answered {
-            let read = tokio::time::timeout(PATIENCE, client.read_buf(&mut received)).await.expect("no answer");
-            if read.unwrap_or(0) == 0 {
+            let read = tokio::time::timeout(patience, client.read_buf(&mut received)).await;
+            if !read.is_ok_and(|read| read.is_ok_and(|bytes| bytes > 0)) {
                 return (answered, client);
             }
         }
         answered += 1;
     }
-    assert!(answered <= wanted);
     (answered, client)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_of_header_fields_that_hold_large_buffers_are_bounded_and_ordinary_ones_are_served() {
-    let mut server = Program::start(&["server.max_connections=1000"]);
+    let mut server = Program::start(&["server.max_connections=1000", "server.header_timeout=5s"]);
     let before = server.before().await;
     // The library keeps the buffer of 8 KiB that each path came in as long as the path is in its table.
     let long = [&[0x10, 1, b'x', 0x7f, 0x80, 0x40][..], &[b'a'; 8192 + 127]].concat();
@@ -270,17 +269,18 @@ async fn tables_of_header_fields_that_hold_large_buffers_are_bounded_and_ordinar
     let mut asking = Vec::new();
     for number in 0..80 {
         let client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 1 << 16).await;
-        asking.push(answers_one_by_one(client, asked(h2::begin(&[]), &long)));
+        asking.push(answers_one_by_one(client, asked(h2::begin(&[]), &long), Duration::from_secs(5)));
     }
     let held = futures_util::future::join_all(asking).await;
     let peak = server.mib("VmHWM") - resident;
     let most = SHARED_MIB + ((80 * 36) >> 10) + 12;
     let ended = held.iter().filter(|(answered, _)| *answered < 110).count();
-    assert!(peak <= most, "{peak} of {most} MiB for 80 tables; {ended} connections were ended");
+    assert!(peak <= most, "{peak} of {most} MiB for 80 tables; {ended} connections were ended or wait");
     // As clients do that add all they send.
     let client = server.connect_from("127.0.0.9", 4096).await;
-    let (answered, client) = answers_one_by_one(client, asked(h2::begin(&[]), b"")).await;
+    let (answered, client) = answers_one_by_one(client, asked(h2::begin(&[]), b""), PATIENCE).await;
     assert_eq!(answered, 110);
+    // Those that wait cannot see that their clients are gone: the end lies behind bytes that the kernel has no room for.
     drop((held, client));
     server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
     server.is_well(&before).await;
