@@ -10,7 +10,6 @@ use super::Rejection;
 use super::caller::Caller;
 use super::keys::{Keys, Where};
 use super::signatures;
-use crate::fair::{Client, Cost, Most, Shares};
 
 /// Longer names are none; they are written to logs.
 const NAME_BYTES: usize = 256;
@@ -35,17 +34,12 @@ pub struct Expected {
     pub leeway_seconds: u64,
 }
 
-/// Signatures that are checked at once: others wait their turn, and requests without JWTs do not wait for them.
-const CHECKS: usize = 2;
-
 /// JWTs of one issuer.
 #[derive(Debug)]
 pub(super) struct Jwt {
     keys: Arc<Keys>,
     expected: Expected,
     algorithms: Vec<Algorithm>,
-    /// Clients take turns to have signatures checked, which takes up to a millisecond each.
-    checks: Shares,
 }
 
 /// Whether a token has the form of a JWT: three parts, and a header that is a JSON object.
@@ -79,12 +73,7 @@ impl Jwt {
             })
         };
         let algorithms = expected.algorithms.iter().map(algorithm).collect::<Result<_, _>>()?;
-        Ok(Self {
-            keys: Keys::open(keys, known.map(|known| &known.keys))?,
-            expected,
-            algorithms,
-            checks: Shares::new(CHECKS, Most::ANY, Cost::Time),
-        })
+        Ok(Self { keys: Keys::open(keys, known.map(|known| &known.keys))?, expected, algorithms })
     }
 
     /// Whose JWT this is.
@@ -106,7 +95,6 @@ impl Jwt {
         validation.set_issuer(&[&self.expected.issuer]);
         validation.set_audience(&self.expected.audience);
         validation.set_required_spec_claims(&["exp", "iss", "aud"]);
-        let _turn = self.checks.take((Client::current(), 0), 1).await;
         let claims = decode::<Map<String, Value>>(token, key, &validation).map_err(|error| rejection(error.kind()))?;
         self.named(&claims.claims).ok_or(Rejection::Malformed)
     }

@@ -6,7 +6,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use axum::http::request::Parts;
@@ -63,6 +63,31 @@ const ASKED: usize = 4;
 /// less.
 const LEAST_IDLE: Duration = Duration::from_millis(500);
 
+/// Why a connection is ended before its client wants it to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// A header list of more fields than the library counts in good time.
+    Fields,
+    /// A frame that only servers send.
+    Forbidden,
+    /// There is no memory for the table of header fields.
+    Table,
+    /// It has waited for memory for long, and held some without a stream that could end.
+    Blocked,
+}
+
+impl Refusal {
+    /// What the log says of it.
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Fields => "the client sends too many header fields in one request",
+            Self::Forbidden => "the client sends a frame that only servers may send",
+            Self::Table => "there is no memory for the client's table of header fields",
+            Self::Blocked => "no memory for the next request came free, and the connection holds some that others need",
+        }
+    }
+}
+
 /// What all connections of one address have taken from the pool.
 #[derive(Debug, Default)]
 pub(super) struct AddressMemory {
@@ -99,7 +124,8 @@ struct Inner {
     /// When the last stream ended.
     idle_since: Mutex<Instant>,
     refusing: Notify,
-    is_refusing: AtomicBool,
+    /// Why the connection is to be ended.
+    refusal: OnceLock<Refusal>,
     turn_frames: AtomicUsize,
 }
 
@@ -122,7 +148,7 @@ impl Charge {
             is_waiting: AtomicBool::new(false),
             idle_since: Mutex::new(Instant::now()),
             refusing: Notify::new(),
-            is_refusing: AtomicBool::new(false),
+            refusal: OnceLock::new(),
             turn_frames: AtomicUsize::new(0),
         }))
     }
@@ -162,20 +188,30 @@ impl Charge {
         self.0.turn_frames.load(Ordering::Relaxed) >= TURN_FRAMES
     }
 
-    /// Admits no further frame: the connection is to be ended.
-    pub(super) fn refuse_more(&self) {
-        self.0.is_refusing.store(true, Ordering::Relaxed);
+    /// Admits no further frame: the connection is to be ended. The first reason counts.
+    pub(super) fn refuse_more(&self, reason: Refusal) {
+        self.0.refusal.get_or_init(|| reason);
         self.0.refusing.notify_one();
     }
 
     /// Whether [`Self::refuse_more`] was called.
     pub(super) fn is_refusing(&self) -> bool {
-        self.0.is_refusing.load(Ordering::Relaxed)
+        self.0.refusal.get().is_some()
     }
 
-    /// Ready after [`Self::refuse_more`].
-    pub(super) async fn refusing(&self) {
-        self.0.refusing.notified().await;
+    /// Ready after [`Self::refuse_more`]; returns its reason.
+    pub(super) async fn refusing(&self) -> Refusal {
+        loop {
+            self.0.refusing.notified().await;
+            if let Some(reason) = self.0.refusal.get() {
+                return *reason;
+            }
+        }
+    }
+
+    /// Whether it holds memory and has no stream that could end and give some back.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.0.open_streams.load(Ordering::Relaxed) == 0 && self.0.taken_bytes.load(Ordering::Relaxed) > 0
     }
 
     /// Notes whether the connection waits for memory.
@@ -228,7 +264,7 @@ impl Charge {
     /// frame is admitted.
     pub(super) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
         if frame.is_forbidden {
-            self.refuse_more();
+            self.refuse_more(Refusal::Forbidden);
         }
         if self.is_refusing() {
             return ControlFlow::Break(());
@@ -260,7 +296,7 @@ impl Charge {
             self.0.undelivered_bytes.fetch_sub(moved, Ordering::Relaxed);
             self.0.table_bytes.store(bytes, Ordering::Relaxed);
         } else {
-            self.refuse_more();
+            self.refuse_more(Refusal::Table);
         }
     }
 
@@ -443,6 +479,22 @@ mod tests {
         assert_eq!((taken(&charge), charge.is_refusing()), (before, false));
         charge.hold_table(1 << 17);
         assert_eq!((taken(&charge), charge.is_refusing()), (before, true));
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_holds_memory_without_a_stream_is_blocked() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
+        let charge = Charge::new(&pool, None);
+        assert!(!charge.is_blocked());
+        charge.hold_table(100);
+        assert!(charge.is_blocked());
+        let stream = charge.open_stream(&request("/a")).unwrap();
+        assert!(!charge.is_blocked());
+        drop(stream);
+        assert!(charge.is_blocked());
+        charge.refuse_more(Refusal::Blocked);
+        charge.refuse_more(Refusal::Table);
+        assert_eq!(charge.refusing().await, Refusal::Blocked);
     }
 
     #[tokio::test]

@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 use tokio_util::io::poll_read_buf;
 
-use super::charge::{Charge, HEAD_COPIES, MOST_COOKIES, MOST_FIELDS};
+use super::charge::{Charge, HEAD_COPIES, MOST_COOKIES, MOST_FIELDS, Refusal};
 use super::connections::HEADER_BYTES;
 use super::frames::FrameScanner;
 use super::library::Bounds;
@@ -250,7 +250,7 @@ impl<S: Socket> Lane<S> {
         bounds.charge.hold_table(frames.table_bytes());
         if frames.most_fields() > MOST_FIELDS + MOST_COOKIES {
             // The library would take a thousand times longer to count them.
-            bounds.charge.refuse_more();
+            bounds.charge.refuse_more(Refusal::Fields);
             *handing = 0;
         }
         if !is_refused || *handing > 0 || bounds.charge.is_refusing() {

@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tower::ServiceExt;
 
-use super::charge::{Charge, MOST_COOKIES, MOST_FIELDS};
+use super::charge::{Charge, MOST_COOKIES, MOST_FIELDS, Refusal};
 use super::connections::{HEADER_BYTES, is_set};
 use super::lane::Lane;
 use super::peers::Activity;
@@ -81,7 +81,7 @@ pub(super) async fn answer<S: Socket + 'static>(
         });
         if begun.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
             // A field may cost a client one byte, and many take as much time as many requests.
-            paid.refuse_more();
+            paid.refuse_more(Refusal::Fields);
         }
         async move {
             let (response, stream) = match begun {
@@ -98,7 +98,7 @@ pub(super) async fn answer<S: Socket + 'static>(
             // First: a library that is asked to end before it has seen a request would never see it.
             biased;
             ended = in_turns(connection.as_mut(), &charge) => return ended,
-            () = charge.refusing(), if is_http2 => break io::Error::other("the client sends too many header fields, or what no client may send"),
+            reason = charge.refusing(), if is_http2 => break io::Error::other(reason.text()),
             () = is_set(&mut closing), if !is_closing => {
                 is_closing = true;
                 told.close();

@@ -1,6 +1,6 @@
 //! What groups are, from their attributes: parsed once per version of the file.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,6 +30,9 @@ const MOST_PARSED_FACTOR: u64 = 256;
 
 /// A group takes about this much besides its key and the interpreted members of its document.
 const GROUP_BYTES: u64 = 1536;
+
+/// Names of axes that take more are not kept.
+const AXES_BYTES: usize = 4 << 10;
 
 /// Work on longer documents is done on the CPU lane.
 const SHORT_BYTES: usize = 32 << 10;
@@ -80,17 +83,19 @@ pub struct Group {
     pub state: GroupState,
     /// The document of a dataset, which the dataset itself does not hold: those who wait with it would hold too much.
     described: Option<Document>,
+    /// Names of a dataset's axes, once they were asked for.
+    axes: OnceLock<Arc<[String]>>,
     /// Length of `attributes.json` in bytes.
     len: u64,
 }
 
 impl Group {
     fn without_attributes() -> Arc<Self> {
-        Arc::new(Self { state: GroupState::NoAttributes, described: None, len: 0 })
+        Arc::new(Self { state: GroupState::NoAttributes, described: None, axes: OnceLock::new(), len: 0 })
     }
 
     fn parse(bytes: &[u8], id: u64, key: Key, (etag, version): (Arc<str>, u64)) -> Self {
-        let of = |state| Self { state, described: None, len: bytes.len() as u64 };
+        let of = |state| Self { state, described: None, axes: OnceLock::new(), len: bytes.len() as u64 };
         let document = match Document::parse(bytes) {
             Ok(document) => document,
             Err(error) => return of(GroupState::Broken(error)),
@@ -158,7 +163,9 @@ impl Datasets {
         let settings = CacheSettings { capacity_bytes: CACHE_BYTES, weigh_frequency: true };
         let cache =
             cache_of(metrics::Cache::Attributes, settings, |(_, key, _): &(u32, Key, u64), group: &Arc<Group>| {
-                let bytes = GROUP_BYTES + 2 * key.as_str().len() as u64 + group.tree_bytes();
+                let tree_bytes = group.tree_bytes();
+                let bytes =
+                    GROUP_BYTES + 2 * key.as_str().len() as u64 + tree_bytes + tree_bytes.min(AXES_BYTES as u64);
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             });
         Self { cache, parsing: Budget::new(metrics::Budget::Attributes, PARSING_BYTES, wait) }
@@ -300,22 +307,38 @@ impl Container {
     /// # Errors
     /// [`ReadError::NotFound`] or [`ReadError::NotADataset`], which says why; as [`Self::group`].
     pub async fn dataset(&self, access: Access, key: &Key) -> Result<Arc<Dataset>, ReadError> {
-        Ok(self.dataset_with_document(access, key).await?.0)
+        let (_group, dataset) = self.group_of_dataset(access, key).await?;
+        Ok(dataset)
     }
 
-    /// As [`Self::dataset`], with its document, which is not to be held while anything is waited for.
+    /// As [`Self::dataset`], with the names of its axes, which `read` finds in its document; none where they take more than
+    /// some kilobytes. They are kept: a document may be long.
     ///
     /// # Errors
     /// As [`Self::dataset`].
-    pub async fn dataset_with_document(
+    pub async fn dataset_and_axes(
         &self,
         access: Access,
         key: &Key,
-    ) -> Result<(Arc<Dataset>, Document), ReadError> {
+        read: impl FnOnce(Document) -> Vec<String>,
+    ) -> Result<(Arc<Dataset>, Arc<[String]>), ReadError> {
+        let (group, dataset) = self.group_of_dataset(access, key).await?;
+        let axes = group.axes.get_or_init(|| {
+            let names = group.described.clone().map_or_else(Vec::new, read);
+            let bytes: usize = names.iter().map(|name| size_of::<String>() + name.len()).sum();
+            if bytes <= AXES_BYTES { names.into() } else { Arc::default() }
+        });
+        Ok((dataset, Arc::clone(axes)))
+    }
+
+    async fn group_of_dataset(&self, access: Access, key: &Key) -> Result<(Arc<Group>, Arc<Dataset>), ReadError> {
         let not = |reason: String| Err(ReadError::NotADataset { key: key.clone(), reason });
         let group = self.group(access, key).await?;
         match &group.state {
-            GroupState::Dataset(dataset) => Ok((Arc::clone(dataset), group.described.clone().unwrap_or_default())),
+            GroupState::Dataset(dataset) => {
+                let dataset = Arc::clone(dataset);
+                Ok((group, dataset))
+            }
             GroupState::Broken(error) => not(error.to_string()),
             GroupState::Unusable(_, reason) => not(reason.clone()),
             GroupState::Attributes(_) => {

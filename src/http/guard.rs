@@ -17,7 +17,7 @@ use super::credentials::Presented;
 use super::observe::shown;
 use super::problem::{self, Problem};
 use super::target::{self, Operation, Target, View};
-use super::{App, Mount, forwarded};
+use super::{App, Mount, forwarded, turns};
 use crate::access::{Caller, Control, Decision, Rejection};
 use crate::container::{ATTRIBUTES, Sight};
 use crate::metrics;
@@ -194,7 +194,7 @@ impl Asking<'_> {
         #[expect(clippy::disallowed_methods, reason = "tokens expire by the clock")]
         let now = std::time::SystemTime::now();
         let client = self.app.clients.of(&self.parts.headers, self.peer, None);
-        match client.works(control.caller(token, now)).await {
+        match turns::in_turns(client, client.works(control.caller(token, now))).await {
             Ok(caller) => Ok(Some(caller)),
             Err(Rejection::NoKeys) => {
                 self.report(Rejection::NoKeys.name(), None);

@@ -36,6 +36,7 @@ mod stats;
 mod stored;
 pub mod target;
 mod templates;
+mod turns;
 mod view;
 mod viewer;
 mod viewer_files;
@@ -272,7 +273,8 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
         if let Some(control) = &app.options.control {
             let (parts, target, presented) = (&parts, &target, &presented);
             let asking = guard::Asking { app: &app, parts, target, presented, peer, id };
-            viewpoint = asking.admit(control).await?;
+            // In memory of its own: most servers are open, and what is part of this future is moved at every request.
+            viewpoint = Box::pin(asking.admit(control)).await?;
             if let Some(redirect) = guard::slash(presented).filter(|_| presented.is_bare) {
                 return Ok(redirect);
             }
@@ -292,13 +294,13 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
             let is_document = response.extensions().get::<Compressible>().is_some();
             if is_document { compress::document(&ask, response).await } else { Ok(response) }
         });
-        let response = client.works(async {
+        let work = async {
             match crowd {
                 Some((place, container)) => app.crowds.within(place, container, work).await,
                 None => work.await,
             }
-        });
-        let response = response.await?;
+        };
+        let response = turns::in_turns(client, client.works(work)).await?;
         Ok(match place {
             Some(place) => place.answer(response),
             None => response,

@@ -51,13 +51,13 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     let negotiated = |problem: Problem| if query.format.is_none() { problem.varying("accept") } else { problem };
     let format = chosen.map_err(negotiated)?;
     let (mount, key) = ask.locate(&ask.target.segments)?.ok_or_else(Problem::missing)?;
-    let (dataset, document) = mount
+    let (dataset, axes) = mount
         .container
-        .dataset_with_document(ask.access, &key)
+        .dataset_and_axes(ask.access, &key, axes_of)
         .await
         .map_err(|error| Problem::from(error).cached(mount.cache_missing.clone()))?;
     let plan = plan(ask, mount, dataset, &query, format).await?;
-    let mut headers = headers(&plan, mount, document);
+    let mut headers = headers(&plan, mount, &axes);
     if query.format.is_none() {
         vary(&mut headers, "accept");
     }
@@ -120,8 +120,14 @@ async fn plan(
     Ok(Plan { dataset, selection, data_type, format, options, slice, extra_bytes, start_bytes, encoding })
 }
 
+/// The names of a dataset's axes; none where its attributes do not say.
+fn axes_of(document: Document) -> Vec<String> {
+    let described = DescribedDataset::parse(document).ok();
+    described.and_then(|described| metadata::Physical::of(&described, &mut Vec::new()).axes).unwrap_or_default()
+}
+
 /// Headers that are known before a block is read.
-fn headers(plan: &Plan, mount: &Mount, document: Document) -> HeaderMap {
+fn headers(plan: &Plan, mount: &Mount, axes: &[String]) -> HeaderMap {
     let order = plan.options.order;
     let mut headers = HeaderMap::new();
     let mut put = |name: &'static str, value: String| {
@@ -135,8 +141,7 @@ fn headers(plan: &Plan, mount: &Mount, document: Document) -> HeaderMap {
     put("n5-byte-order", plan.options.endian.name().to_owned());
     put("n5-start", list(&plan.options.start));
     put("n5-step", list(&plan.options.step));
-    let described = DescribedDataset::parse(document).ok();
-    if let Some(axes) = described.and_then(|described| metadata::Physical::of(&described, &mut Vec::new()).axes) {
+    if !axes.is_empty() {
         let kept = plan.selection.kept_axes.iter().filter_map(|axis| axes.get(*axis));
         let mut names: Vec<String> = kept.map(|name| super::target::encode(name).to_string()).collect();
         if order == output::Order::C {

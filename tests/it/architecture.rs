@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Module, and the modules of this crate that it may name.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("watched", &[]),
-    ("access", &["fair", "metrics", "watched"]),
+    ("access", &["metrics", "watched"]),
     ("n5", &[]),
     ("metadata", &["n5"]),
     ("seldom", &[]),

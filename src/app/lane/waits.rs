@@ -9,15 +9,19 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use super::Charge;
+use super::{Charge, Refusal};
 use crate::metrics::{Queue, Waiting};
 use crate::seldom::Seldom;
 
 /// Shortest and longest pause before a connection that is not read further, for want of memory, looks again.
 const MEMORY_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
+/// Longest wait of a connection that holds memory and has no stream. A client that is there repeats its request on another.
+const LONGEST_BLOCKED: Duration = Duration::from_secs(3);
+
 /// A connection that is not read further until there is memory for what comes next.
 pub(super) struct MemoryWait {
+    since: Instant,
     pause: Duration,
     sleep: Pin<Box<Sleep>>,
     charge: Charge,
@@ -38,7 +42,7 @@ impl MemoryWait {
         charge.ask_idle();
         let ([pause, _], charge) = (MEMORY_PAUSES, charge.clone());
         let waiting = Waiting::begin(Queue::ConnectionMemory);
-        Self { pause, sleep: Box::pin(tokio::time::sleep(pause)), charge, _waiting: waiting }
+        Self { since: Instant::now(), pause, sleep: Box::pin(tokio::time::sleep(pause)), charge, _waiting: waiting }
     }
 
     /// Ready when it is time to look again, each time later.
@@ -48,6 +52,10 @@ impl MemoryWait {
         self.pause = (self.pause * 2).min(longest);
         self.sleep.as_mut().reset(Instant::now() + self.pause);
         self.charge.ask_idle();
+        if self.since.elapsed() >= LONGEST_BLOCKED && self.charge.is_blocked() {
+            // Its client may be gone: the end is not seen behind more bytes than the kernel has room for.
+            self.charge.refuse_more(Refusal::Blocked);
+        }
         Poll::Ready(())
     }
 }
