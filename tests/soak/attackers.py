@@ -227,6 +227,11 @@ def churn(_):
     return b"GET /slice/v?size=64,64 HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+def cached_slices(_):
+    # Sixteen blocks each, no work for another thread: what is ready at once must not stand before others.
+    return b"GET /slice/v?size=256,256&step=2,2 HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
 def full_accept_queue(n):
     # Those that get a place keep it; those behind them have sent what the kernel takes.
     return b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (1000 if n < 10_240 else 65_536)
@@ -509,6 +514,7 @@ ATTACKS = [
     Attack(slow_readers_of_slices, 300, takes=LARGE_BYTES),
     Attack(pipelines, 5000),
     Attack(churn, 1000, closes=True),
+    Attack(cached_slices, 10_000, reads=AGAIN),
     Attack(full_accept_queue, 13_300, hosts=MANY),
     Attack(documents, 100, reads=AGAIN),
     Attack(views_of_documents, 800, reads=AGAIN),
