@@ -138,10 +138,12 @@ impl Shares {
         self.state().lines.iter().find(|line| line.party == party).map_or(0, |line| line.spent)
     }
 
-    /// Counts units that are lent out already, to the server or to anybody, as the client's own; `None` where it has too much.
+    /// Counts units that are lent out already, to the server or to anybody, as the client's own; `None` where it has too much, or
+    /// waits already: a large share would never be counted while small ones are.
     pub fn try_count(&self, party: Party, units: usize) -> Option<Share> {
         let mut state = self.state();
-        if state.is_too_much(party, units) {
+        let waits = state.lines.iter().any(|line| line.party == party && !line.waiting.is_empty());
+        if waits || state.is_too_much(party, units) {
             return None;
         }
         state.give(party, units, 0);
@@ -494,6 +496,20 @@ mod tests {
         drop(sent);
         drop((&mut waits).now_or_never().unwrap());
         drop((cached, other, more, waits));
+        assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn a_large_share_that_waits_to_be_counted_is_not_overtaken_by_small_ones_of_its_client() {
+        let shares = Shares::new(16, Most { alone: 8, among_others: 8 }, Cost::Units);
+        let mut held: Vec<Share> = (0..6).map(|_| shares.try_count(party(1), 1).unwrap()).collect();
+        let mut large = shares.count(party(1), 6).boxed();
+        assert!((&mut large).now_or_never().is_none());
+        assert!(shares.try_count(party(1), 1).is_none(), "the large one was there first");
+        assert!(shares.try_count(party(2), 1).is_some());
+        held.truncate(2);
+        assert_eq!((&mut large).now_or_never().unwrap().units(), 6);
+        drop((held, large));
         assert!(is_as_new(&shares));
     }
 
