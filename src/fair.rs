@@ -70,7 +70,8 @@ struct State {
     most: Most,
     /// What the line had spent that was last given a share. Those that come begin there: nobody saves up.
     clock: u64,
-    /// Those in which somebody waits and, where that counts, those that have something.
+    /// Those in which somebody waits; those that have something, where that counts; and, while others wait, those that have spent
+    /// more than is past.
     lines: Vec<Line>,
 }
 
@@ -321,8 +322,12 @@ impl State {
         };
     }
 
+    /// Forgets lines. While any client waits, one that has spent more than those that come begin with is not forgotten: a client
+    /// that asks again and again for one share would always begin anew, and go before one that asks for many at once.
     fn tidy(&mut self) {
-        self.lines.retain(|line| line.held > 0 || !line.waiting.is_empty());
+        let is_wanted = self.lines.iter().any(|line| !line.waiting.is_empty());
+        let clock = self.clock;
+        self.lines.retain(|line| line.held > 0 || !line.waiting.is_empty() || is_wanted && line.spent > clock);
     }
 }
 
@@ -402,6 +407,35 @@ mod tests {
         let shares = Shares::new(1, most(1), Cost::Units);
         assert_eq!(order(&shares, &clients, |_| 7), [1, 1, 2, 3, 1, 2, 1, 1]);
         assert!(!shares.is_wanted() && is_as_new(&shares));
+    }
+
+    #[test]
+    fn a_client_that_asks_for_many_shares_has_its_part_beside_many_that_ask_for_one_after_the_other() {
+        for (units, others, cost) in [(2, 4, Cost::Time), (4, 16, Cost::Time), (32, 64, Cost::Units)] {
+            let shares = Shares::new(units, Most::ANY, cost);
+            let mut held: Vec<(u64, Share)> = (0..units).map(|_| (1, shares.try_take(party(1), 1).unwrap())).collect();
+            let one = |client| (client, shares.take(party(client), 1).boxed());
+            let mut waiting: Vec<_> = std::iter::repeat_n(1, 50).chain(2..others + 2).map(one).collect();
+            let mut counts = [0; 2];
+            for _ in 0..100 * (others + 1) {
+                let (_, mut share) = held.remove(0);
+                share.end(|_| Duration::from_millis(5));
+                let mut at = 0;
+                while let Some((client, take)) = waiting.get_mut(at) {
+                    let client = *client;
+                    if let Some(share) = take.now_or_never() {
+                        counts[usize::from(client != 1)] += 1;
+                        held.push((client, share));
+                        waiting.remove(at);
+                        waiting.push(one(client));
+                        let _queued = (&mut waiting.last_mut().unwrap().1).now_or_never().is_none();
+                    } else {
+                        at += 1;
+                    }
+                }
+            }
+            assert!(counts[0] > 80, "{counts:?} with {others} others");
+        }
     }
 
     #[test]
