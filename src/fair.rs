@@ -426,7 +426,7 @@ mod tests {
                     if let Some(share) = take.now_or_never() {
                         counts[usize::from(client != 1)] += 1;
                         held.push((client, share));
-                        waiting.remove(at);
+                        drop(waiting.remove(at));
                         waiting.push(one(client));
                         let _queued = (&mut waiting.last_mut().unwrap().1).now_or_never().is_none();
                     } else {

@@ -72,11 +72,16 @@ pub(super) enum Refusal {
     Forbidden,
     /// There is no memory for the table of header fields.
     Table,
-    /// It has waited for memory for long, and held some without a stream that could end.
+    /// It has waited too long for memory while it held some and had no open stream.
     Blocked,
 }
 
 impl Refusal {
+    /// Whether the client may have done nothing wrong: it is told which requests it can repeat, and has what was sent.
+    pub(super) const fn is_for_memory(self) -> bool {
+        matches!(self, Self::Table | Self::Blocked)
+    }
+
     /// What the log says of it.
     pub(super) const fn text(self) -> &'static str {
         match self {
@@ -196,7 +201,12 @@ impl Charge {
 
     /// Whether [`Self::refuse_more`] was called.
     pub(super) fn is_refusing(&self) -> bool {
-        self.0.refusal.get().is_some()
+        self.refusal().is_some()
+    }
+
+    /// The reason of [`Self::refuse_more`], once it was called.
+    pub(super) fn refusal(&self) -> Option<Refusal> {
+        self.0.refusal.get().copied()
     }
 
     /// Ready after [`Self::refuse_more`]; returns its reason.
@@ -209,9 +219,15 @@ impl Charge {
         }
     }
 
-    /// Whether it holds memory and has no stream that could end and give some back.
-    pub(super) fn is_blocked(&self) -> bool {
-        self.0.open_streams.load(Ordering::Relaxed) == 0 && self.0.taken_bytes.load(Ordering::Relaxed) > 0
+    /// Since when it has had no stream that could end and give back memory; `None` where it has one, holds nothing, or its last
+    /// answer is still being sent.
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
+        let holds = |bytes: &AtomicUsize| bytes.load(Ordering::Relaxed) > 0;
+        let inner = &*self.0;
+        let is_blocked = inner.open_streams.load(Ordering::Relaxed) == 0
+            && holds(&inner.taken_bytes)
+            && !holds(&inner.unflushed_bytes);
+        is_blocked.then(|| *inner.idle_since.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Notes whether the connection waits for memory.
@@ -485,13 +501,15 @@ mod tests {
     async fn a_connection_that_holds_memory_without_a_stream_is_blocked() {
         let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
         let charge = Charge::new(&pool, None);
-        assert!(!charge.is_blocked());
+        assert_eq!(charge.blocked_since(), None);
         charge.hold_table(100);
-        assert!(charge.is_blocked());
+        let begun = charge.blocked_since().unwrap();
         let stream = charge.open_stream(&request("/a")).unwrap();
-        assert!(!charge.is_blocked());
+        assert_eq!(charge.blocked_since(), None);
         drop(stream);
-        assert!(charge.is_blocked());
+        assert_eq!(charge.blocked_since(), None, "it is not sent yet");
+        charge.flushed();
+        assert!(charge.blocked_since().unwrap() > begun);
         charge.refuse_more(Refusal::Blocked);
         charge.refuse_more(Refusal::Table);
         assert_eq!(charge.refusing().await, Refusal::Blocked);

@@ -297,9 +297,10 @@ impl Terms {
                 Err(error.into())
             }
         };
+        let reason = told.end_reason();
         counted.close(match &ended {
             Err(error) if is_late(&**error) => Closed::SendTimeout,
-            _ => match told.end_reason() {
+            _ => match reason {
                 Some(EndReason::Idle) => Closed::Idle,
                 Some(EndReason::Evicted) => Closed::Evicted,
                 Some(EndReason::Memory) => Closed::Memory,
@@ -307,7 +308,9 @@ impl Terms {
                 None => Closed::Error,
             },
         });
-        rest.drained(ended.is_err(), send_timeout).await;
+        // One that is ended for the sake of others has its last answer.
+        let is_for_others = matches!(reason, Some(EndReason::Evicted | EndReason::Memory));
+        rest.drained(ended.is_err() && !is_for_others, send_timeout).await;
         drop(held);
         if let Err(error) = ended {
             tracing::debug!(error, "connection ended");

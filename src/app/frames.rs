@@ -47,6 +47,8 @@ pub(super) struct FrameScanner {
     last_stream: u32,
     /// Whether a header list has begun and not ended.
     in_header_list: bool,
+    /// Whether requests are left out.
+    ignores_requests: bool,
     /// Of the current frame, if it carries a part of a header list.
     fragment: Option<Fragment>,
     table: TableScanner,
@@ -72,6 +74,7 @@ impl FrameScanner {
             discard_left: 0,
             last_stream: 0,
             in_header_list: false,
+            ignores_requests: false,
             fragment: None,
             table: TableScanner::default(),
             most_fields: 0,
@@ -93,8 +96,19 @@ impl FrameScanner {
         self.in_header_list
     }
 
+    /// From now on leaves out requests, unless one has begun: they are those that the last GOAWAY tells the client to repeat
+    /// (RFC 9113, section 6.8). The library sees the other frames, of which it needs the answer to its PING for that.
+    pub(super) fn ignore_requests(&mut self) {
+        self.ignores_requests |= !self.in_header_list;
+    }
+
+    /// Whether requests are left out.
+    pub(super) fn ignores_requests(&self) -> bool {
+        self.ignores_requests
+    }
+
     /// Returns how many of `bytes`, which follow those passed or discarded before, the library need not see: parts of bodies,
-    /// which no request has here, and frames that it would ignore.
+    /// which no request has here, requests where they are left out, and frames that it would ignore.
     pub(super) fn discard(&mut self, bytes: &[u8]) -> usize {
         if self.payload_left == 0
             && self.discard_left == 0
@@ -102,7 +116,7 @@ impl FrameScanner {
             && let Some([a, b, c, kind, ..]) = bytes.first_chunk::<HEAD_BYTES>()
         {
             let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
-            if is_ignored(*kind, payload_bytes) {
+            if self.is_ignored(*kind, payload_bytes) {
                 self.discard_left = payload_bytes.saturating_add(HEAD_BYTES);
             }
         }
@@ -130,7 +144,7 @@ impl FrameScanner {
             let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
             // The highest bit is reserved.
             let stream = u32::from_be_bytes(*stream) & (u32::MAX >> 1);
-            if !self.in_header_list && is_ignored(*kind, payload_bytes) {
+            if !self.in_header_list && self.is_ignored(*kind, payload_bytes) {
                 return passed;
             }
             if matches!(*kind, HEADERS | PUSH_PROMISE | CONTINUATION) {
@@ -177,12 +191,17 @@ impl FrameScanner {
         self.table.scan(piece.get(..length).unwrap_or_default());
         self.most_fields = self.most_fields.max(self.table.list_fields());
     }
-}
 
-/// Whether a frame of this kind may be left out (RFC 9113, sections 4.1, 5.3 and 6.1): what DATA would take of the windows is never
-/// given back, so that a client sends at most what fits into the first. Of one that is too long the library says so.
-fn is_ignored(kind: u8, payload_bytes: usize) -> bool {
-    payload_bytes <= FRAME_BYTES && (kind == DATA || kind == PRIORITY || kind > CONTINUATION)
+    /// Whether a frame of this kind may be left out (RFC 9113, sections 4.1, 5.3 and 6.1): what DATA would take of the windows is never
+    /// given back, so that a client sends at most what fits into the first. Of one that is too long the library says so.
+    fn is_ignored(&self, kind: u8, payload_bytes: usize) -> bool {
+        payload_bytes <= FRAME_BYTES
+            && match kind {
+                DATA | PRIORITY => true,
+                HEADERS | PUSH_PROMISE | CONTINUATION => self.ignores_requests,
+                kind => kind > CONTINUATION,
+            }
+    }
 }
 
 #[cfg(test)]

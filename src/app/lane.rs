@@ -10,11 +10,10 @@
 mod waits;
 mod writing;
 
-use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::ops::ControlFlow;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BytesMut};
@@ -32,7 +31,7 @@ use super::signals::{EndReason, Signals, Unsent};
 use super::socket::Socket;
 use crate::http::quick::{self, Received};
 use crate::seldom::Seldom;
-use waits::{Idle, MemoryWait};
+use waits::{Idle, MemoryWait, give_way};
 
 /// Least room for what is received: a browser's head, or dozens of curl's. A connection keeps it.
 const READ_BYTES: usize = 2 << 10;
@@ -231,6 +230,9 @@ impl<S: Socket> Lane<S> {
     fn admit_frames(&mut self) -> bool {
         let Self { frames, received, bounds, handing, .. } = self;
         let mut is_refused = false;
+        if bounds.charge.refusal().is_some_and(Refusal::is_for_memory) {
+            frames.ignore_requests();
+        }
         loop {
             let discarded = frames.discard(received);
             if discarded == 0 {
@@ -255,7 +257,9 @@ impl<S: Socket> Lane<S> {
         }
         if !is_refused || *handing > 0 || bounds.charge.is_refusing() {
             self.memory = None;
-        } else if self.memory.is_none() {
+        } else if let Some(memory) = &self.memory {
+            memory.look_at_blocked();
+        } else {
             self.memory = Some(MemoryWait::begin(self.peer, &bounds.charge));
         }
         *handing > 0
@@ -344,7 +348,7 @@ impl<S: Socket> Lane<S> {
                         self.bounds.charge.set_drained(false);
                         continue;
                     }
-                    if self.bounds.charge.is_refusing() {
+                    if self.bounds.charge.is_refusing() && !self.frames.ignores_requests() {
                         return Poll::Pending;
                     }
                     if self.bounds.charge.is_turn_over() {
@@ -391,10 +395,4 @@ impl<S: Socket> AsyncRead for Lane<S> {
 /// Whether `received`, as far as it has come, is `whole` or begins with it.
 fn begins_as(whole: &[u8], received: &[u8]) -> bool {
     whole.iter().zip(received).all(|(one, other)| one == other)
-}
-
-/// Wakes the task again after all others that are ready, and those that become so until then.
-fn give_way(context: &mut Context<'_>) {
-    // Pending at first: from then on the runtime keeps it in mind.
-    let _ = pin!(tokio::task::yield_now()).poll(context);
 }

@@ -33,6 +33,7 @@ use super::serving::News;
 use super::signals::{EndReason, Signals};
 use super::socket::Socket;
 use crate::config::Config;
+use crate::seldom::Seldom;
 
 /// HTTP/2 streams of one connection; viewers ask for 100 blocks at once.
 pub(super) const STREAMS: u32 = 128;
@@ -97,8 +98,14 @@ pub(super) async fn answer<S: Socket + 'static>(
         tokio::select! {
             // First: a library that is asked to end before it has seen a request would never see it.
             biased;
-            ended = in_turns(connection.as_mut(), &charge) => return ended,
-            reason = charge.refusing(), if is_http2 => break io::Error::other(reason.text()),
+            ended = with_charges(connection.as_mut(), &charge) => return ended,
+            reason = charge.refusing(), if is_http2 => {
+                if reason.is_for_memory() {
+                    ended_for_memory(peer, reason);
+                    told.end_because(EndReason::Memory);
+                }
+                break io::Error::other(reason.text());
+            }
             () = is_set(&mut closing), if !is_closing => {
                 is_closing = true;
                 told.close();
@@ -134,15 +141,23 @@ pub(super) async fn answer<S: Socket + 'static>(
         }
     };
     if !is_closing {
-        // GOAWAY: an honest client knows then which requests it may repeat.
+        // Two GOAWAY, of which the last, after a PING, tells an honest client which requests it can repeat.
         connection.as_mut().graceful_shutdown();
-        let _ = tokio::time::timeout(FAREWELL, in_turns(connection, &charge)).await;
+        let _ = tokio::time::timeout(FAREWELL, with_charges(connection, &charge)).await;
     }
     Err(reason.into())
 }
 
+/// Tells of a connection that is ended because others need its memory.
+fn ended_for_memory(peer: Option<IpAddr>, reason: Refusal) {
+    static ENDED: Seldom = Seldom::new();
+    if let Some(unsaid) = ENDED.may_say() {
+        tracing::warn!(?peer, reason = reason.text(), unsaid, "connection ended: the memory for streams is used up");
+    }
+}
+
 /// Has the library serve the connection, with the charges of each turn.
-async fn in_turns<T>(mut connection: Pin<&mut impl Future<Output = T>>, charge: &Charge) -> T {
+async fn with_charges<T>(mut connection: Pin<&mut impl Future<Output = T>>, charge: &Charge) -> T {
     poll_fn(|context| {
         charge.begin_turn();
         let ended = connection.as_mut().poll(context);

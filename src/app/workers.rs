@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 /// Threads that wait for the disk with the viewer's files; what comes beyond queues up.
 const WAITING_THREADS: usize = 64;
 
-/// Tasks that a thread polls before it looks again which sockets are ready.
+/// Tasks that a thread polls before it looks again which sockets are ready: a task may take a millisecond.
 const TASKS: u32 = 16;
 
 /// The threads; they end when this is dropped, whatever they serve then.
@@ -66,7 +66,6 @@ impl Worker {
         let runtime = Builder::new_current_thread()
             // Nothing that waits belongs here.
             .max_blocking_threads(1)
-            // Between two looks at the sockets: tasks of a millisecond each are among them.
             .event_interval(TASKS)
             // New connections and what other threads have done stand in a queue of their own.
             .global_queue_interval(2)

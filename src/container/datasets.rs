@@ -31,6 +31,9 @@ const MOST_PARSED_FACTOR: u64 = 256;
 /// A group takes about this much besides its key and the interpreted members of its document.
 const GROUP_BYTES: u64 = 1536;
 
+/// A name takes about this much besides its text.
+const NAME_BYTES: usize = 56;
+
 /// Names of axes that take more are not kept.
 const AXES_BYTES: usize = 4 << 10;
 
@@ -325,7 +328,7 @@ impl Container {
         let (group, dataset) = self.group_of_dataset(access, key).await?;
         let axes = group.axes.get_or_init(|| {
             let names = group.described.clone().map_or_else(Vec::new, read);
-            let bytes: usize = names.iter().map(|name| size_of::<String>() + name.len()).sum();
+            let bytes: usize = names.iter().map(|name| NAME_BYTES + name.len()).sum();
             if bytes <= AXES_BYTES { names.into() } else { Arc::default() }
         });
         Ok((dataset, Arc::clone(axes)))

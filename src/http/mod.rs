@@ -300,7 +300,8 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
                 None => work.await,
             }
         };
-        let response = turns::in_turns(client, client.works(work)).await?;
+        let work = client.works(work);
+        let response = if may_be_held { turns::in_turns(client, work).await? } else { work.await? };
         Ok(match place {
             Some(place) => place.answer(response),
             None => response,

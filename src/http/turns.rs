@@ -1,7 +1,9 @@
-//! Turns of requests on the thread that serves their connections: a round has few of them, and clients take turns.
+//! Turns of requests on the thread that serves their connections. A round ends when all tasks have run that were ready when it
+//! began; at most 32 requests run in it, and clients take turns.
 //!
 //! What takes no more than a millisecond is done right there: signatures are checked, cached blocks pasted. Thousands of such
-//! requests of one client are ready at once, and a request of another client would stand behind all of them.
+//! requests of one client are ready at once, and a request of another client would stand behind all of them. Bodies are not
+//! covered: they are made as far as the client takes them.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -9,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use futures_util::poll;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::fair::{Client, Cost, Most, Share, Shares};
 
@@ -33,6 +36,10 @@ thread_local! {
 /// What `work` comes to. Each time that it is ready to go on, it waits for a turn of `client`; it has none while it waits for
 /// something else.
 pub(super) async fn in_turns<T>(client: Client, work: impl Future<Output = T>) -> T {
+    if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread {
+        // There, a new task is not the last.
+        return work.await;
+    }
     let turns = TURNS.with(Clone::clone);
     let mut work = pin!(work);
     loop {
@@ -52,14 +59,21 @@ impl Turns {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         used.push(turn);
         if used.len() == 1 {
-            let of_round = Arc::clone(&self.used);
+            let round = Round(Arc::clone(&self.used));
             // A new task is the last of those that are ready.
-            tokio::spawn(async move {
-                let used = std::mem::take(&mut *of_round.lock().unwrap_or_else(PoisonError::into_inner));
-                // Outside the lock: this hands the turns on.
-                drop(used);
-            });
+            tokio::spawn(async move { drop(round) });
         }
+    }
+}
+
+/// Hands the turns of a round on when dropped, also where its runtime ends before that.
+struct Round(Arc<Mutex<Vec<Share>>>);
+
+impl Drop for Round {
+    fn drop(&mut self) {
+        let used = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        // Outside the lock: it wakes others.
+        drop(used);
     }
 }
 

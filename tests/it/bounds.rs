@@ -261,6 +261,53 @@ async fn answers_one_by_one(mut client: TcpStream, sent: Vec<Vec<u8>>, patience:
     (answered, client)
 }
 
+/// As [`answers_one_by_one`] of a client that answers PINGs; how many answers there were, and the stream that the last GOAWAY
+/// names, if one came.
+async fn last_stream_served(mut client: TcpStream, sent: Vec<Vec<u8>>) -> (usize, Option<u32>) {
+    let (mut received, mut pings) = (Vec::new(), 0);
+    'sending: for (number, part) in sent.iter().enumerate() {
+        if client.write_all(part).await.is_err() {
+            break;
+        }
+        while answers(&received) <= number {
+            let read = tokio::time::timeout(Duration::from_secs(10), client.read_buf(&mut received)).await;
+            if !read.is_ok_and(|read| read.is_ok_and(|bytes| bytes > 0)) {
+                break 'sending;
+            }
+            let asked = h2::frames(&received).into_iter().filter(|(kind, flags, _)| (*kind, *flags) == (h2::PING, 0));
+            let new: Vec<_> = asked.skip(pings).map(|(.., payload)| h2::frame(h2::PING, h2::ACK, 0, payload)).collect();
+            pings += new.len();
+            let _ = client.write_all(&new.concat()).await;
+        }
+    }
+    let frames = h2::frames(&received);
+    let last = frames.iter().rfind(|(kind, ..)| *kind == h2::GOAWAY);
+    (answers(&received), last.map(|(.., payload)| u32::from_be_bytes(*payload.first_chunk().unwrap())))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_ended_for_its_memory_tells_which_requests_can_be_repeated() {
+    let server = Program::start(&["server.max_connections=1000"]);
+    let long = [&[0x10, 1, b'x', 0x7f, 0x80, 0x20][..], &[b'a'; 4096 + 127]].concat();
+    let asked: Vec<_> = (0..110)
+        .map(|n| [if n == 0 { h2::begin(&[]) } else { Vec::new() }, asks_and_adds(2 * n + 1, &long)].concat())
+        .collect();
+    let mut asking = Vec::new();
+    for number in 0..80 {
+        let client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 1 << 16).await;
+        asking.push(last_stream_served(client, asked.clone()));
+    }
+    let mut ended = 0;
+    for (answered, last) in futures_util::future::join_all(asking).await {
+        let Some(last) = last else { continue };
+        ended += 1;
+        // None after the last that was answered, or begun.
+        let served = u32::try_from(2 * answered).unwrap();
+        assert!((served.saturating_sub(1)..=served + 1).contains(&last), "{last} after {answered} answers");
+    }
+    assert!(ended > 10, "{ended}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_of_header_fields_that_hold_large_buffers_are_bounded_and_ordinary_ones_are_served() {
     let mut server = Program::start(&["server.max_connections=1000"]);

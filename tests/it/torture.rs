@@ -593,14 +593,20 @@ pub(crate) mod h2 {
     }
 
     /// The kinds of the frames received.
-    pub(crate) fn kinds(mut bytes: &[u8]) -> Vec<u8> {
-        let mut kinds = Vec::new();
-        while let [a, b, c, kind, ..] = *bytes {
-            kinds.push(kind);
+    pub(crate) fn kinds(bytes: &[u8]) -> Vec<u8> {
+        frames(bytes).into_iter().map(|(kind, ..)| kind).collect()
+    }
+
+    /// The frames received: kind, flags and payload, as far as it has come.
+    pub(crate) fn frames(mut bytes: &[u8]) -> Vec<(u8, u8, &[u8])> {
+        let mut frames = Vec::new();
+        while let [a, b, c, kind, ref rest @ ..] = *bytes {
             let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+            let end = bytes.len().min(9 + length);
+            frames.push((kind, rest.first().copied().unwrap_or(0), bytes.get(9..end).unwrap_or_default()));
             bytes = bytes.get(9 + length..).unwrap_or_default();
         }
-        kinds
+        frames
     }
 }
 

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use crate::seldom::Seldom;
 /// Shortest and longest pause before a connection that is not read further, for want of memory, looks again.
 const MEMORY_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
-/// Longest wait of a connection that holds memory and has no stream. A client that is there repeats its request on another.
+/// Longest wait of a connection that holds memory and has no stream. Its client can repeat the request on another connection, which
+/// holds nothing.
 const LONGEST_BLOCKED: Duration = Duration::from_secs(3);
 
 /// A connection that is not read further until there is memory for what comes next.
@@ -45,6 +46,14 @@ impl MemoryWait {
         Self { since: Instant::now(), pause, sleep: Box::pin(tokio::time::sleep(pause)), charge, _waiting: waiting }
     }
 
+    /// After a look in vain: refuses more where the connection has kept memory for too long from others that wait.
+    pub(super) fn look_at_blocked(&self) {
+        if self.charge.blocked_since().is_some_and(|since| since.max(self.since).elapsed() >= LONGEST_BLOCKED) {
+            // Its client may be gone: the end is not seen behind more bytes than the kernel has room for.
+            self.charge.refuse_more(Refusal::Blocked);
+        }
+    }
+
     /// Ready when it is time to look again, each time later.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         ready!(self.sleep.as_mut().poll(context));
@@ -52,10 +61,6 @@ impl MemoryWait {
         self.pause = (self.pause * 2).min(longest);
         self.sleep.as_mut().reset(Instant::now() + self.pause);
         self.charge.ask_idle();
-        if self.since.elapsed() >= LONGEST_BLOCKED && self.charge.is_blocked() {
-            // Its client may be gone: the end is not seen behind more bytes than the kernel has room for.
-            self.charge.refuse_more(Refusal::Blocked);
-        }
         Poll::Ready(())
     }
 }
@@ -100,4 +105,10 @@ impl Idle {
             sleep.as_mut().reset(until);
         }
     }
+}
+
+/// Wakes the task again after all others that are ready, and those that become so until then.
+pub(super) fn give_way(context: &mut Context<'_>) {
+    // Pending at first: from then on the runtime keeps it in mind.
+    let _ = pin!(tokio::task::yield_now()).poll(context);
 }
