@@ -27,6 +27,10 @@ use crate::fair::Client;
 use crate::metrics::{self, Queue, Shed};
 use crate::trace;
 
+/// Most clients that are remembered for what they owe, of some 200 bytes each: where bytes are limited to few a second, what was
+/// sent is owed for long, and a proxy may name any number of clients.
+const MOST_KNOWN: usize = 50_000;
+
 /// Accounts of clients that owe nothing are cleared away when there are so many more.
 const TIDIED: usize = 1024;
 
@@ -99,9 +103,21 @@ impl Known {
         if self.of.len() >= self.kept + TIDIED {
             let now = Instant::now();
             self.of.retain(|_, account| Arc::strong_count(account) > 1 || account.owes(now));
+            if self.of.len() > MOST_KNOWN {
+                self.forget_half();
+            }
             self.kept = self.of.len();
         }
         account
+    }
+
+    /// Forgets the half that owes the least, but for those that are served.
+    fn forget_half(&mut self) {
+        let mut paid: Vec<Instant> = self.of.values().map(|account| account.paid_at()).collect();
+        let middle = paid.len() / 2;
+        let (_, middle, _) = paid.select_nth_unstable(middle);
+        let middle = *middle;
+        self.of.retain(|_, account| Arc::strong_count(account) > 1 || account.paid_at() > middle);
     }
 }
 
@@ -118,7 +134,11 @@ struct Account {
 
 impl Account {
     fn owes(&self, now: Instant) -> bool {
-        *self.paid.lock().unwrap_or_else(PoisonError::into_inner) > now
+        self.paid_at() > now
+    }
+
+    fn paid_at(&self) -> Instant {
+        *self.paid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -416,6 +436,20 @@ mod tests {
         let debtor = clients.enter(Client::new(2), &Admitted::default()).await.unwrap();
         assert!(debtor.pay(1, Instant::now()).is_some_and(|due| due > Instant::now() + Duration::from_secs(900)));
         assert!(clients.accounts.known.lock().unwrap().of.len() <= TIDIED + 2);
+    }
+
+    #[test]
+    fn the_number_of_clients_that_owe_is_bounded_and_those_that_owe_most_are_remembered() {
+        let mut known = Known::default();
+        let now = Instant::now();
+        let debtor = Client::new(u64::MAX);
+        *known.account(debtor, 1).paid.lock().unwrap() = now + Duration::from_secs(86_400);
+        for number in 0..2 * MOST_KNOWN as u64 + TIDIED as u64 {
+            *known.account(Client::new(number), 1).paid.lock().unwrap() =
+                now + Duration::from_secs(1000 + number / 1000);
+        }
+        assert!(known.of.len() <= MOST_KNOWN + TIDIED, "{}", known.of.len());
+        assert!(known.of.contains_key(&debtor));
     }
 
     #[tokio::test]

@@ -12,6 +12,7 @@ use axum::http::Request;
 use http_body_util::BodyExt;
 use n5_server::container::{Recheck, Settings};
 use n5_server::cpu::Length;
+use n5_server::fair;
 
 use crate::support::loads;
 use crate::support::stores::Probe;
@@ -648,6 +649,24 @@ async fn documents_of_one_client_that_wait_to_be_parsed_leave_memory_to_others()
     for asked in greedy {
         assert_eq!(asked.await.unwrap(), 200);
     }
+}
+
+#[tokio::test]
+async fn large_answers_that_are_no_slices_leave_memory_for_short_ones() {
+    let n5 = N5::new();
+    let memory = Settings { slice_budget: 16 << 20, budget_wait: Duration::from_millis(200), ..settings() };
+    let container = Client::new(local(n5.root()), memory, options()).container.clone();
+    // As statistics and listings of many clients take it.
+    let mut held = Vec::new();
+    for client in 1..100 {
+        held.extend(fair::Client::new(client).works(container.reserve(1 << 20)).await.ok());
+        if held.len() < usize::try_from(client).unwrap() {
+            break;
+        }
+    }
+    assert_eq!(held.len(), 12);
+    let short = fair::Client::new(200).works(container.reserve(64 << 10));
+    assert!(short.await.is_ok());
 }
 
 #[tokio::test]
