@@ -17,6 +17,7 @@ mod notify;
 mod peers;
 mod pool;
 mod progress;
+mod refusal;
 mod reload;
 mod secure;
 mod sending;

@@ -184,6 +184,11 @@ impl Shares {
         }
     }
 
+    /// As [`Self::take`], when `beside` units are left free for others.
+    pub async fn take_leaving(&self, party: Party, units: usize, beside: usize) -> Share {
+        self.wait(party, |sender| Place { units, beside, stream: None, is_counted_only: false, sender }).await
+    }
+
     /// As [`Self::take`], for a part of a stream: `beside` units are left free, and whoever wants no stream goes first. One
     /// of which earlier parts are on their way, which hold `stream`, also lets other streams go first: it waits for its own
     /// client.
@@ -544,6 +549,17 @@ mod tests {
         held.truncate(2);
         assert_eq!((&mut large).now_or_never().unwrap().units(), 6);
         drop((held, large));
+        assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn a_share_that_leaves_some_waits_until_that_is_free_too() {
+        let shares = Shares::new(16, Most::ANY, Cost::Units);
+        let held = shares.take_leaving(party(1), 12, 4).now_or_never().unwrap();
+        let mut large = shares.take_leaving(party(2), 3, 4).boxed();
+        assert!((&mut large).now_or_never().is_none());
+        drop((held, (&mut large).now_or_never()));
+        drop(large);
         assert!(is_as_new(&shares));
     }
 

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::frames::HeaderFrame;
 use super::pool::SharedPool;
+use super::refusal::Refusal;
 
 /// An open stream: its state in the library, the task that answers it and a short answer. 2.9 KiB were measured for an
 /// answered 404 that the client does not take, 5.3 KiB at the peak.
@@ -62,36 +63,6 @@ const ASKED: usize = 4;
 /// Time without a stream after which a connection counts as idle; a client that sends requests one after the other pauses for
 /// less.
 const LEAST_IDLE: Duration = Duration::from_millis(500);
-
-/// Why a connection is ended before its client wants it to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// A header list of more fields than the library counts in good time.
-    Fields,
-    /// A frame that only servers send.
-    Forbidden,
-    /// There is no memory for the table of header fields.
-    Table,
-    /// It has waited too long for memory while it held some and had no open stream.
-    Blocked,
-}
-
-impl Refusal {
-    /// Whether the client may have done nothing wrong: it is told which requests it can repeat, and has what was sent.
-    pub(super) const fn is_for_memory(self) -> bool {
-        matches!(self, Self::Table | Self::Blocked)
-    }
-
-    /// What the log says of it.
-    pub(super) const fn text(self) -> &'static str {
-        match self {
-            Self::Fields => "the client sends too many header fields in one request",
-            Self::Forbidden => "the client sends a frame that only servers may send",
-            Self::Table => "there is no memory for the client's table of header fields",
-            Self::Blocked => "no memory for the next request came free, and the connection holds some that others need",
-        }
-    }
-}
 
 /// What all connections of one address have taken from the pool.
 #[derive(Debug, Default)]

@@ -21,10 +21,11 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 use tokio_util::io::poll_read_buf;
 
-use super::charge::{Charge, HEAD_COPIES, MOST_COOKIES, MOST_FIELDS, Refusal};
+use super::charge::{Charge, HEAD_COPIES, MOST_COOKIES, MOST_FIELDS};
 use super::connections::HEADER_BYTES;
 use super::frames::FrameScanner;
 use super::library::Bounds;
+use super::refusal::Refusal;
 use super::sending::Sending;
 use super::serving::Follower;
 use super::signals::{EndReason, Signals, Unsent};

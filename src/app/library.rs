@@ -24,11 +24,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tower::ServiceExt;
 
-use super::charge::{Charge, MOST_COOKIES, MOST_FIELDS, Refusal};
+use super::charge::{Charge, MOST_COOKIES, MOST_FIELDS};
 use super::connections::{HEADER_BYTES, is_set};
 use super::lane::Lane;
 use super::peers::Activity;
 use super::progress::{Fault, Limits, Piece, Progress, Stream};
+use super::refusal::Refusal;
 use super::serving::News;
 use super::signals::{EndReason, Signals};
 use super::socket::Socket;

@@ -23,6 +23,10 @@ const UNIT_BYTES: u64 = 1024;
 pub(super) const SHORT: u64 = 0;
 const STREAM: u64 = 1;
 
+/// A share of more than one part in so many of a budget is large, and leaves one part in so many free for small ones.
+const LARGE_PART: u64 = 64;
+const LEFT_PART: u64 = 16;
+
 /// An answer that has begun waits this many times longer for memory than one that can still be refused, and at least so long.
 const BEGUN_FACTOR: u32 = 6;
 const BEGUN_LEAST: Duration = Duration::from_secs(60);
@@ -115,14 +119,22 @@ impl Budget {
 
     /// [`Self::take`] with another longest wait.
     pub(super) async fn take_within(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
-        let permit = self.acquire(bytes, wait).await?;
+        let permit = self.acquire(bytes, 0, wait).await?;
+        self.make_room();
+        Ok(permit)
+    }
+
+    /// [`Self::take`] of a share that is kept for long: where it is large, it leaves a sixteenth of the budget free for small ones.
+    pub(super) async fn take_for_long(&self, bytes: u64) -> Result<Permit, BudgetError> {
+        let beside = if bytes > self.capacity_bytes / LARGE_PART { self.capacity_bytes / LEFT_PART } else { 0 };
+        let permit = self.acquire(bytes, beside.min(self.capacity_bytes.saturating_sub(bytes)), self.wait).await?;
         self.make_room();
         Ok(permit)
     }
 
     /// [`Self::take`] for memory that [`Self::used_or_zeros`] gives, and nothing else: what is kept for that stays.
     pub(super) async fn take_for_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
-        self.acquire(bytes, self.wait).await
+        self.acquire(bytes, 0, self.wait).await
     }
 
     /// To be called by whoever has taken a share for other memory than [`Self::used_or_zeros`] gives: what nobody uses must
@@ -131,14 +143,21 @@ impl Budget {
         self.pool.shrink(self.free_bytes());
     }
 
-    async fn acquire(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
+    async fn acquire(&self, bytes: u64, beside_bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
         let too_large = BudgetError::TooLarge {
             budget: self.label.name(),
             asked_bytes: bytes,
             capacity_bytes: self.capacity_bytes,
         };
         let units = usize::try_from(units(bytes)).ok().filter(|_| bytes <= self.capacity_bytes).ok_or(too_large)?;
-        let mut share = pin!(self.shares.take((Client::current(), SHORT), units));
+        let party = (Client::current(), SHORT);
+        let mut share = pin!(async {
+            // Whole units, of which there may be none beside.
+            match usize::try_from(beside_bytes / UNIT_BYTES).unwrap_or(usize::MAX) {
+                0 => self.shares.take(party, units).await,
+                beside => self.shares.take_leaving(party, units, beside).await,
+            }
+        });
         let taken = if let Some(taken) = share.as_mut().now_or_never() {
             Ok(taken)
         } else {

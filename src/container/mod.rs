@@ -84,9 +84,6 @@ pub const ATTRIBUTES: &str = "attributes.json";
 /// Shorter bodies do not count as memory of those that they are sent to: the kernel takes them at once.
 const UNCOUNTED_BYTES: usize = 4 << 10;
 
-/// A share of more than one part in so many of the slice budget is large.
-const SMALL_PART: u64 = 64;
-
 /// Bounds and cache sizes, in bytes unless the type says otherwise.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
@@ -280,24 +277,24 @@ impl Container {
         }
     }
 
-    /// A share of the slice budget for an answer that is no slice. A large one is kept for long, for many blocks or a long
-    /// directory: it lets short answers go first, and leaves a quarter of the budget free for them.
+    /// A share of the slice budget for an answer that is no slice.
     ///
     /// # Errors
     /// [`ReadError::Budget`] when the budget has fewer `bytes` or others keep them for too long, [`ReadError::Store`] when they
     /// are not free and the store does not answer.
     pub async fn reserve(&self, bytes: u64) -> Result<Memory, ReadError> {
         let budget = &self.resources.slice_budget;
-        let is_large = bytes > budget.capacity_bytes() / SMALL_PART && bytes <= budget.stream_bytes();
-        let share = if is_large {
-            let alone = Arc::new(());
-            let share = self.slice_share(bytes, budget.take_for_stream(bytes, &alone, budget.wait)).await?;
-            budget.make_room();
-            share
-        } else {
-            self.slice_share(bytes, budget.take(bytes)).await?
-        };
-        Ok(Memory::of(Some(share), budget))
+        Ok(Memory::of(Some(self.slice_share(bytes, budget.take(bytes)).await?), budget))
+    }
+
+    /// As [`Self::reserve`], for work that keeps much memory until many blocks are read: a part of the budget is left free for
+    /// small shares.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    pub async fn reserve_for_long(&self, bytes: u64) -> Result<Memory, ReadError> {
+        let budget = &self.resources.slice_budget;
+        Ok(Memory::of(Some(self.slice_share(bytes, budget.take_for_long(bytes)).await?), budget))
     }
 
     /// Calls of the store that wait now.

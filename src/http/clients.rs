@@ -199,11 +199,11 @@ impl Clients {
         let (account, request) = if limits.are_none() { (None, None) } else { self.request(client).await?.unzip() };
         let counted = Counted::new(&self.accounts.running, client);
         let most = self.concurrent_requests;
+        // As many as are left: however many clients take what they can get, the next one finds some.
+        let few = (most / FEW).max(1).min(self.most_requests().saturating_sub(admitted.count()));
         let in_flight = match admitted.try_begin(most) {
             Some(in_flight) => in_flight,
-            None if !counted.is_beyond((most / FEW).max(1)) && admitted.count() < self.most_requests() => {
-                admitted.begin()
-            }
+            None if !counted.is_beyond(few) => admitted.begin(),
             None => admitted.wait(client, most, limits.wait).await.ok_or_else(shed)?,
         };
         Ok(Place { account, limits, _request: request, _counted: counted, _in_flight: in_flight })
