@@ -262,7 +262,7 @@ impl State {
     /// The place whose turn it is, where there is enough for it; it is given its units.
     fn next(&mut self) -> Option<(Party, Place)> {
         self.tidy();
-        let (mut after, mut is_streams_turn) = (None, true);
+        let (mut after, mut is_streams_turn, mut most_units) = (None, true, usize::MAX);
         loop {
             let lines = self.lines.iter().enumerate().filter(|(_, line)| !line.waiting.is_empty());
             let key = lines.map(|(at, line)| (line.spent, at)).filter(|key| Some(*key) > after).min()?;
@@ -274,6 +274,9 @@ impl State {
                     break;
                 }
                 let (units, is_too_much) = (place.units, self.is_too_much(party, place.units));
+                if units > most_units {
+                    break;
+                }
                 if !is_too_much && place.needed() <= self.free {
                     let place = self.line(party).waiting.remove(at)?;
                     self.give(party, units, if place.is_counted_only { 0 } else { units });
@@ -285,6 +288,11 @@ impl State {
                     _ if is_too_much => break,
                     // Others wait for it, else it would never have enough.
                     Some(_) => is_streams_turn = false,
+                    // Small shares need not wait for it: it would leave as much free for them.
+                    None if place.beside > 0 => {
+                        most_units = most_units.min(place.beside);
+                        break;
+                    }
                     None => return None,
                 }
             }
@@ -556,8 +564,13 @@ mod tests {
     fn a_share_that_leaves_some_waits_until_that_is_free_too() {
         let shares = Shares::new(16, Most::ANY, Cost::Units);
         let held = shares.take_leaving(party(1), 12, 4).now_or_never().unwrap();
-        let mut large = shares.take_leaving(party(2), 3, 4).boxed();
+        let mut large = shares.take_leaving(party(2), 5, 4).boxed();
         assert!((&mut large).now_or_never().is_none());
+        // Small ones pass it, others do not.
+        let mut other = wait(&shares, 3, 5);
+        let small = shares.take(party(4), 4).now_or_never();
+        assert!(small.is_some() && (&mut other).now_or_never().is_none());
+        drop((other, small));
         drop((held, (&mut large).now_or_never()));
         drop(large);
         assert!(is_as_new(&shares));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 
 use super::budget::{Budget, Permit};
-use super::{BudgetError, Container, ReadError};
+use super::{BudgetError, Container, Memory, ReadError};
 use crate::metrics::{self, Shed};
 use crate::store::{Key, Store, StoreError};
 
@@ -93,6 +93,26 @@ impl Container {
     /// Whether the store has answered nobody for a second or more, while somebody waits for it.
     pub fn is_silent(&self) -> bool {
         is_silent(&*self.store)
+    }
+
+    /// A share of the slice budget for an answer that is no slice.
+    ///
+    /// # Errors
+    /// [`ReadError::Budget`] when the budget has fewer `bytes` or others keep them for too long, [`ReadError::Store`] when they
+    /// are not free and the store does not answer.
+    pub async fn reserve(&self, bytes: u64) -> Result<Memory, ReadError> {
+        let budget = &self.resources.slice_budget;
+        Ok(Memory::of(Some(self.slice_share(bytes, budget.take(bytes)).await?), budget))
+    }
+
+    /// As [`Self::reserve`], for work that keeps much memory until many blocks are read: a part of the budget is left free for
+    /// small shares.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    pub async fn reserve_for_long(&self, bytes: u64) -> Result<Memory, ReadError> {
+        let budget = &self.resources.slice_budget;
+        Ok(Memory::of(Some(self.slice_share(bytes, budget.take_for_long(bytes)).await?), budget))
     }
 
     /// A share of the slice budget, `bytes` as `take` waits for them. Where the store answers nobody, only what is free

@@ -277,26 +277,6 @@ impl Container {
         }
     }
 
-    /// A share of the slice budget for an answer that is no slice.
-    ///
-    /// # Errors
-    /// [`ReadError::Budget`] when the budget has fewer `bytes` or others keep them for too long, [`ReadError::Store`] when they
-    /// are not free and the store does not answer.
-    pub async fn reserve(&self, bytes: u64) -> Result<Memory, ReadError> {
-        let budget = &self.resources.slice_budget;
-        Ok(Memory::of(Some(self.slice_share(bytes, budget.take(bytes)).await?), budget))
-    }
-
-    /// As [`Self::reserve`], for work that keeps much memory until many blocks are read: a part of the budget is left free for
-    /// small shares.
-    ///
-    /// # Errors
-    /// As [`Self::reserve`].
-    pub async fn reserve_for_long(&self, bytes: u64) -> Result<Memory, ReadError> {
-        let budget = &self.resources.slice_budget;
-        Ok(Memory::of(Some(self.slice_share(bytes, budget.take_for_long(bytes)).await?), budget))
-    }
-
     /// Calls of the store that wait now.
     pub fn load(&self) -> Load {
         self.store.load()
