@@ -16,6 +16,7 @@ use n5_server::access::Control;
 use n5_server::container::{Container, Recheck, Resources, Settings};
 use n5_server::http::{App, Mount, Options, router};
 use n5_server::store::{Key, LocalStore, MemoryStore, Store, SymlinkPolicy};
+use serde::de::IgnoredAny;
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
@@ -205,7 +206,8 @@ impl Answer {
             && *method == Method::GET
             && !uri.contains("attributes.json")
         {
-            assert!(serde_json::from_slice::<serde_json::Value>(&self.body).is_ok(), "no JSON: {what}");
+            // Attributes are repeated as they are written, numbers beyond all floating point among them.
+            assert!(serde_json::from_slice::<IgnoredAny>(&self.body).is_ok(), "no JSON: {what}");
         }
         if status == 206 {
             let range = self.header("content-range").and_then(|range| range.strip_prefix("bytes ")?.split_once('/'));
