@@ -47,7 +47,7 @@ pub(super) struct FrameScanner {
     last_stream: u32,
     /// Whether a header list has begun and not ended.
     in_header_list: bool,
-    /// Whether requests are left out.
+    /// True if requests are left out.
     ignores_requests: bool,
     /// Of the current frame, if it carries a part of a header list.
     fragment: Option<Fragment>,
@@ -102,7 +102,7 @@ impl FrameScanner {
         self.ignores_requests |= !self.in_header_list;
     }
 
-    /// Whether requests are left out.
+    /// True if requests are left out.
     pub(super) fn ignores_requests(&self) -> bool {
         self.ignores_requests
     }
@@ -192,8 +192,8 @@ impl FrameScanner {
         self.most_fields = self.most_fields.max(self.table.list_fields());
     }
 
-    /// Whether a frame of this kind may be left out (RFC 9113, sections 4.1, 5.3 and 6.1): what DATA would take of the windows is never
-    /// given back, so that a client sends at most what fits into the first. Of one that is too long the library says so.
+    /// Returns true if a frame of this kind may be left out (RFC 9113, sections 4.1, 5.3 and 6.1). The windows that DATA uses are
+    /// never given back, so a client sends at most the first window. The library refuses frames that are too long.
     fn is_ignored(&self, kind: u8, payload_bytes: usize) -> bool {
         payload_bytes <= FRAME_BYTES
             && match kind {

@@ -14,12 +14,12 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the client may have done nothing wrong: it is told which requests it can repeat, and has what was sent.
+    /// Returns true if the client may have done nothing wrong. It is told which requests it can repeat, and keeps its last answer.
     pub(super) const fn is_for_memory(self) -> bool {
         matches!(self, Self::Table | Self::Blocked)
     }
 
-    /// What the log says of it.
+    /// The text for the log.
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::Fields => "the client sends too many header fields in one request",

@@ -1,7 +1,7 @@
 //! Turns of requests on the thread that serves their connections. A round ends when all tasks have run that were ready when it
 //! began; at most 32 requests run in it, and clients take turns.
 //!
-//! What takes no more than a millisecond is done right there: signatures are checked, cached blocks pasted. Thousands of such
+//! Work of up to a millisecond runs on that thread: it checks signatures and pastes cached blocks. Thousands of such
 //! requests of one client are ready at once, and a request of another client would stand behind all of them. Bodies are not
 //! covered: they are made as far as the client takes them.
 
@@ -33,7 +33,7 @@ thread_local! {
     };
 }
 
-/// What `work` comes to. Each time that it is ready to go on, it waits for a turn of `client`; it has none while it waits for
+/// Runs `work` to its end. Each time that it is ready to go on, it waits for a turn of `client`; it has none while it waits for
 /// something else.
 pub(super) async fn in_turns<T>(client: Client, work: impl Future<Output = T>) -> T {
     if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread {
