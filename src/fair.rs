@@ -125,9 +125,9 @@ impl Shares {
         // Lines of others that wait for what their own clients have are in no one's way.
         let is_first = state.lines.iter().all(|line| {
             let first = line.waiting.iter().find(|place| place.stream.is_none());
-            first.is_none_or(|place| line.party != party && state.is_too_much(line.party, place.units))
+            first.is_none_or(|place| line.party != party && state.is_too_much(line.party, place.units, place.beside))
         });
-        if !is_first || units > state.free || state.is_too_much(party, units) {
+        if !is_first || units > state.free || state.is_too_much(party, units, 0) {
             return None;
         }
         state.give(party, units, units);
@@ -144,7 +144,7 @@ impl Shares {
     pub fn try_count(&self, party: Party, units: usize) -> Option<Share> {
         let mut state = self.state();
         let waits = state.lines.iter().any(|line| line.party == party && !line.waiting.is_empty());
-        if waits || state.is_too_much(party, units) {
+        if waits || state.is_too_much(party, units, 0) {
             return None;
         }
         state.give(party, units, 0);
@@ -241,8 +241,11 @@ impl State {
         &mut self.lines[at]
     }
 
-    /// Whether `party`'s client has too many units to get so many more.
-    fn is_too_much(&self, (client, _): Party, units: usize) -> bool {
+    /// Returns true if `party`'s client has too many units to get so many more.
+    ///
+    /// Where `beside` units must stay free, clients share the others: a client that is alone with its streams leaves some of what
+    /// streams may have.
+    fn is_too_much(&self, (client, _): Party, units: usize, beside: usize) -> bool {
         if self.most.among_others >= self.all || client == Client::default() {
             return false;
         }
@@ -254,8 +257,9 @@ impl State {
                 are_others |= line.held > 0 || !line.waiting.is_empty();
             }
         }
-        let most =
-            if are_others { self.most.among(self.all, self.free.saturating_sub(units)) } else { self.most.alone };
+        let (all, free) = (self.all.saturating_sub(beside), self.free.saturating_sub(units.saturating_add(beside)));
+        let most = self.most.of(all, self.all);
+        let most = if are_others { most.among(all, free) } else { most.alone };
         held > 0 && held.saturating_add(units) > most
     }
 
@@ -273,7 +277,7 @@ impl State {
                 if place.stream.is_some() && !is_streams_turn {
                     break;
                 }
-                let (units, is_too_much) = (place.units, self.is_too_much(party, place.units));
+                let (units, is_too_much) = (place.units, self.is_too_much(party, place.units, place.beside));
                 if units > most_units {
                     break;
                 }
@@ -618,6 +622,22 @@ mod tests {
         drop((&mut large).now_or_never().unwrap());
         drop((&mut later).now_or_never().unwrap());
         assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn streams_of_any_number_of_clients_leave_some_for_the_stream_of_the_next() {
+        for clients in [1, 2, 5] {
+            let shares = Shares::new(128, Most { alone: 96, among_others: 64 }, Cost::Units);
+            let stream = |client| shares.take_for_stream(party(client), 1, 32, &Arc::new(())).now_or_never();
+            let mut held = Vec::new();
+            for _ in 0..128 {
+                for client in 1..=clients {
+                    held.extend(stream(client));
+                }
+            }
+            assert!(shares.free() > 32 && shares.free() < 32 + 30, "{clients}: {}", shares.free());
+            assert!(stream(clients + 1).is_some(), "{clients}");
+        }
     }
 
     #[test]

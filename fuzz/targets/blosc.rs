@@ -10,6 +10,7 @@ use super::codec::{MOST_BYTES, decode};
 
 const INNER: [&CStr; 4] = [c"blosclz", c"lz4", c"zlib", c"zstd"];
 const SNAPPY: u8 = 2;
+const ZLIB: u8 = 3;
 
 pub(crate) fn run(data: &[u8]) {
     let mut numbers = Numbers::new(data);
@@ -34,7 +35,7 @@ pub(crate) fn run(data: &[u8]) {
     assert_eq!(decode("blosc", &encoded, plain.len()).as_deref(), Ok(&plain[..]));
 }
 
-/// What is accepted here c-blosc decodes to the same. It refuses more than c-blosc, which trusts its input.
+/// c-blosc decodes what is accepted here to the same bytes. More is refused here, as c-blosc trusts its input.
 fn decoded_alike(buffer: &[u8]) {
     let Some(len) = buffer.get(4..8).map(|size| u32::from_le_bytes(size.try_into().unwrap()) as usize) else {
         assert!(decode("blosc", buffer, 0).is_err());
@@ -50,8 +51,14 @@ fn decoded_alike(buffer: &[u8]) {
     if buffer[2] >> 5 == SNAPPY && buffer[2] & 2 == 0 {
         return;
     }
-    if len > 0 {
-        assert!(decompress(buffer, len).as_deref() == Some(&ours[..]), "c-blosc decodes to something else");
+    if len == 0 {
+        return;
+    }
+    match decompress(buffer, len) {
+        Some(theirs) => assert!(theirs == ours, "c-blosc decodes to something else"),
+        // A known and wanted difference: in a Huffman code of one symbol half of the bits have no meaning. zlib refuses them,
+        // libdeflate reads the symbol; what it returns has the checksum of the stream.
+        None => assert_eq!(buffer[2] >> 5, ZLIB, "c-blosc refuses it"),
     }
 }
 

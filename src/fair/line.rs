@@ -20,6 +20,15 @@ impl Most {
     /// No bound.
     pub const ANY: Self = Self { alone: usize::MAX, among_others: usize::MAX };
 
+    /// The bound where clients share `units` of `all`: the same part of those.
+    pub(super) fn of(self, units: usize, all: usize) -> Self {
+        let part = |most: usize| {
+            let part = most as u128 * units as u128 / all.max(1) as u128;
+            usize::try_from(part).unwrap_or(usize::MAX)
+        };
+        if units == all { self } else { Self { alone: part(self.alone), among_others: part(self.among_others) } }
+    }
+
     /// Most units of one client among others, while so many of `all` are `free`: as many times what is free as it has of
     /// what it leaves where it is alone. However many clients take what they can get, some is left for the next (Choudhury and
     /// Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998).
