@@ -4,11 +4,11 @@
 mod joint;
 mod line;
 mod share;
+mod state;
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
@@ -16,8 +16,11 @@ use tokio::sync::oneshot;
 pub use joint::{Joined, Joints, Keeper, hold, keeper, leading};
 pub use line::Most;
 pub use share::Share;
+pub use state::SMALL_PART;
 
-use line::{Line, Place};
+use line::Place;
+use share::Kind;
+use state::State;
 
 tokio::task_local! {
     static CLIENT: Client;
@@ -60,25 +63,18 @@ pub enum Cost {
 #[derive(Debug, Clone)]
 pub struct Shares(Arc<Mutex<State>>);
 
-#[derive(Debug)]
-struct State {
-    all: usize,
-    free: usize,
-    cost: Cost,
-    /// Most units of one client, unless it gets them in one share: as long as no other client has or wants any, and then. The
-    /// server's own are not bounded.
-    most: Most,
-    /// What the line had spent that was last given a share. Those that come begin there: nobody saves up.
-    clock: u64,
-    /// Those in which somebody waits; those that have something, where that counts; and, while others wait, those that have spent
-    /// more than is past.
-    lines: Vec<Line>,
-}
-
 impl Shares {
     /// So many units, of which one client has at most `most`, or one share that is larger.
     pub fn new(units: usize, most: Most, cost: Cost) -> Self {
-        Self(Arc::new(Mutex::new(State { all: units, free: units, cost, most, clock: 0, lines: Vec::new() })))
+        Self(Arc::new(Mutex::new(State {
+            all: units,
+            free: units,
+            passed: 0,
+            cost,
+            most,
+            clock: 0,
+            lines: Vec::new(),
+        })))
     }
 
     /// Whether somebody waits.
@@ -99,13 +95,13 @@ impl Shares {
             units,
             beside: 0,
             stream: None,
-            is_counted_only: false,
+            kind: Kind::Taken,
             sender,
         });
         // After that: what the line has spent is forgotten when it has nothing and waits for nothing.
         drop(share);
         // A sender goes with a share.
-        receiver.blocking_recv().unwrap_or_else(|_| self.share(party, 0, false))
+        receiver.blocking_recv().unwrap_or_else(|_| self.share(party, 0, Kind::Taken))
     }
 
     /// Units that nobody has.
@@ -131,7 +127,7 @@ impl Shares {
             return None;
         }
         state.give(party, units, units);
-        Some(self.share(party, units, false))
+        Some(self.share(party, units, Kind::Taken))
     }
 
     /// Units that `party` has been given while it has some or waits for some. It grows each time it gets more.
@@ -148,7 +144,7 @@ impl Shares {
             return None;
         }
         state.give(party, units, 0);
-        Some(self.share(party, units, true))
+        Some(self.share(party, units, Kind::Counted))
     }
 
     /// As [`Self::try_count`], when the client has given back enough.
@@ -156,7 +152,7 @@ impl Shares {
         if let Some(share) = self.try_count(party, units) {
             return share;
         }
-        self.wait(party, |sender| Place { units, beside: 0, stream: None, is_counted_only: true, sender }).await
+        self.wait(party, |sender| Place { units, beside: 0, stream: None, kind: Kind::Counted, sender }).await
     }
 
     /// Waits for `party`'s turn to have as many units. Dropping the future gives it up.
@@ -164,7 +160,7 @@ impl Shares {
         if let Some(share) = self.try_take(party, units) {
             return share;
         }
-        let place = |sender| Place { units, beside: 0, stream: None, is_counted_only: false, sender };
+        let place = |sender| Place { units, beside: 0, stream: None, kind: Kind::Taken, sender };
         let Some(mut clients) = joint::clients() else {
             return self.wait(party, place).await;
         };
@@ -186,7 +182,7 @@ impl Shares {
 
     /// As [`Self::take`], when `beside` units are left free for others.
     pub async fn take_leaving(&self, party: Party, units: usize, beside: usize) -> Share {
-        self.wait(party, |sender| Place { units, beside, stream: None, is_counted_only: false, sender }).await
+        self.wait(party, |sender| Place { units, beside, stream: None, kind: Kind::Taken, sender }).await
     }
 
     /// As [`Self::take`], for a part of a stream: `beside` units are left free, and whoever wants no stream goes first. One
@@ -194,7 +190,7 @@ impl Shares {
     /// client.
     pub async fn take_for_stream(&self, party: Party, units: usize, beside: usize, stream: &Arc<()>) -> Share {
         let stream = Some(Arc::downgrade(stream));
-        self.wait(party, |sender| Place { units, beside, stream, is_counted_only: false, sender }).await
+        self.wait(party, |sender| Place { units, beside, stream, kind: Kind::Taken, sender }).await
     }
 
     async fn wait(&self, party: Party, place: impl FnOnce(oneshot::Sender<Share>) -> Place) -> Share {
@@ -203,11 +199,11 @@ impl Shares {
         let mut waiting = Waiting { shares: self, party, receiver };
         self.hand_out();
         // A sender goes with a share, or when its place was given up.
-        (&mut waiting.receiver).await.unwrap_or_else(|_| self.share(party, 0, true))
+        (&mut waiting.receiver).await.unwrap_or_else(|_| self.share(party, 0, Kind::Counted))
     }
 
-    fn share(&self, party: Party, units: usize, is_counted_only: bool) -> Share {
-        Share { shares: self.clone(), party, units, is_counted_only, since: Instant::now() }
+    fn share(&self, party: Party, units: usize, kind: Kind) -> Share {
+        Share { shares: self.clone(), party, units, kind, since: Instant::now() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -219,132 +215,11 @@ impl Shares {
         loop {
             let Some((party, place)) = self.state().next() else { return };
             // Whoever gets a share may give it up in this moment, which takes the lock.
-            let (units, is_counted_only) = (place.units, place.is_counted_only);
-            if let Err(mut share) = place.sender.send(self.share(party, units, is_counted_only)) {
-                self.state().take_back(party, std::mem::take(&mut share.units), is_counted_only, None);
+            let (units, kind) = (place.units, place.kind);
+            if let Err(mut share) = place.sender.send(self.share(party, units, kind)) {
+                self.state().take_back(party, std::mem::take(&mut share.units), kind, None);
             }
         }
-    }
-}
-
-impl State {
-    /// Whether lines are kept for what they hold.
-    fn is_counted(&self) -> bool {
-        self.cost == Cost::Time || self.most.among_others < self.all
-    }
-
-    fn line(&mut self, party: Party) -> &mut Line {
-        let at = self.lines.iter().position(|line| line.party == party).unwrap_or_else(|| {
-            self.lines.push(Line { party, spent: self.clock, held: 0, waiting: VecDeque::new() });
-            self.lines.len() - 1
-        });
-        &mut self.lines[at]
-    }
-
-    /// Returns true if `party`'s client has too many units to get so many more.
-    ///
-    /// Where `beside` units must stay free, clients share the others: a client that is alone with its streams leaves some of what
-    /// streams may have.
-    fn is_too_much(&self, (client, _): Party, units: usize, beside: usize) -> bool {
-        if self.most.among_others >= self.all || client == Client::default() {
-            return false;
-        }
-        let (mut held, mut are_others) = (0usize, false);
-        for line in &self.lines {
-            if line.party.0 == client {
-                held = held.saturating_add(line.held);
-            } else if line.party.0 != Client::default() {
-                are_others |= line.held > 0 || !line.waiting.is_empty();
-            }
-        }
-        let (all, free) = (self.all.saturating_sub(beside), self.free.saturating_sub(units.saturating_add(beside)));
-        let most = self.most.of(all, self.all);
-        let most = if are_others { most.among(all, free) } else { most.alone };
-        held > 0 && held.saturating_add(units) > most
-    }
-
-    /// The place whose turn it is, where there is enough for it; it is given its units.
-    fn next(&mut self) -> Option<(Party, Place)> {
-        self.tidy();
-        let (mut after, mut is_streams_turn, mut most_units) = (None, true, usize::MAX);
-        loop {
-            let lines = self.lines.iter().enumerate().filter(|(_, line)| !line.waiting.is_empty());
-            let key = lines.map(|(at, line)| (line.spent, at)).filter(|key| Some(*key) > after).min()?;
-            after = Some(key);
-            let line = self.lines.get(key.1)?;
-            let party = line.party;
-            for (at, place) in line.waiting.iter().enumerate() {
-                if place.stream.is_some() && !is_streams_turn {
-                    break;
-                }
-                let (units, is_too_much) = (place.units, self.is_too_much(party, place.units, place.beside));
-                if units > most_units {
-                    break;
-                }
-                if !is_too_much && place.needed() <= self.free {
-                    let place = self.line(party).waiting.remove(at)?;
-                    self.give(party, units, if place.is_counted_only { 0 } else { units });
-                    return Some((party, place));
-                }
-                match &place.stream {
-                    // It waits for its own client; whoever is behind it may go first.
-                    Some(stream) if stream.strong_count() > 1 => {}
-                    _ if is_too_much => break,
-                    // Others wait for it, else it would never have enough.
-                    Some(_) => is_streams_turn = false,
-                    // Small shares need not wait for it: it would leave as much free for them.
-                    None if place.beside > 0 => {
-                        most_units = most_units.min(place.beside);
-                        break;
-                    }
-                    None => return None,
-                }
-            }
-        }
-    }
-
-    /// `taken` of the units were free.
-    fn give(&mut self, party: Party, units: usize, taken: usize) {
-        self.free -= taken;
-        let (is_counted, cost) = (self.is_counted(), self.cost);
-        let is_known = self.lines.iter().any(|line| line.party == party);
-        if is_known || is_counted {
-            let line = self.line(party);
-            let spent = line.spent;
-            if cost == Cost::Units {
-                line.spent = spent.saturating_add(units as u64);
-            }
-            if is_counted {
-                line.held += units;
-            }
-            self.clock = self.clock.max(spent);
-        }
-    }
-
-    /// `time`: for how long it was kept; `None` where nobody had it.
-    fn take_back(&mut self, party: Party, units: usize, is_counted_only: bool, time: Option<Duration>) {
-        self.free += if is_counted_only { 0 } else { units };
-        let (is_counted, cost) = (self.is_counted(), self.cost);
-        let Some(line) = self.lines.iter_mut().find(|line| line.party == party) else { return };
-        if is_counted {
-            line.held = line.held.saturating_sub(units);
-        }
-        line.spent = match (cost, time) {
-            (Cost::Units, None) => line.spent.saturating_sub(units as u64),
-            (Cost::Units, Some(_)) | (Cost::Time, None) => line.spent,
-            (Cost::Time, Some(time)) => {
-                let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-                line.spent.saturating_add(nanoseconds.saturating_mul(units as u64))
-            }
-        };
-    }
-
-    /// Forgets lines. While any client waits, one that has spent more than those that come begin with is not forgotten: a client
-    /// that asks again and again for one share would always begin anew, and go before one that asks for many at once.
-    fn tidy(&mut self) {
-        let is_wanted = self.lines.iter().any(|line| !line.waiting.is_empty());
-        let clock = self.clock;
-        self.lines.retain(|line| line.held > 0 || !line.waiting.is_empty() || is_wanted && line.spent > clock);
     }
 }
 
@@ -374,6 +249,8 @@ impl Drop for Waiting<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures_util::FutureExt;
     use futures_util::future::BoxFuture;
 
@@ -412,7 +289,9 @@ mod tests {
 
     fn is_as_new(shares: &Shares) -> bool {
         let state = shares.state();
-        state.free == state.all && state.lines.iter().all(|line| line.held == 0 && line.waiting.is_empty())
+        state.free == state.all
+            && state.passed == 0
+            && state.lines.iter().all(|line| line.held == 0 && line.waiting.is_empty())
     }
 
     #[test]
@@ -578,6 +457,44 @@ mod tests {
         drop((held, (&mut large).now_or_never()));
         drop(large);
         assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn small_shares_pass_a_large_one_that_waits_and_leave_it_its_turn() {
+        let shares = Shares::new(640, Most::ANY, Cost::Units);
+        let mut held = shares.take(party(1), 600).now_or_never().unwrap();
+        let (mut large, mut other) = (wait(&shares, 2, 300), wait(&shares, 3, 11));
+        let mut passed: Vec<Share> = (4..8).map(|n| shares.take(party(n), 10).now_or_never().unwrap()).collect();
+        assert_eq!(shares.free(), 0);
+        let mut small = wait(&shares, 8, 1);
+        drop(held.split(270));
+        assert!(
+            (&mut small).now_or_never().is_none() && (&mut other).now_or_never().is_none(),
+            "a sixteenth has passed"
+        );
+        // What is merged with a share that passed none counts as that.
+        let mut first = shares.take(party(1), 0).now_or_never().unwrap();
+        first.merge(passed.remove(0).split(5));
+        assert_eq!((&mut small).now_or_never().unwrap().units(), 1);
+        // What is the server's own does not count.
+        let mut more = wait(&shares, 9, 10);
+        passed[0].disown();
+        assert_eq!((&mut more).now_or_never().unwrap().units(), 10);
+        drop(passed);
+        assert_eq!((&mut large).now_or_never().unwrap().units(), 300);
+        drop((held, first, large, other, small, more));
+        assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn a_share_of_nearly_all_is_passed_by_no_other() {
+        let shares = Shares::new(640, Most::ANY, Cost::Units);
+        let held = shares.take(party(1), 1).now_or_never().unwrap();
+        let mut large = wait(&shares, 2, 640);
+        let small = wait(&shares, 3, 1);
+        drop(held);
+        assert!((&mut large).now_or_never().is_some());
+        drop((large, small));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::BudgetError;
 use super::hold::{Wait, Waits};
 use super::pinned::Pinned;
 use super::pool::Pool;
-use crate::fair::{Client, Cost, Most, Share, Shares};
+use crate::fair::{Client, Cost, Most, SMALL_PART, Share, Shares};
 use crate::metrics::{self, Shed};
 use crate::n5::{Block, DatasetAttributes, GridPosition, Room};
 use crate::trace;
@@ -23,8 +23,7 @@ const UNIT_BYTES: u64 = 1024;
 pub(super) const SHORT: u64 = 0;
 const STREAM: u64 = 1;
 
-/// A share of more than one part in so many of a budget is large, and leaves one part in so many free for small ones.
-const LARGE_PART: u64 = 64;
+/// A large share that is kept for long leaves one part in so many of a budget free for small ones.
 const LEFT_PART: u64 = 16;
 
 /// An answer that has begun waits this many times longer for memory than one that can still be refused, and at least so long.
@@ -101,6 +100,11 @@ impl Budget {
         self.capacity_bytes
     }
 
+    /// Most bytes of a small share: it does not wait for larger ones of other clients to have their turn.
+    pub(super) fn small_bytes(&self) -> u64 {
+        units(self.capacity_bytes) / SMALL_PART as u64 * UNIT_BYTES
+    }
+
     /// Takes a share of `bytes`, waiting for it.
     ///
     /// # Errors
@@ -126,7 +130,7 @@ impl Budget {
 
     /// [`Self::take`] of a share that is kept for long: where it is large, it leaves a sixteenth of the budget free for small ones.
     pub(super) async fn take_for_long(&self, bytes: u64) -> Result<Permit, BudgetError> {
-        let beside = if bytes > self.capacity_bytes / LARGE_PART { self.capacity_bytes / LEFT_PART } else { 0 };
+        let beside = if bytes > self.small_bytes() { self.capacity_bytes / LEFT_PART } else { 0 };
         let permit = self.acquire(bytes, beside.min(self.capacity_bytes.saturating_sub(bytes)), self.wait).await?;
         self.make_room();
         Ok(permit)

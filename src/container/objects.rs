@@ -24,6 +24,9 @@ pub(super) const CACHE: metrics::Cache = metrics::Cache::Stored;
 /// Objects up to this size are read in the same hop that opens them.
 const INLINE_BYTES: u64 = 1 << 20;
 
+/// Least of these where the budget is small.
+const LEAST_INLINE_BYTES: u64 = 64 << 10;
+
 /// Objects up to this size are read whole and may be cached; larger ones are read piece by piece.
 pub(super) const WHOLE_BYTES: u64 = 16 << 20;
 
@@ -116,7 +119,7 @@ pub(super) struct Objects {
     pub(super) lookups: metrics::Lookups,
     /// Larger objects that were sent from the kernel's memory; it decides which are cached.
     pub(super) sent: Arc<Asked>,
-    /// [`INLINE_BYTES`], or less where fewer are left beside a full cache.
+    /// [`INLINE_BYTES`], or less where that is no small share of the budget, or fewer are left beside a full cache.
     inline_bytes: u64,
     /// Who waits for what.
     pub(super) loading: Joints<EntryKey>,
@@ -130,12 +133,14 @@ impl Objects {
             u32::try_from(bytes + name + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
         let budget = Budget::new(metrics::Budget::Transfer, settings.held_bytes().saturating_add(transfer_bytes), wait);
+        // A small share: it passes large ones, which wait for slow clients.
+        let inline_bytes = INLINE_BYTES.min(budget.small_bytes().max(LEAST_INLINE_BYTES)).min(transfer_bytes);
         Self {
             cache,
             budget,
             lookups: metrics::Lookups::new(CACHE),
             sent: Arc::default(),
-            inline_bytes: INLINE_BYTES.min(transfer_bytes),
+            inline_bytes,
             loading: Joints::default(),
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Weak;
 
 use tokio::sync::oneshot;
 
+use super::share::Kind;
 use super::{Party, Share};
 
 /// Most units that one client has.
@@ -55,14 +56,13 @@ pub(super) struct Place {
     pub(super) beside: usize,
     /// Of a stream: held by those parts of it that are on their way.
     pub(super) stream: Option<Weak<()>>,
-    /// Units that are counted as the client's, but lent out already.
-    pub(super) is_counted_only: bool,
+    pub(super) kind: Kind,
     pub(super) sender: oneshot::Sender<Share>,
 }
 
 impl Place {
     /// Units that must be free for it.
     pub(super) fn needed(&self) -> usize {
-        if self.is_counted_only { 0 } else { self.units.saturating_add(self.beside) }
+        if self.kind == Kind::Counted { 0 } else { self.units.saturating_add(self.beside) }
     }
 }

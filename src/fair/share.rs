@@ -4,13 +4,24 @@ use std::time::{Duration, Instant};
 
 use super::{Client, Party, Shares};
 
+/// What the units of a share are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Taken in turn.
+    Taken,
+    /// Taken before a larger share that waits.
+    Passed,
+    /// Counted as the client's, but lent out already.
+    Counted,
+}
+
 /// Some units; given back when dropped.
 #[derive(Debug)]
 pub struct Share {
     pub(super) shares: Shares,
     pub(super) party: Party,
     pub(super) units: usize,
-    pub(super) is_counted_only: bool,
+    pub(super) kind: Kind,
     pub(super) since: Instant,
 }
 
@@ -25,14 +36,18 @@ impl Share {
     pub fn split(&mut self, units: usize) -> Self {
         let units = units.min(self.units);
         self.units -= units;
-        let (party, is_counted_only) = (self.party, self.is_counted_only);
-        Self { shares: self.shares.clone(), party, units, is_counted_only, since: self.since }
+        let (party, kind) = (self.party, self.kind);
+        Self { shares: self.shares.clone(), party, units, kind, since: self.since }
     }
 
-    /// From now on it is the server's own: no client is kept from having more because of it.
+    /// From now on it is the server's own, which gives it back when it is needed: no client is kept from having more because of it.
     pub fn disown(&mut self) {
         let own = (Client::default(), self.party.1);
         let mut state = self.shares.state();
+        if self.kind == Kind::Passed {
+            state.passed -= self.units;
+            self.kind = Kind::Taken;
+        }
         if state.is_counted() && self.party != own {
             let line = state.line(self.party);
             line.held = line.held.saturating_sub(self.units);
@@ -46,21 +61,28 @@ impl Share {
     /// Makes one of two of the same [`Shares`].
     pub fn merge(&mut self, mut other: Self) {
         let units = std::mem::take(&mut other.units);
-        if other.party != self.party {
-            let mut state = self.shares.state();
-            if state.is_counted() {
-                let line = state.line(other.party);
-                line.held = line.held.saturating_sub(units);
-                state.line(self.party).held += units;
-            }
+        let mut state = self.shares.state();
+        if other.kind == Kind::Passed {
+            state.passed -= units;
         }
+        if self.kind == Kind::Passed {
+            state.passed += units;
+        }
+        if other.party != self.party && state.is_counted() {
+            let line = state.line(other.party);
+            line.held = line.held.saturating_sub(units);
+            state.line(self.party).held += units;
+        }
+        drop(state);
         self.units += units;
+        // Others may have waited to pass.
+        self.shares.hand_out();
     }
 
     pub(super) fn end(&mut self, time: impl FnOnce(Instant) -> Duration) {
         let units = std::mem::take(&mut self.units);
         if units > 0 {
-            self.shares.state().take_back(self.party, units, self.is_counted_only, Some(time(self.since)));
+            self.shares.state().take_back(self.party, units, self.kind, Some(time(self.since)));
             self.shares.hand_out();
         }
     }

@@ -388,3 +388,24 @@ fn large_objects_that_one_client_does_not_read_keep_no_other_from_stored_blocks(
         assert_eq!((reply.status, reply.length()), (200, 1 << 20), "{number}: {reply:.300?}");
     }
 }
+
+#[test]
+fn small_slices_pass_a_large_one_that_waits_for_slow_clients() {
+    let n5 = large_blocks();
+    let program = small_budgets(&n5, "20s");
+    let waiting = || program.metric("n5_queue_waiting{queue=\"slice\"}");
+    let mut slow = ["127.0.0.2", "127.0.0.3"].map(|client| program.connect_from(client));
+    for connection in &mut slow {
+        connection.ask("/slice/v?start=0,2500&size=4096,2500");
+        assert!(connection.head().is_some());
+    }
+    let mut large = program.connect_from("127.0.0.4");
+    large.ask("/slice/v?start=0,9000&size=4096,3000&format=png");
+    assert!(comes_true(|| waiting() == Some(1.0)));
+    for _ in 0..3 {
+        assert_eq!(program.connect_from("127.0.0.5").get("/slice/v?start=7,7&size=300,300", "").unwrap().status, 200);
+    }
+    assert_eq!(waiting(), Some(1.0), "the large one had its turn first");
+    drop(slow);
+    assert_eq!(large.answer().unwrap().status, 200);
+}

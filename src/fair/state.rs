@@ -1,0 +1,164 @@
+//! Who has how many units, and whose turn is next.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::line::{Line, Most, Place};
+use super::share::Kind;
+use super::{Client, Cost, Party};
+
+/// A share of at most one part in so many of all units is small: it may pass a larger one that waits until others give back enough.
+pub const SMALL_PART: usize = 64;
+
+/// Shares that passed others are together at most one part in so many of all units, so that a larger one gets its turn.
+const PASSING_PART: usize = 16;
+
+/// Units of [`Shares`](super::Shares), and the lines of those who wait for them.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) all: usize,
+    pub(super) free: usize,
+    /// Units of shares that passed others.
+    pub(super) passed: usize,
+    pub(super) cost: Cost,
+    /// Most units of one client, unless it gets them in one share: as long as no other client has or wants any, and then. The
+    /// server's own are not bounded.
+    pub(super) most: Most,
+    /// What the line had spent that was last given a share. Those that come begin there: nobody saves up.
+    pub(super) clock: u64,
+    /// Those in which somebody waits; those that have something, where that counts; and, while others wait, those that have spent
+    /// more than is past.
+    pub(super) lines: Vec<Line>,
+}
+
+impl State {
+    /// Whether lines are kept for what they hold.
+    pub(super) fn is_counted(&self) -> bool {
+        self.cost == Cost::Time || self.most.among_others < self.all
+    }
+
+    pub(super) fn line(&mut self, party: Party) -> &mut Line {
+        let at = self.lines.iter().position(|line| line.party == party).unwrap_or_else(|| {
+            self.lines.push(Line { party, spent: self.clock, held: 0, waiting: VecDeque::new() });
+            self.lines.len() - 1
+        });
+        &mut self.lines[at]
+    }
+
+    /// Returns true if `party`'s client has too many units to get so many more.
+    ///
+    /// Where `beside` units must stay free, clients share the others: a client that is alone with its streams leaves some of what
+    /// streams may have.
+    pub(super) fn is_too_much(&self, (client, _): Party, units: usize, beside: usize) -> bool {
+        if self.most.among_others >= self.all || client == Client::default() {
+            return false;
+        }
+        let (mut held, mut are_others) = (0usize, false);
+        for line in &self.lines {
+            if line.party.0 == client {
+                held = held.saturating_add(line.held);
+            } else if line.party.0 != Client::default() {
+                are_others |= line.held > 0 || !line.waiting.is_empty();
+            }
+        }
+        let (all, free) = (self.all.saturating_sub(beside), self.free.saturating_sub(units.saturating_add(beside)));
+        let most = self.most.of(all, self.all);
+        let most = if are_others { most.among(all, free) } else { most.alone };
+        held > 0 && held.saturating_add(units) > most
+    }
+
+    /// The place whose turn it is, where there is enough for it; it is given its units.
+    pub(super) fn next(&mut self) -> Option<(Party, Place)> {
+        self.tidy();
+        let (mut after, mut is_streams_turn, mut most_units) = (None, true, usize::MAX);
+        loop {
+            let lines = self.lines.iter().enumerate().filter(|(_, line)| !line.waiting.is_empty());
+            let key = lines.map(|(at, line)| (line.spent, at)).filter(|key| Some(*key) > after).min()?;
+            after = Some(key);
+            let line = self.lines.get(key.1)?;
+            let party = line.party;
+            for (at, place) in line.waiting.iter().enumerate() {
+                if place.stream.is_some() && !is_streams_turn {
+                    break;
+                }
+                let (units, is_too_much) = (place.units, self.is_too_much(party, place.units, place.beside));
+                if units > most_units {
+                    break;
+                }
+                if !is_too_much && place.needed() <= self.free {
+                    let mut place = self.line(party).waiting.remove(at)?;
+                    if most_units < usize::MAX && place.kind == Kind::Taken {
+                        place.kind = Kind::Passed;
+                        self.passed += units;
+                    }
+                    self.give(party, units, if place.kind == Kind::Counted { 0 } else { units });
+                    return Some((party, place));
+                }
+                match &place.stream {
+                    // It waits for its own client; whoever is behind it may go first.
+                    Some(stream) if stream.strong_count() > 1 => {}
+                    _ if is_too_much => break,
+                    // Others wait for it, else it would never have enough.
+                    Some(_) => is_streams_turn = false,
+                    // Small shares need not wait for what others may keep for long.
+                    None => {
+                        let (each, together) = match place.beside {
+                            0 => (self.all / SMALL_PART, self.all / PASSING_PART),
+                            beside => (beside, beside),
+                        };
+                        if place.units.saturating_add(together) > self.all {
+                            return None;
+                        }
+                        most_units = most_units.min(each).min(together.saturating_sub(self.passed));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// `taken` of the units were free.
+    pub(super) fn give(&mut self, party: Party, units: usize, taken: usize) {
+        self.free -= taken;
+        let (is_counted, cost) = (self.is_counted(), self.cost);
+        let is_known = self.lines.iter().any(|line| line.party == party);
+        if is_known || is_counted {
+            let line = self.line(party);
+            let spent = line.spent;
+            if cost == Cost::Units {
+                line.spent = spent.saturating_add(units as u64);
+            }
+            if is_counted {
+                line.held += units;
+            }
+            self.clock = self.clock.max(spent);
+        }
+    }
+
+    /// `time`: for how long it was kept; `None` where nobody had it.
+    pub(super) fn take_back(&mut self, party: Party, units: usize, kind: Kind, time: Option<Duration>) {
+        self.free += if kind == Kind::Counted { 0 } else { units };
+        self.passed -= if kind == Kind::Passed { units } else { 0 };
+        let (is_counted, cost) = (self.is_counted(), self.cost);
+        let Some(line) = self.lines.iter_mut().find(|line| line.party == party) else { return };
+        if is_counted {
+            line.held = line.held.saturating_sub(units);
+        }
+        line.spent = match (cost, time) {
+            (Cost::Units, None) => line.spent.saturating_sub(units as u64),
+            (Cost::Units, Some(_)) | (Cost::Time, None) => line.spent,
+            (Cost::Time, Some(time)) => {
+                let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+                line.spent.saturating_add(nanoseconds.saturating_mul(units as u64))
+            }
+        };
+    }
+
+    /// Forgets lines. While any client waits, one that has spent more than those that come begin with is not forgotten: a client
+    /// that asks again and again for one share would always begin anew, and go before one that asks for many at once.
+    fn tidy(&mut self) {
+        let is_wanted = self.lines.iter().any(|line| !line.waiting.is_empty());
+        let clock = self.clock;
+        self.lines.retain(|line| line.held > 0 || !line.waiting.is_empty() || is_wanted && line.spent > clock);
+    }
+}
