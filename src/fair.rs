@@ -117,13 +117,18 @@ impl Shares {
 
     /// A share for `party`, where there is one that nobody waits for.
     pub fn try_take(&self, party: Party, units: usize) -> Option<Share> {
+        self.try_take_leaving(party, units, 0)
+    }
+
+    /// As [`Self::try_take`], where `beside` units are left free for others.
+    pub fn try_take_leaving(&self, party: Party, units: usize, beside: usize) -> Option<Share> {
         let mut state = self.state();
         // Lines of others that wait for what their own clients have are in no one's way.
         let is_first = state.lines.iter().all(|line| {
             let first = line.waiting.iter().find(|place| place.stream.is_none());
             first.is_none_or(|place| line.party != party && state.is_too_much(line.party, place.units, place.beside))
         });
-        if !is_first || units > state.free || state.is_too_much(party, units, 0) {
+        if !is_first || units.saturating_add(beside) > state.free || state.is_too_much(party, units, beside) {
             return None;
         }
         state.give(party, units, units);
@@ -157,10 +162,15 @@ impl Shares {
 
     /// Waits for `party`'s turn to have as many units. Dropping the future gives it up.
     pub async fn take(&self, party: Party, units: usize) -> Share {
-        if let Some(share) = self.try_take(party, units) {
+        self.take_leaving(party, units, 0).await
+    }
+
+    /// As [`Self::take`], when `beside` units are left free for others.
+    pub async fn take_leaving(&self, party: Party, units: usize, beside: usize) -> Share {
+        if let Some(share) = self.try_take_leaving(party, units, beside) {
             return share;
         }
-        let place = |sender| Place { units, beside: 0, stream: None, kind: Kind::Taken, sender };
+        let place = |sender| Place { units, beside, stream: None, kind: Kind::Taken, sender };
         let Some(mut clients) = joint::clients() else {
             return self.wait(party, place).await;
         };
@@ -178,11 +188,6 @@ impl Shares {
                 Ok(()) = clients.changed() => {}
             }
         }
-    }
-
-    /// As [`Self::take`], when `beside` units are left free for others.
-    pub async fn take_leaving(&self, party: Party, units: usize, beside: usize) -> Share {
-        self.wait(party, |sender| Place { units, beside, stream: None, kind: Kind::Taken, sender }).await
     }
 
     /// As [`Self::take`], for a part of a stream: `beside` units are left free, and whoever wants no stream goes first. One

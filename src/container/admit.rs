@@ -180,7 +180,7 @@ impl Container {
     /// memory the fewer of them it takes, and leave too little for the streams of others.
     pub fn has_room_for(&self, slice: &Slice, extra_bytes: u64) -> bool {
         let bytes = slice.held_bytes().saturating_add(extra_bytes);
-        bytes <= SMALL_BYTES || bytes <= self.resources.slice_budget.free_bytes()
+        bytes <= SMALL_BYTES || self.resources.slice_budget.has_room_for(bytes)
     }
 
     /// As [`Self::plan_converted_slice`]; where that refuses because of what it would decode, blocks that do not exist are no

@@ -16,9 +16,9 @@ use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 
 use super::blocks::{Blocks, Failure, LoadTimes, Loaded, Place};
-use super::budget::Permit;
 use super::canvas::{Canvas, Elements};
 use super::fresh;
+use super::permit::Permit;
 use super::stats::ReadStats;
 use super::wanted::Audience;
 use super::{Dataset, ReadError};

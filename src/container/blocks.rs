@@ -8,13 +8,14 @@ use bytes::Bytes;
 use futures_util::TryFutureExt;
 use moka::future::Cache;
 
-use super::budget::{self, Budget, Permit};
+use super::budget::{self, Budget};
 use super::fresh;
 use super::hold;
 use super::large::LargeObject;
 pub(super) use super::loaded::Loaded;
 use super::measured::measured;
 use super::objects::{Objects, Source};
+use super::permit::Permit;
 use super::shared::share;
 use super::wanted::Audience;
 use super::{CacheSettings, Dataset, ReadError, cache_of, forget, nudging};

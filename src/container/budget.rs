@@ -1,4 +1,4 @@
-//! Shares of memory: whoever holds bytes holds their permit.
+//! Memory that is lent out in shares: how much there is, and whose turn it is.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 
 use super::BudgetError;
 use super::hold::{Wait, Waits};
+use super::permit::Permit;
 use super::pinned::Pinned;
 use super::pool::Pool;
 use crate::fair::{Client, Cost, Most, SMALL_PART, Share, Shares};
@@ -23,7 +24,7 @@ const UNIT_BYTES: u64 = 1024;
 pub(super) const SHORT: u64 = 0;
 const STREAM: u64 = 1;
 
-/// A large share that is kept for long leaves one part in so many of a budget free for small ones.
+/// A large share leaves one part in so many of the slice budget free for small ones.
 const LEFT_PART: u64 = 16;
 
 /// An answer that has begun waits this many times longer for memory than one that can still be refused, and at least so long.
@@ -45,15 +46,6 @@ pub(super) struct Budget {
     pub(super) pool: Pool,
     /// Buffers of caches that are being sent.
     pub(super) pinned: Pinned,
-}
-
-/// A share of a [`Budget`], given back when dropped.
-#[derive(Debug)]
-pub(super) struct Permit {
-    /// Shared by all shares of one stream. Let go of first: whoever hands out what is given back looks at it.
-    stream: Option<Arc<()>>,
-    share: Share,
-    label: metrics::Budget,
 }
 
 impl Budget {
@@ -115,7 +107,8 @@ impl Budget {
 
     /// A share of `bytes` where there is one at once.
     pub(super) fn take_at_once(&self, bytes: u64) -> Option<Permit> {
-        let share = self.shares.try_take((Client::current(), SHORT), usize::try_from(units(bytes)).ok()?)?;
+        let [units, beside] = [units(bytes), self.beside_bytes(bytes) / UNIT_BYTES].map(usize::try_from);
+        let share = self.shares.try_take_leaving((Client::current(), SHORT), units.ok()?, beside.ok()?)?;
         let permit = self.lend(share, None);
         self.make_room();
         Some(permit)
@@ -123,22 +116,14 @@ impl Budget {
 
     /// [`Self::take`] with another longest wait.
     pub(super) async fn take_within(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
-        let permit = self.acquire(bytes, 0, wait).await?;
-        self.make_room();
-        Ok(permit)
-    }
-
-    /// [`Self::take`] of a share that is kept for long: where it is large, it leaves a sixteenth of the budget free for small ones.
-    pub(super) async fn take_for_long(&self, bytes: u64) -> Result<Permit, BudgetError> {
-        let beside = if bytes > self.small_bytes() { self.capacity_bytes / LEFT_PART } else { 0 };
-        let permit = self.acquire(bytes, beside.min(self.capacity_bytes.saturating_sub(bytes)), self.wait).await?;
+        let permit = self.acquire(bytes, wait).await?;
         self.make_room();
         Ok(permit)
     }
 
     /// [`Self::take`] for memory that [`Self::used_or_zeros`] gives, and nothing else: what is kept for that stays.
     pub(super) async fn take_for_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
-        self.acquire(bytes, 0, self.wait).await
+        self.acquire(bytes, self.wait).await
     }
 
     /// To be called by whoever has taken a share for other memory than [`Self::used_or_zeros`] gives: what nobody uses must
@@ -147,7 +132,22 @@ impl Budget {
         self.pool.shrink(self.free_bytes());
     }
 
-    async fn acquire(&self, bytes: u64, beside_bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
+    /// What a large share leaves free for small ones: clients may keep large ones for as long as they take to read them. Not of
+    /// budgets that caches fill, of which there is always something to evict.
+    fn beside_bytes(&self, bytes: u64) -> u64 {
+        if self.label == metrics::Budget::Slice && bytes > self.small_bytes() {
+            (self.capacity_bytes / LEFT_PART).min(self.capacity_bytes.saturating_sub(bytes))
+        } else {
+            0
+        }
+    }
+
+    /// Returns true if so many bytes are free now, and what they leave free.
+    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+        bytes.saturating_add(self.beside_bytes(bytes)) <= self.free_bytes()
+    }
+
+    async fn acquire(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
         let too_large = BudgetError::TooLarge {
             budget: self.label.name(),
             asked_bytes: bytes,
@@ -155,13 +155,8 @@ impl Budget {
         };
         let units = usize::try_from(units(bytes)).ok().filter(|_| bytes <= self.capacity_bytes).ok_or(too_large)?;
         let party = (Client::current(), SHORT);
-        let mut share = pin!(async {
-            // Whole units, of which there may be none beside.
-            match usize::try_from(beside_bytes / UNIT_BYTES).unwrap_or(usize::MAX) {
-                0 => self.shares.take(party, units).await,
-                beside => self.shares.take_leaving(party, units, beside).await,
-            }
-        });
+        let beside = usize::try_from(self.beside_bytes(bytes) / UNIT_BYTES).unwrap_or(usize::MAX);
+        let mut share = pin!(self.shares.take_leaving(party, units, beside));
         let taken = if let Some(taken) = share.as_mut().now_or_never() {
             Ok(taken)
         } else {
@@ -315,82 +310,15 @@ impl Budget {
     }
 }
 
-impl Permit {
-    /// Bytes of this share.
-    pub(super) fn bytes(&self) -> u64 {
-        bytes_of(&self.share)
-    }
-
-    /// The same as a cache's, which gives room to whoever needs it: no client is kept from having more because of it.
-    pub(super) fn of_cache(mut self) -> Self {
-        self.share.disown();
-        self
-    }
-
-    /// Gives back all but `bytes` of this share.
-    pub(super) fn shrink(&mut self, bytes: u64) {
-        drop(self.split_off_rest(bytes));
-    }
-
-    /// Takes `bytes` out of this share, where it is one of that budget and has as many.
-    pub(super) fn split_of(&mut self, label: metrics::Budget, bytes: u64) -> Option<Self> {
-        let enough = bytes_of(&self.share) >= bytes && self.label == label;
-        enough.then(|| self.split(bytes))
-    }
-
-    /// Makes one share of two of the same budget.
-    pub(super) fn merge(&mut self, mut other: Self) {
-        // Taken out first: what is dropped counts as given back.
-        self.share.merge(other.share.split(usize::MAX));
-    }
-
-    /// Takes `bytes` of this share out of it, or all there are.
-    pub(super) fn split(&mut self, bytes: u64) -> Self {
-        let wanted = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
-        self.split_units(wanted)
-    }
-
-    fn split_off_rest(&mut self, bytes: u64) -> Self {
-        let kept = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
-        self.split_units(self.share.units().saturating_sub(kept))
-    }
-
-    fn split_units(&mut self, count: usize) -> Self {
-        Self { share: self.share.split(count), label: self.label, stream: self.stream.clone() }
-    }
-
-    /// `bytes` that give this share back when the last clone of them is dropped.
-    pub(super) fn own<B: AsRef<[u8]> + Send + 'static>(self, bytes: B) -> Bytes {
-        Bytes::from_owner(Owned { bytes, _permit: self })
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        metrics::budget_returned(self.label, bytes_of(&self.share));
-    }
-}
-
-struct Owned<B> {
-    bytes: B,
-    _permit: Permit,
-}
-
-impl<B: AsRef<[u8]>> AsRef<[u8]> for Owned<B> {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes.as_ref()
-    }
-}
-
 pub(super) fn units_of(len: usize) -> usize {
     usize::try_from(units(len as u64)).unwrap_or(usize::MAX)
 }
 
-fn bytes_of(share: &Share) -> u64 {
+pub(super) fn bytes_of(share: &Share) -> u64 {
     share.units() as u64 * UNIT_BYTES
 }
 
-fn units(bytes: u64) -> u64 {
+pub(super) fn units(bytes: u64) -> u64 {
     bytes.div_ceil(UNIT_BYTES)
 }
 

@@ -10,7 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use bytes::Bytes;
 
 use super::ReadError;
-use super::budget::{Budget, Permit};
+use super::budget::Budget;
+use super::permit::Permit;
 use crate::n5::{BlockGrid, Coords, GridPosition, Region, clear, paste, paste_stored};
 
 /// Where blocks have fewer bytes than this in a slab, zeros cost less than keeping account of them. Where

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 
-use super::budget::{Budget, Permit};
+use super::budget::Budget;
+use super::permit::Permit;
 use super::{BudgetError, Container, Memory, ReadError};
 use crate::metrics::{self, Shed};
 use crate::store::{Key, Store, StoreError};
@@ -103,16 +104,6 @@ impl Container {
     pub async fn reserve(&self, bytes: u64) -> Result<Memory, ReadError> {
         let budget = &self.resources.slice_budget;
         Ok(Memory::of(Some(self.slice_share(bytes, budget.take(bytes)).await?), budget))
-    }
-
-    /// As [`Self::reserve`], for work that keeps much memory until many blocks are read: a part of the budget is left free for
-    /// small shares.
-    ///
-    /// # Errors
-    /// As [`Self::reserve`].
-    pub async fn reserve_for_long(&self, bytes: u64) -> Result<Memory, ReadError> {
-        let budget = &self.resources.slice_budget;
-        Ok(Memory::of(Some(self.slice_share(bytes, budget.take_for_long(bytes)).await?), budget))
     }
 
     /// A share of the slice budget, `bytes` as `take` waits for them. Where the store answers nobody, only what is free

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::budget::{Budget, Permit};
+use super::budget::Budget;
+use super::permit::Permit;
 
 /// A share of the slice budget for what is made of a slice, such as its encoded form.
 #[derive(Debug)]

@@ -24,6 +24,7 @@ mod measured;
 mod memory;
 mod objects;
 mod partial;
+mod permit;
 mod pinned;
 mod pool;
 mod ready;
@@ -68,10 +69,11 @@ pub use slice::Finish;
 pub use stats::{Fingerprint, ReadStats};
 
 use blocks::Blocks;
-use budget::{Budget, Permit};
+use budget::Budget;
 use datasets::Datasets;
 use measured::measured;
 use objects::Objects;
+use permit::Permit;
 
 use crate::cpu::Cpu;
 use crate::fair::Client;

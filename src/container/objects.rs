@@ -8,11 +8,12 @@ use bytes::Bytes;
 use moka::future::Cache;
 
 use super::asked::Asked;
-use super::budget::{self, Budget, Permit};
+use super::budget::{self, Budget};
 use super::fresh::{self, Access, Checked};
 use super::hold::{self, HOLDING};
 use super::large::{LargeObject, WeakLargeObject};
 use super::measured::measured;
+use super::permit::Permit;
 use super::shared::share;
 use super::{CacheSettings, ReadError, cache_of, forget, nudging};
 use crate::fair::{self, Joints};

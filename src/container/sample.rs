@@ -139,7 +139,7 @@ impl Container {
             if Accumulator::is_counted(data_type) { u64::MAX } else { self.most_elements(dataset, sample.whole) };
         let undecoded = || ReadError::Died(format!("{data_type} is not decoded"));
         let bytes = Accumulator::bytes(data_type, elements.min(limit)).ok_or_else(undecoded)?;
-        let memory = self.reserve_for_long(bytes).await?;
+        let memory = self.reserve(bytes).await?;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let accumulator = Accumulator::new(data_type, elements, limit).ok_or_else(undecoded)?;
         let takes_all = accumulator.takes_all();

@@ -409,3 +409,20 @@ fn small_slices_pass_a_large_one_that_waits_for_slow_clients() {
     drop(slow);
     assert_eq!(large.answer().unwrap().status, 200);
 }
+
+#[test]
+fn clients_that_read_nothing_of_large_slices_leave_memory_for_small_ones() {
+    let n5 = large_blocks();
+    let program = small_budgets(&n5, "3s");
+    let mut slow: Vec<_> = (2..12).map(|n| program.connect_from(&format!("127.0.0.{n}"))).collect();
+    for connection in &mut slow {
+        // Four of them are all there is.
+        connection.ask("/slice/v?start=0,2500&size=4096,2048");
+    }
+    assert!(slow.iter_mut().take(3).all(|connection| connection.head().is_some()));
+    for _ in 0..10 {
+        let reply = program.connect_from("127.0.0.100").get("/slice/v?start=7,7&size=300,300", "").unwrap();
+        assert_eq!(reply.status, 200, "{reply:.300?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
