@@ -478,16 +478,16 @@ mod tests {
             "a sixteenth has passed"
         );
         // What is merged with a share that passed none counts as that.
-        let mut first = shares.take(party(1), 0).now_or_never().unwrap();
+        let mut first = held.split(1);
         first.merge(passed.remove(0).split(5));
-        assert_eq!((&mut small).now_or_never().unwrap().units(), 1);
+        let one = (&mut small).now_or_never().unwrap();
         // What is the server's own does not count.
         let mut more = wait(&shares, 9, 10);
         passed[0].disown();
         assert_eq!((&mut more).now_or_never().unwrap().units(), 10);
         drop(passed);
         assert_eq!((&mut large).now_or_never().unwrap().units(), 300);
-        drop((held, first, large, other, small, more));
+        drop((held, first, one, large, other, small, more));
         assert!(is_as_new(&shares));
     }
 

@@ -70,21 +70,22 @@ impl State {
     /// The place whose turn it is, where there is enough for it; it is given its units.
     pub(super) fn next(&mut self) -> Option<(Party, Place)> {
         self.tidy();
-        let (mut after, mut is_streams_turn, mut most_units) = (None, true, usize::MAX);
+        let first = self.turns().min()?;
+        // Sorted only where the first one's turn comes to nothing.
+        let (mut turn, mut later) = (first, None);
+        let (mut is_streams_turn, mut most_units) = (true, usize::MAX);
         loop {
-            let lines = self.lines.iter().enumerate().filter(|(_, line)| !line.waiting.is_empty());
-            let key = lines.map(|(at, line)| (line.spent, at)).filter(|key| Some(*key) > after).min()?;
-            after = Some(key);
-            let line = self.lines.get(key.1)?;
+            let line = self.lines.get(turn.1)?;
             let party = line.party;
             for (at, place) in line.waiting.iter().enumerate() {
                 if place.stream.is_some() && !is_streams_turn {
                     break;
                 }
-                let (units, is_too_much) = (place.units, self.is_too_much(party, place.units, place.beside));
+                let units = place.units;
                 if units > most_units {
                     break;
                 }
+                let is_too_much = self.is_too_much(party, units, place.beside);
                 if !is_too_much && place.needed() <= self.free {
                     let mut place = self.line(party).waiting.remove(at)?;
                     if most_units < usize::MAX && place.kind == Kind::Taken {
@@ -109,12 +110,27 @@ impl State {
                         if place.units.saturating_add(together) > self.all {
                             return None;
                         }
-                        most_units = most_units.min(each).min(together.saturating_sub(self.passed));
+                        most_units = most_units.min(each).min(together.saturating_sub(self.passed)).min(self.free);
+                        if most_units == 0 {
+                            return None;
+                        }
                         break;
                     }
                 }
             }
+            let later = later.get_or_insert_with(|| {
+                let mut later: Vec<_> = self.turns().filter(|turn| *turn > first).collect();
+                later.sort_unstable();
+                later.into_iter()
+            });
+            turn = later.next()?;
         }
+    }
+
+    /// The lines in which somebody waits: what they have spent, and where they are.
+    fn turns(&self) -> impl Iterator<Item = (u64, usize)> {
+        let lines = self.lines.iter().enumerate().filter(|(_, line)| !line.waiting.is_empty());
+        lines.map(|(at, line)| (line.spent, at))
     }
 
     /// `taken` of the units were free.
