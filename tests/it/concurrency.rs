@@ -2,8 +2,8 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -695,4 +695,32 @@ async fn clients_take_turns_to_have_many_blocks_compared() {
     free.send(()).unwrap();
     taken.await.unwrap().unwrap().unwrap();
     assert_eq!(asked.await.unwrap(), 304);
+}
+
+#[tokio::test]
+async fn slices_of_cached_blocks_leave_turns_to_other_clients() {
+    let n5 = N5::new();
+    n5.dataset("a", &[64, 64], &[8, 8], "raw").fill(|_| true, |_| false);
+    let never = Recheck::Never;
+    let (_, client) = probed(&n5, Settings { recheck_metadata: never, recheck_data: never, ..settings() });
+    let client = Arc::new(client);
+    let answered = Arc::new(Mutex::new(Vec::new()));
+    let ask = |address: &'static str| {
+        let (client, answered) = (Arc::clone(&client), Arc::clone(&answered));
+        tokio::spawn(async move {
+            let path = "/slice/a?start=0,0&size=64,64";
+            let mut request = Request::get(path).header("host", "x").body(Body::empty()).unwrap();
+            request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
+            assert_eq!(client.ask(request).await.status(), 200);
+            answered.lock().unwrap().push(address);
+        })
+    };
+    ask("192.0.2.1").await.unwrap();
+    let mut asked: Vec<_> = (0..400).map(|_| ask("192.0.2.1")).collect();
+    asked.push(ask("192.0.2.2"));
+    for one in asked {
+        one.await.unwrap();
+    }
+    let before = answered.lock().unwrap().iter().position(|address| *address == "192.0.2.2").unwrap();
+    assert!(before < 100, "{before} were answered before it");
 }
