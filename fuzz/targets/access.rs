@@ -151,7 +151,8 @@ impl<'a> Asked<'a> {
         let (who, place, method, target, accept) = (next(), next(), next(), next(), next());
         // Tokens come from the caller alone: what the target has of them would be another caller's.
         let has_token = |text: &str| percent_decode_str(text).decode_utf8_lossy().contains("token");
-        if !target.starts_with('/') || has_token(target) {
+        // Behind a `#` it would be no token.
+        if !target.starts_with('/') || target.contains('#') || has_token(target) {
             return None;
         }
         let caller = CALLERS.iter().find(|caller| caller.name == who);
