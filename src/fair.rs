@@ -66,9 +66,16 @@ pub struct Shares(Arc<Mutex<State>>);
 impl Shares {
     /// So many units, of which one client has at most `most`, or one share that is larger.
     pub fn new(units: usize, most: Most, cost: Cost) -> Self {
+        Self::with_cache(0, units, most, cost)
+    }
+
+    /// As [`Self::new`], of `in_flight` units and those that a cache may fill.
+    pub fn with_cache(cached: usize, in_flight: usize, most: Most, cost: Cost) -> Self {
+        let units = cached.saturating_add(in_flight);
         Self(Arc::new(Mutex::new(State {
             all: units,
             free: units,
+            in_flight,
             passed: 0,
             cost,
             most,
@@ -126,9 +133,11 @@ impl Shares {
         // Lines of others that wait for what their own clients have are in no one's way.
         let is_first = state.lines.iter().all(|line| {
             let first = line.waiting.iter().find(|place| place.stream.is_none());
-            first.is_none_or(|place| line.party != party && state.is_too_much(line.party, place.units, place.beside))
+            first.is_none_or(|place| {
+                line.party != party && state.is_too_much(line.party, place.units, place.beside, false)
+            })
         });
-        if !is_first || units.saturating_add(beside) > state.free || state.is_too_much(party, units, beside) {
+        if !is_first || units.saturating_add(beside) > state.free || state.is_too_much(party, units, beside, false) {
             return None;
         }
         state.give(party, units, units);
@@ -145,7 +154,7 @@ impl Shares {
     pub fn try_count(&self, party: Party, units: usize) -> Option<Share> {
         let mut state = self.state();
         let waits = state.lines.iter().any(|line| line.party == party && !line.waiting.is_empty());
-        if waits || state.is_too_much(party, units, 0) {
+        if waits || state.is_too_much(party, units, 0, false) {
             return None;
         }
         state.give(party, units, 0);
@@ -450,13 +459,13 @@ mod tests {
 
     #[test]
     fn a_share_that_leaves_some_waits_until_that_is_free_too() {
-        let shares = Shares::new(16, Most::ANY, Cost::Units);
-        let held = shares.take_leaving(party(1), 12, 4).now_or_never().unwrap();
-        let mut large = shares.take_leaving(party(2), 5, 4).boxed();
+        let shares = Shares::new(1024, most(1023), Cost::Units);
+        let held = shares.take_leaving(party(1), 768, 64).now_or_never().unwrap();
+        let mut large = shares.take_leaving(party(2), 200, 64).boxed();
         assert!((&mut large).now_or_never().is_none());
         // Small ones pass it, others do not.
-        let mut other = wait(&shares, 3, 5);
-        let small = shares.take(party(4), 4).now_or_never();
+        let mut other = wait(&shares, 3, 200);
+        let small = shares.take(party(4), 16).now_or_never();
         assert!(small.is_some() && (&mut other).now_or_never().is_none());
         drop((other, small));
         drop((held, (&mut large).now_or_never()));
@@ -464,42 +473,77 @@ mod tests {
         assert!(is_as_new(&shares));
     }
 
+    /// As many as one client after another takes at once, of shares of so many units.
+    fn passing(shares: &Shares, units: usize) -> Vec<Share> {
+        (100..).map_while(|client| shares.take(party(client), units).now_or_never()).collect()
+    }
+
     #[test]
     fn small_shares_pass_a_large_one_that_waits_and_leave_it_its_turn() {
-        let shares = Shares::new(640, Most::ANY, Cost::Units);
-        let mut held = shares.take(party(1), 600).now_or_never().unwrap();
-        let (mut large, mut other) = (wait(&shares, 2, 300), wait(&shares, 3, 11));
-        let mut passed: Vec<Share> = (4..8).map(|n| shares.take(party(n), 10).now_or_never().unwrap()).collect();
-        assert_eq!(shares.free(), 0);
-        let mut small = wait(&shares, 8, 1);
-        drop(held.split(270));
-        assert!(
-            (&mut small).now_or_never().is_none() && (&mut other).now_or_never().is_none(),
-            "a sixteenth has passed"
-        );
+        let shares = Shares::new(640, most(639), Cost::Units);
+        let mut held = shares.take(party(1), 300).now_or_never().unwrap();
+        let (mut large, mut other) = (wait(&shares, 2, 350), wait(&shares, 3, 11));
+        // An eighth; not all of one client, nor the last of it.
+        let mut passed: Vec<Share> = (0..3).map(|_| shares.take(party(4), 10).now_or_never().unwrap()).collect();
+        let mut fourth = wait(&shares, 4, 10);
+        passed.extend(passing(&shares, 10));
+        let count = passed.len();
+        assert_eq!((count, shares.state().passed), (7, 70));
+        assert!((&mut other).now_or_never().is_none(), "it is not small");
         // What is merged with a share that passed none counts as that.
-        let mut first = held.split(1);
-        first.merge(passed.remove(0).split(5));
-        let one = (&mut small).now_or_never().unwrap();
+        held.merge(passed.remove(5));
+        assert_eq!(shares.state().passed, 60);
         // What is the server's own does not count.
-        let mut more = wait(&shares, 9, 10);
         passed[0].disown();
-        assert_eq!((&mut more).now_or_never().unwrap().units(), 10);
-        drop(passed);
-        assert_eq!((&mut large).now_or_never().unwrap().units(), 300);
-        drop((held, first, one, large, other, small, more));
+        assert_eq!(shares.state().passed, 50);
+        // A client that has gone passes nobody.
+        let gone = wait(&shares, 4, 9);
+        drop(gone);
+        assert_eq!(shares.state().passed, 50);
+        drop(held.split(100));
+        assert_eq!((&mut large).now_or_never().unwrap().units(), 350);
+        drop((passed, fourth.as_mut().now_or_never(), other.as_mut().now_or_never()));
+        drop((held, large, fourth, other));
         assert!(is_as_new(&shares));
     }
 
     #[test]
-    fn a_share_of_nearly_all_is_passed_by_no_other() {
-        let shares = Shares::new(640, Most::ANY, Cost::Units);
-        let held = shares.take(party(1), 1).now_or_never().unwrap();
-        let mut large = wait(&shares, 2, 640);
-        let small = wait(&shares, 3, 1);
+    fn a_large_share_that_leaves_some_is_not_passed_by_more_than_that() {
+        for (units, most_passed) in [(480, 80), (540, 60), (580, 20), (600, 20), (640, 20)] {
+            let shares = Shares::new(640, most(639), Cost::Units);
+            let beside = 40.min(640 - units);
+            let held = shares.take(party(1), 400).now_or_never().unwrap();
+            let mut large = shares.take_leaving(party(2), units, beside).boxed();
+            assert!((&mut large).now_or_never().is_none());
+            let passed = passing(&shares, 1);
+            assert!((most_passed - 2..=most_passed).contains(&passed.len()), "{units}: {}", passed.len());
+            drop(held);
+            let is_there = passed.len() + units + beside <= 640;
+            assert_eq!((&mut large).now_or_never().is_some(), is_there, "{units}");
+            drop((passed, large));
+        }
+    }
+
+    #[test]
+    fn parts_of_streams_pass_no_large_share() {
+        let shares = Shares::new(640, most(639), Cost::Units);
+        let held = shares.take(party(1), 300).now_or_never().unwrap();
+        let _large = wait(&shares, 2, 400);
+        assert!(shares.take_for_stream(party(3), 1, 160, &Arc::new(())).now_or_never().is_none());
+        assert!(shares.take(party(3), 1).now_or_never().is_some());
+        drop(held);
+    }
+
+    #[test]
+    fn units_that_a_cache_fills_are_no_reserve_for_shares_that_pass() {
+        let shares = Shares::with_cache(560, 80, most(639), Cost::Units);
+        let cached = shares.take((Client::default(), 0), 560).now_or_never().unwrap();
+        let held = shares.take(party(1), 30).now_or_never().unwrap();
+        let mut large = wait(&shares, 2, 70);
+        assert_eq!(passing(&shares, 1).len(), 9);
         drop(held);
         assert!((&mut large).now_or_never().is_some());
-        drop((large, small));
+        drop(cached);
     }
 
     #[test]

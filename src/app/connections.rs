@@ -298,19 +298,18 @@ impl Terms {
             }
         };
         let reason = told.end_reason();
-        counted.close(match &ended {
-            Err(error) if is_late(&**error) => Closed::SendTimeout,
-            _ => match reason {
-                Some(EndReason::Idle) => Closed::Idle,
-                Some(EndReason::Evicted) => Closed::Evicted,
-                Some(EndReason::Memory) => Closed::Memory,
-                None if ended.is_ok() => Closed::Ended,
-                None => Closed::Error,
-            },
+        let was_late = ended.as_ref().is_err_and(|error| is_late(&**error));
+        counted.close(match reason {
+            _ if was_late => Closed::SendTimeout,
+            Some(EndReason::Idle) => Closed::Idle,
+            Some(EndReason::Evicted) => Closed::Evicted,
+            Some(EndReason::Memory) => Closed::Memory,
+            None if ended.is_ok() => Closed::Ended,
+            None => Closed::Error,
         });
-        // One that is ended for the sake of others has its last answer.
-        let is_for_others = matches!(reason, Some(EndReason::Evicted | EndReason::Memory));
-        rest.drained(ended.is_err() && !is_for_others, send_timeout).await;
+        // A connection that is ended to make room for others still sends its last answer.
+        let sends_last = !was_late && matches!(reason, Some(EndReason::Evicted | EndReason::Memory));
+        rest.drained(ended.is_err() && !sends_last, send_timeout).await;
         drop(held);
         if let Err(error) = ended {
             tracing::debug!(error, "connection ended");

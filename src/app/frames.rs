@@ -16,7 +16,9 @@ const FRAME_BYTES: usize = 16_384;
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const PRIORITY: u8 = 2;
+const RST_STREAM: u8 = 3;
 const PUSH_PROMISE: u8 = 5;
+const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
@@ -113,10 +115,10 @@ impl FrameScanner {
         if self.payload_left == 0
             && self.discard_left == 0
             && !self.in_header_list
-            && let Some([a, b, c, kind, ..]) = bytes.first_chunk::<HEAD_BYTES>()
+            && let Some([a, b, c, kind, _, stream @ ..]) = bytes.first_chunk::<HEAD_BYTES>()
         {
             let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
-            if self.is_ignored(*kind, payload_bytes) {
+            if self.is_ignored(*kind, payload_bytes, stream_of(*stream)) {
                 self.discard_left = payload_bytes.saturating_add(HEAD_BYTES);
             }
         }
@@ -142,9 +144,8 @@ impl FrameScanner {
                 return passed;
             };
             let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
-            // The highest bit is reserved.
-            let stream = u32::from_be_bytes(*stream) & (u32::MAX >> 1);
-            if !self.in_header_list && self.is_ignored(*kind, payload_bytes) {
+            let stream = stream_of(*stream);
+            if !self.in_header_list && self.is_ignored(*kind, payload_bytes, stream) {
                 return passed;
             }
             if matches!(*kind, HEADERS | PUSH_PROMISE | CONTINUATION) {
@@ -194,14 +195,21 @@ impl FrameScanner {
 
     /// Returns true if a frame of this kind may be left out (RFC 9113, sections 4.1, 5.3 and 6.1). The windows that DATA uses are
     /// never given back, so a client sends at most the first window. The library refuses frames that are too long.
-    fn is_ignored(&self, kind: u8, payload_bytes: usize) -> bool {
+    fn is_ignored(&self, kind: u8, payload_bytes: usize, stream: u32) -> bool {
         payload_bytes <= FRAME_BYTES
             && match kind {
                 DATA | PRIORITY => true,
                 HEADERS | PUSH_PROMISE | CONTINUATION => self.ignores_requests,
+                // Of a request that was left out: the library would end the connection for a stream that it does not know.
+                RST_STREAM | WINDOW_UPDATE => self.ignores_requests && stream > self.last_stream,
                 kind => kind > CONTINUATION,
             }
     }
+}
+
+/// The number of a stream. The highest bit is reserved.
+fn stream_of(bytes: [u8; 4]) -> u32 {
+    u32::from_be_bytes(bytes) & (u32::MAX >> 1)
 }
 
 #[cfg(test)]
@@ -257,6 +265,24 @@ mod tests {
         });
         assert_eq!((passed, opened), (12, 1));
         assert!(scanner.is_in_header_list());
+    }
+
+    #[test]
+    fn requests_that_are_left_out_leave_nothing_for_the_library_to_see() {
+        let mut scanner = FrameScanner::new(0);
+        let before = frame(HEADERS, END_HEADERS, 5, 3);
+        assert_eq!(scanner.scan(&before, |_| ControlFlow::Continue(())), before.len());
+        scanner.ignore_requests();
+        let left_out = [(HEADERS, 7), (RST_STREAM, 7), (WINDOW_UPDATE, 9), (DATA, 7), (PRIORITY, 5)];
+        for (kind, stream) in left_out {
+            let sent = frame(kind, END_HEADERS, stream, 4);
+            assert_eq!(scanner.discard(&sent), sent.len(), "{kind} of {stream}");
+        }
+        for (kind, stream) in [(RST_STREAM, 5), (WINDOW_UPDATE, 5), (WINDOW_UPDATE, 0), (6, 0)] {
+            let sent = frame(kind, 0, stream, 4);
+            assert_eq!(scanner.discard(&sent), 0, "{kind} of {stream}");
+            assert_eq!(scanner.scan(&sent, |_| ControlFlow::Continue(())), sent.len());
+        }
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl Blocks {
             // The position, in the key and in the map of who loads it.
             u32::try_from(bytes + ENTRY_BYTES + 16 * key.1.len()).unwrap_or(u32::MAX)
         });
-        let budget = Budget::new(metrics::Budget::Decode, settings.held_bytes().saturating_add(decode_bytes), wait);
+        let budget = Budget::with_cache(metrics::Budget::Decode, settings.held_bytes(), decode_bytes, wait);
         Self { cache, objects, cpu, budget, block_bytes: decode_bytes, wait, loading: Joints::default() }
     }
 

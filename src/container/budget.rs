@@ -49,10 +49,17 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// A budget of `capacity_bytes`; whoever asks waits at most `wait`.
+    /// A budget of `capacity_bytes`, for whose shares requests wait at most `wait`.
     pub(super) fn new(label: metrics::Budget, capacity_bytes: u64, wait: Duration) -> Self {
-        let units = usize::try_from(units(capacity_bytes)).unwrap_or(usize::MAX);
-        // A client may be slow to take what it asked for: others shall not wait for all of it.
+        Self::with_cache(label, 0, capacity_bytes, wait)
+    }
+
+    /// As [`Self::new`], of `in_flight_bytes` and those that a cache may fill.
+    pub(super) fn with_cache(label: metrics::Budget, cached_bytes: u64, in_flight_bytes: u64, wait: Duration) -> Self {
+        let capacity_bytes = cached_bytes.saturating_add(in_flight_bytes);
+        let [units, in_flight] =
+            [capacity_bytes, in_flight_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
+        // A client may be slow to take its answers: the others do not wait for all of them.
         let eighths = |n: usize| units - units / 8 * (8 - n);
         let most = if label == metrics::Budget::Slice {
             Most { alone: eighths(6), among_others: eighths(4) }
@@ -62,7 +69,8 @@ impl Budget {
         // Of a cache's memory that is being sent.
         let counts = Shares::new(units, Most { alone: eighths(3), among_others: eighths(3) }, Cost::Units);
         metrics::budget_capacity(label, capacity_bytes);
-        let (shares, waits, pool) = (Shares::new(units, most, Cost::Units), Waits::default(), Pool::default());
+        let shares = Shares::with_cache(units.saturating_sub(in_flight), in_flight, most, Cost::Units);
+        let (waits, pool) = (Waits::default(), Pool::default());
         Self { label, shares, counts, waits, capacity_bytes, wait, pool, pinned: Pinned::default() }
     }
 
@@ -92,7 +100,7 @@ impl Budget {
         self.capacity_bytes
     }
 
-    /// Most bytes of a small share: it does not wait for larger ones of other clients to have their turn.
+    /// Most bytes of a small share: it may pass a larger one of another client that waits.
     pub(super) fn small_bytes(&self) -> u64 {
         units(self.capacity_bytes) / SMALL_PART as u64 * UNIT_BYTES
     }
@@ -108,7 +116,10 @@ impl Budget {
     /// A share of `bytes` where there is one at once.
     pub(super) fn take_at_once(&self, bytes: u64) -> Option<Permit> {
         let [units, beside] = [units(bytes), self.beside_bytes(bytes) / UNIT_BYTES].map(usize::try_from);
-        let share = self.shares.try_take_leaving((Client::current(), SHORT), units.ok()?, beside.ok()?)?;
+        let (party, units, beside) = ((Client::current(), SHORT), units.ok()?, beside.ok()?);
+        let share = self.shares.try_take_leaving(party, units, beside);
+        // It may pass others, which needs a place in line.
+        let share = share.or_else(|| self.shares.take_leaving(party, units, beside).now_or_never())?;
         let permit = self.lend(share, None);
         self.make_room();
         Some(permit)
@@ -132,8 +143,8 @@ impl Budget {
         self.pool.shrink(self.free_bytes());
     }
 
-    /// What a large share leaves free for small ones: clients may keep large ones for as long as they take to read them. Not of
-    /// budgets that caches fill, of which there is always something to evict.
+    /// What a large share leaves free for small ones: slow clients keep large ones for long. Budgets that caches fill leave
+    /// nothing, as small shares find something to evict.
     fn beside_bytes(&self, bytes: u64) -> u64 {
         if self.label == metrics::Budget::Slice && bytes > self.small_bytes() {
             (self.capacity_bytes / LEFT_PART).min(self.capacity_bytes.saturating_sub(bytes))

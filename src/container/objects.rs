@@ -133,7 +133,7 @@ impl Objects {
             let name = if let EntryKey::Stored(_, key) = key { key.as_str().len() } else { 0 };
             u32::try_from(bytes + name + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
-        let budget = Budget::new(metrics::Budget::Transfer, settings.held_bytes().saturating_add(transfer_bytes), wait);
+        let budget = Budget::with_cache(metrics::Budget::Transfer, settings.held_bytes(), transfer_bytes, wait);
         // A small share: it passes large ones, which wait for slow clients.
         let inline_bytes = INLINE_BYTES.min(budget.small_bytes().max(LEAST_INLINE_BYTES)).min(transfer_bytes);
         Self {

@@ -45,7 +45,7 @@ impl Share {
         let own = (Client::default(), self.party.1);
         let mut state = self.shares.state();
         if self.kind == Kind::Passed {
-            state.passed -= self.units;
+            state.forget_passed(self.units);
             self.kind = Kind::Taken;
         }
         if state.is_counted() && self.party != own {
@@ -61,22 +61,24 @@ impl Share {
     /// Makes one of two of the same [`Shares`].
     pub fn merge(&mut self, mut other: Self) {
         let units = std::mem::take(&mut other.units);
-        let mut state = self.shares.state();
-        if other.kind == Kind::Passed {
-            state.passed -= units;
+        debug_assert_eq!(self.kind == Kind::Counted, other.kind == Kind::Counted, "units that are lent out twice");
+        if self.kind != other.kind || self.party != other.party {
+            let mut state = self.shares.state();
+            match (self.kind, other.kind) {
+                (Kind::Passed, Kind::Taken) => state.passed += units,
+                (Kind::Taken, Kind::Passed) => state.forget_passed(units),
+                _ => {}
+            }
+            if other.party != self.party && state.is_counted() {
+                let line = state.line(other.party);
+                line.held = line.held.saturating_sub(units);
+                state.line(self.party).held += units;
+            }
+            drop(state);
+            // Others may have waited to pass, or for their client to hold less.
+            self.shares.hand_out();
         }
-        if self.kind == Kind::Passed {
-            state.passed += units;
-        }
-        if other.party != self.party && state.is_counted() {
-            let line = state.line(other.party);
-            line.held = line.held.saturating_sub(units);
-            state.line(self.party).held += units;
-        }
-        drop(state);
         self.units += units;
-        // Others may have waited to pass.
-        self.shares.hand_out();
     }
 
     pub(super) fn end(&mut self, time: impl FnOnce(Instant) -> Duration) {

@@ -7,27 +7,31 @@ use super::line::{Line, Most, Place};
 use super::share::Kind;
 use super::{Client, Cost, Party};
 
-/// A share of at most one part in so many of all units is small: it may pass a larger one that waits until others give back enough.
+/// A share of at most one part in so many of all units may pass a larger one that waits until others give back enough.
 pub const SMALL_PART: usize = 64;
 
-/// Shares that passed others are together at most one part in so many of all units, so that a larger one gets its turn.
-const PASSING_PART: usize = 16;
+/// Shares that pass others are together at most one part in so many of the units that no cache fills.
+const PASSING_PART: usize = 8;
+
+/// They are at least one part in so many of that where a larger share that waits leaves less.
+const LEAST_PASSING_PART: usize = 4;
 
 /// Units of [`Shares`](super::Shares), and the lines of those who wait for them.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) all: usize,
     pub(super) free: usize,
+    /// Units that no cache fills.
+    pub(super) in_flight: usize,
     /// Units of shares that passed others.
     pub(super) passed: usize,
     pub(super) cost: Cost,
-    /// Most units of one client, unless it gets them in one share: as long as no other client has or wants any, and then. The
-    /// server's own are not bounded.
+    /// Most units of one client, unless it gets them in one share. The server's own are not bounded.
     pub(super) most: Most,
-    /// What the line had spent that was last given a share. Those that come begin there: nobody saves up.
+    /// What the line had spent that was last given a share. New lines begin there.
     pub(super) clock: u64,
-    /// Those in which somebody waits; those that have something, where that counts; and, while others wait, those that have spent
-    /// more than is past.
+    /// Those in which a request waits; those that hold units, where that counts; and, while others wait, those that have spent more
+    /// than `clock`.
     pub(super) lines: Vec<Line>,
 }
 
@@ -48,16 +52,17 @@ impl State {
     /// Returns true if `party`'s client has too many units to get so many more.
     ///
     /// Where `beside` units must stay free, clients share the others: a client that is alone with its streams leaves some of what
-    /// streams may have.
-    pub(super) fn is_too_much(&self, (client, _): Party, units: usize, beside: usize) -> bool {
+    /// streams may have. Of a stream, only what streams hold counts: short answers do not wait for it.
+    pub(super) fn is_too_much(&self, party: Party, units: usize, beside: usize, is_stream: bool) -> bool {
+        let client = party.0;
         if self.most.among_others >= self.all || client == Client::default() {
             return false;
         }
         let (mut held, mut are_others) = (0usize, false);
         for line in &self.lines {
-            if line.party.0 == client {
+            if line.party == party || line.party.0 == client && !is_stream {
                 held = held.saturating_add(line.held);
-            } else if line.party.0 != Client::default() {
+            } else if ![client, Client::default()].contains(&line.party.0) {
                 are_others |= line.held > 0 || !line.waiting.is_empty();
             }
         }
@@ -73,7 +78,7 @@ impl State {
         let first = self.turns().min()?;
         // Sorted only where the first one's turn comes to nothing.
         let (mut turn, mut later) = (first, None);
-        let (mut is_streams_turn, mut most_units) = (true, usize::MAX);
+        let (mut is_streams_turn, mut most_units, mut most_held) = (true, usize::MAX, usize::MAX);
         loop {
             let line = self.lines.get(turn.1)?;
             let party = line.party;
@@ -82,10 +87,15 @@ impl State {
                     break;
                 }
                 let units = place.units;
-                if units > most_units {
+                // A client passes with small shares, of which it holds few, and not with streams.
+                if most_units < usize::MAX
+                    && (place.stream.is_some()
+                        || units > most_units
+                        || self.held(party.0).saturating_add(units) > most_held)
+                {
                     break;
                 }
-                let is_too_much = self.is_too_much(party, units, place.beside);
+                let is_too_much = self.is_too_much(party, units, place.beside, place.stream.is_some());
                 if !is_too_much && place.needed() <= self.free {
                     let mut place = self.line(party).waiting.remove(at)?;
                     if most_units < usize::MAX && place.kind == Kind::Taken {
@@ -103,14 +113,10 @@ impl State {
                     Some(_) => is_streams_turn = false,
                     // Small shares need not wait for what others may keep for long.
                     None => {
-                        let (each, together) = match place.beside {
-                            0 => (self.all / SMALL_PART, self.all / PASSING_PART),
-                            beside => (beside, beside),
-                        };
-                        if place.units.saturating_add(together) > self.all {
-                            return None;
-                        }
-                        most_units = most_units.min(each).min(together.saturating_sub(self.passed)).min(self.free);
+                        let left = self.passing_beside(place.needed()).saturating_sub(self.passed);
+                        most_units = most_units.min(self.all / SMALL_PART).min(left).min(self.free);
+                        // As for all that clients share: however many of them take what they can get, some is left.
+                        most_held = most_held.min(left / 2);
                         if most_units == 0 {
                             return None;
                         }
@@ -127,10 +133,31 @@ impl State {
         }
     }
 
-    /// The lines in which somebody waits: what they have spent, and where they are.
+    /// Most units of shares that pass one which needs so many: as many as it can do without. A share of nearly all would let none
+    /// pass, and stop all other clients again and again, so that some pass in any case.
+    fn passing_beside(&self, needed: usize) -> usize {
+        let most = self.in_flight / PASSING_PART;
+        most.min(self.in_flight.saturating_sub(needed)).max(most / LEAST_PASSING_PART)
+    }
+
+    /// Units that a client holds; none of the server, which is not bounded.
+    fn held(&self, client: Client) -> usize {
+        if client == Client::default() {
+            return 0;
+        }
+        self.lines.iter().filter(|line| line.party.0 == client).map(|line| line.held).sum()
+    }
+
+    /// The lines in which requests wait: what they have spent, and where they are.
     fn turns(&self) -> impl Iterator<Item = (u64, usize)> {
         let lines = self.lines.iter().enumerate().filter(|(_, line)| !line.waiting.is_empty());
         lines.map(|(at, line)| (line.spent, at))
+    }
+
+    /// So many units of shares that passed others are given back, or are no longer such.
+    pub(super) fn forget_passed(&mut self, units: usize) {
+        debug_assert!(units <= self.passed, "more than passed");
+        self.passed = self.passed.saturating_sub(units);
     }
 
     /// `taken` of the units were free.
@@ -154,7 +181,9 @@ impl State {
     /// `time`: for how long it was kept; `None` where nobody had it.
     pub(super) fn take_back(&mut self, party: Party, units: usize, kind: Kind, time: Option<Duration>) {
         self.free += if kind == Kind::Counted { 0 } else { units };
-        self.passed -= if kind == Kind::Passed { units } else { 0 };
+        if kind == Kind::Passed {
+            self.forget_passed(units);
+        }
         let (is_counted, cost) = (self.is_counted(), self.cost);
         let Some(line) = self.lines.iter_mut().find(|line| line.party == party) else { return };
         if is_counted {

@@ -199,7 +199,7 @@ impl Clients {
         let (account, request) = if limits.are_none() { (None, None) } else { self.request(client).await?.unzip() };
         let counted = Counted::new(&self.accounts.running, client);
         let most = self.concurrent_requests;
-        // As many as are left: however many clients take what they can get, the next one finds some.
+        // No more than are left, so that the first clients leave some to the next.
         let few = (most / FEW).max(1).min(self.most_requests().saturating_sub(admitted.count()));
         let in_flight = match admitted.try_begin(most) {
             Some(in_flight) => in_flight,

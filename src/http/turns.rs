@@ -15,7 +15,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::fair::{Client, Cost, Most, Share, Shares};
 
-/// Requests that are worked on in one round. What others ask for waits for so many milliseconds at most.
+/// Requests that are worked on in one round. A request of another client waits for so many milliseconds at most.
 const IN_ROUND: usize = 32;
 
 /// Where the requests of one thread take turns.
@@ -56,9 +56,12 @@ pub(super) async fn in_turns<T>(client: Client, work: impl Future<Output = T>) -
 impl Turns {
     /// Keeps a turn until all tasks have run that are ready now. Then the next round begins.
     fn use_up(&self, turn: Share) {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.push(turn);
-        if used.len() == 1 {
+        let is_first = {
+            let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+            used.push(turn);
+            used.len() == 1
+        };
+        if is_first {
             let round = Round(Arc::clone(&self.used));
             // A new task is the last of those that are ready.
             tokio::spawn(async move { drop(round) });
