@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::Resources;
 use super::budget::Budget;
 use super::permit::Permit;
 
@@ -12,6 +13,14 @@ use super::permit::Permit;
 pub struct Memory {
     permit: Option<Permit>,
     budget: Budget,
+}
+
+impl Resources {
+    /// A share of the slice budget where `bytes` of it are free; `None` where others hold them or wait for them.
+    pub fn memory_at_once(&self, bytes: u64) -> Option<Memory> {
+        let permit = self.slice_budget.take_at_once(bytes)?;
+        Some(Memory::of(Some(permit), &self.slice_budget))
+    }
 }
 
 impl Memory {

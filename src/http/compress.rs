@@ -23,17 +23,24 @@ const SHORT_BYTES: usize = 64;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Compressible;
 
-/// Compresses a document where the client accepts it.
+/// Compresses a document where the client accepts it and there is memory for it: the request holds the document's own, and must not
+/// wait for more.
 pub(super) async fn document(ask: &Ask<'_>, response: Response<Body>) -> Answer {
     let (mut parts, body) = response.into_parts();
     vary(&mut parts.headers, "accept-encoding");
     let length = body.size_hint().exact().unwrap_or(0);
     let encoding = negotiate(ask).filter(|_| length >= SHORT_BYTES as u64);
-    let Some(encoding) = encoding else { return Ok(Response::from_parts(parts, body)) };
+    let memory = encoding.and_then(|_| ask.app.resources.memory_at_once(grown_bytes(length)));
+    let Some((encoding, mut memory)) = encoding.zip(memory) else { return Ok(Response::from_parts(parts, body)) };
     let fault = |cause: String| Problem::own(problem::INTERNAL, "the server has a fault", cause);
     let bytes = body.collect().await.map_err(|error| fault(error.to_string()))?.to_bytes();
     let len = bytes.len();
-    let compress = move || encoding.compress(&[bytes]);
+    // The job holds its share of memory: it runs on when the client has hung up.
+    let compress = move || -> std::io::Result<Bytes> {
+        let compressed = Bytes::from(Vec::from(encoding.compress(&[bytes])?).into_boxed_slice());
+        memory.shrink(compressed.len() as u64);
+        Ok(memory.own(compressed))
+    };
     let compressed =
         ask.app.resources.cpu().run(Length::of(len), 0, compress).await.map_err(|error| fault(error.to_string()))?;
     let compressed = compressed.map_err(|error| fault(error.to_string()))?;
@@ -88,6 +95,12 @@ impl Encoding {
 /// Whether a format gains from compression: `npy` stays as `numpy.load` wants it, `png` is compressed.
 pub(super) fn is_worthwhile(format: &dyn Format) -> bool {
     matches!(format.name(), "raw" | "json")
+}
+
+/// Upper bound of the buffer that compressing a document of `bytes` fills: while it grows there is an older one beside. The encoder's
+/// window is as short-lived as the job, of which there is one for each core.
+fn grown_bytes(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 64).saturating_add(1 << 10).saturating_mul(3)
 }
 
 /// Upper bound of what compressing `bytes` allocates: the result, were it incompressible, and the

@@ -724,3 +724,30 @@ async fn slices_of_cached_blocks_leave_turns_to_other_clients() {
     let before = answered.lock().unwrap().iter().position(|address| *address == "192.0.2.2").unwrap();
     assert!(before < 100, "{before} were answered before it");
 }
+
+#[tokio::test]
+async fn compressed_documents_that_are_not_taken_are_within_the_budget() {
+    let n5 = N5::new();
+    let mut state = 1u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        format!("{:016x}", state ^ state >> 32)
+    };
+    let text: String = (0..10_000).map(|_| next()).collect();
+    n5.file("g/attributes.json", format!("{{\"text\":\"{text}\"}}"));
+    let slice_budget = 2 << 20;
+    let (_, client) = probed(&n5, Settings { slice_budget, budget_wait: Duration::from_millis(50), ..settings() });
+    let (mut held, mut compressed) = (Vec::new(), 0);
+    for number in 0..24u8 {
+        let request = Request::get("/info/g").header("host", "x").header("accept-encoding", "gzip");
+        let mut request = request.body(Body::empty()).unwrap();
+        request.extensions_mut().insert(ConnectInfo(Some(IpAddr::from([192, 0, 2, number]))));
+        let answer = client.ask(request).await;
+        if answer.status() == 200 {
+            compressed += usize::from(answer.headers().contains_key("content-encoding"));
+            held.push(answer);
+        }
+    }
+    let bytes: u64 = held.iter().filter_map(|answer| http_body::Body::size_hint(answer.body()).exact()).sum();
+    assert!(compressed > 5 && (1 << 20..=slice_budget).contains(&bytes), "{compressed} of {} bytes", bytes);
+}
