@@ -9,7 +9,7 @@ use lz4_sys::{
 };
 
 use super::Numbers;
-use super::codec::{MOST_BYTES, all_streams, compare, decode};
+use super::codec::{MOST_BYTES, Reference, all_streams, compare, decode};
 
 const FRAME: &[u8] = &[0x04, 0x22, 0x4d, 0x18];
 
@@ -99,6 +99,12 @@ fn java_frame(block: &[u8], plain: &[u8]) -> Vec<u8> {
 fn frames(payload: &[u8]) {
     let payload = [FRAME, payload].concat();
     let reference = all_streams(&payload, |rest, _| rest.starts_with(FRAME), frame_by_c);
+    // LZ4 in C takes an offset of 0, which the format forbids.
+    if let Reference::Sound(plain) = &reference
+        && decode("lz4", &payload, plain.len()).is_err_and(|error| error.to_string().contains("OffsetZero"))
+    {
+        return;
+    }
     compare("lz4", &payload, &reference);
 }
 
