@@ -749,5 +749,5 @@ async fn compressed_documents_that_are_not_taken_are_within_the_budget() {
         }
     }
     let bytes: u64 = held.iter().filter_map(|answer| http_body::Body::size_hint(answer.body()).exact()).sum();
-    assert!(compressed > 5 && (1 << 20..=slice_budget).contains(&bytes), "{compressed} of {} bytes", bytes);
+    assert!(compressed > 5 && (1 << 20..=slice_budget).contains(&bytes), "{compressed} of {bytes} bytes");
 }
