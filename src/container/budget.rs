@@ -90,6 +90,11 @@ impl Budget {
         self.waits.are_others()
     }
 
+    /// Returns true if a request waits for a share.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.waits.are_any()
+    }
+
     /// One who waits for a share, as long as this is held.
     fn wait_begins(&self) -> (metrics::Waiting, Wait) {
         (metrics::Waiting::begin(metrics::Queue::of(self.label)), self.waits.begin())

@@ -43,6 +43,11 @@ impl Waits {
         Wait(self.clone())
     }
 
+    /// Returns true if a request waits.
+    pub(super) fn are_any(&self) -> bool {
+        self.all.load(Ordering::Relaxed) > 0
+    }
+
     /// Whether anybody waits for another container. It may be wrong for a moment, while somebody comes or goes.
     pub(super) fn are_others(&self) -> bool {
         self.all.load(Ordering::Relaxed) > self.own.load(Ordering::Relaxed)

@@ -2,6 +2,7 @@
 
 mod admit;
 mod again;
+mod ahead;
 mod asked;
 mod at_once;
 mod bands;

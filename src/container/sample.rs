@@ -8,7 +8,6 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::blocks::Loaded;
 use super::measured::measured;
 use super::memory::Memory;
-use super::slice::LOADS;
 use super::stats::Fingerprint;
 use super::{Access, Container, Dataset, ReadError};
 use crate::cpu::Length;
@@ -149,7 +148,7 @@ impl Container {
         let mut waiting = sample.positions.iter();
         let mut loads = FuturesUnordered::new();
         loop {
-            while loads.len() < LOADS
+            while loads.len() < blocks.budget.loads_at_once()
                 && let Some(position) = waiting.next()
             {
                 let load = async move {

@@ -10,6 +10,7 @@ use futures_util::FutureExt;
 use futures_util::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
 
 use super::admit::Slice;
+use super::ahead::LOADS;
 use super::at_once::{Item, Work};
 use super::blocks::Place;
 use super::canvas::{Canvas, Filled, Slab};
@@ -19,15 +20,6 @@ use super::stats::ReadStats;
 use super::{Access, BudgetError, Container, Dataset, ReadError};
 use crate::cpu::Length;
 use crate::n5::{ConvertError, GridPosition, Region};
-
-/// Blocks of one slice that are loaded at once.
-pub(super) const LOADS: usize = 8;
-
-/// Cached blocks that one slice looks up and pastes at once.
-const LOOKED_UP: u64 = 256;
-
-/// Decoded bytes of the blocks that one slice looks up at once, where that is fewer.
-const LOOKED_UP_BYTES: u64 = 32 << 20;
 
 /// Bytes that come into a core's cache with a sample that lies apart from the others.
 const LINE_BYTES: u64 = 64;
@@ -249,7 +241,6 @@ impl Container {
             .fold(slice.width as u64, u64::saturating_mul);
         let lie_side_by_side = region.shape().first().is_some_and(|n| *n > 1) && region.step().first() == Some(&1);
         let sample_bytes = if lie_side_by_side { slice.width as u64 } else { LINE_BYTES };
-        let looked_up = usize::try_from((LOOKED_UP_BYTES / block_bytes.max(1)).clamp(1, LOOKED_UP)).unwrap_or(1);
         let work = Arc::new(Work {
             blocks: blocks.clone(),
             container: self.id,
@@ -263,6 +254,7 @@ impl Container {
         let passes = self.passes_through(slice, block_bytes);
         let mut positions = dataset.attributes.grid().covering(region);
         loop {
+            let looked_up = blocks.budget.looked_up_at_once(block_bytes);
             let batch: Vec<GridPosition> = positions.by_ref().take(looked_up).collect();
             if batch.is_empty() {
                 break;
@@ -319,7 +311,7 @@ impl Container {
         let since = Instant::now();
         let mut loads = FuturesUnordered::new();
         loop {
-            while loads.len() < LOADS
+            while loads.len() < work.blocks.budget.loads_at_once()
                 && let Some((position, is_again)) = positions.pop_front()
             {
                 loads.push(async move {

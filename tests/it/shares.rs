@@ -46,11 +46,16 @@ fn the_oldest_idle_connection_of_an_address_makes_place_and_others_have_theirs()
         let mut connection = program.connect_from(address);
         (status(&mut connection, "/v/attributes.json"), connection)
     };
-    let mut held: Vec<_> = (0..3).map(|_| open("127.0.0.2")).collect();
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(open("127.0.0.2"));
+        // A connection is idle a moment after its client has the answer.
+        std::thread::sleep(Duration::from_millis(50));
+    }
     assert!(held.iter().all(|(status, _)| *status == Some(200)));
     // The first is used again: the second is idle for longest.
-    std::thread::sleep(Duration::from_millis(5));
     assert_eq!(status(&mut held[0].1, "/v/0/0"), Some(200));
+    std::thread::sleep(Duration::from_millis(50));
     let (fourth, _kept) = open("127.0.0.2");
     assert_eq!(fourth, Some(200));
     let open_still: Vec<_> = held.iter_mut().map(|(_, connection)| status(connection, "/v/0/0")).collect();
