@@ -490,13 +490,13 @@ mod tests {
         let count = passed.len();
         assert_eq!((count, shares.state().passed), (7, 70));
         assert!((&mut other).now_or_never().is_none(), "it is not small");
-        // What is merged with a share that passed none counts as that.
+        // Units that are merged into a share that passed none no longer count as passed.
         held.merge(passed.remove(5));
         assert_eq!(shares.state().passed, 60);
-        // What is the server's own does not count.
+        // Units of the server do not count.
         passed[0].disown();
         assert_eq!(shares.state().passed, 50);
-        // A client that has gone passes nobody.
+        // A client that has gone takes nothing.
         let gone = wait(&shares, 4, 9);
         drop(gone);
         assert_eq!(shares.state().passed, 50);

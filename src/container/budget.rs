@@ -148,8 +148,8 @@ impl Budget {
         self.pool.shrink(self.free_bytes());
     }
 
-    /// What a large share leaves free for small ones: slow clients keep large ones for long. Budgets that caches fill leave
-    /// nothing, as small shares find something to evict.
+    /// Bytes that a large share leaves free for small ones, since slow clients keep large ones for long. Budgets that caches fill
+    /// leave none, since small shares find something to evict.
     fn beside_bytes(&self, bytes: u64) -> u64 {
         if self.label == metrics::Budget::Slice && bytes > self.small_bytes() {
             (self.capacity_bytes / LEFT_PART).min(self.capacity_bytes.saturating_sub(bytes))

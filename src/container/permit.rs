@@ -11,7 +11,7 @@ use crate::metrics;
 /// A share of a [`Budget`](super::budget::Budget), given back when dropped.
 #[derive(Debug)]
 pub(super) struct Permit {
-    /// Shared by all shares of one stream. Let go of first: whoever hands out what is given back looks at it.
+    /// Shared by all shares of one stream. Dropped first: the budget looks at it when it hands out the returned units.
     pub(super) stream: Option<Arc<()>>,
     pub(super) share: Share,
     pub(super) label: metrics::Budget,
@@ -23,7 +23,7 @@ impl Permit {
         bytes_of(&self.share)
     }
 
-    /// The same as a cache's, which gives room to whoever needs it: no client is kept from having more because of it.
+    /// The same share, held for a cache. The cache evicts entries on demand, so the share does not count for any client.
     pub(super) fn of_cache(mut self) -> Self {
         self.share.disown();
         self

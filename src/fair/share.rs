@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Client, Party, Shares};
 
-/// What the units of a share are.
+/// How a share got its units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Taken in turn.

@@ -1,4 +1,4 @@
-//! Who has how many units, and whose turn is next.
+//! The units that are lent out, and the order in which clients that wait get theirs.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(super) struct State {
     pub(super) cost: Cost,
     /// Most units of one client, unless it gets them in one share. The server's own are not bounded.
     pub(super) most: Most,
-    /// What the line had spent that was last given a share. New lines begin there.
+    /// The `spent` of the line that was served last, before it was served. New lines begin with it.
     pub(super) clock: u64,
     /// Those in which a request waits; those that hold units, where that counts; and, while others wait, those that have spent more
     /// than `clock`.
@@ -36,7 +36,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Whether lines are kept for what they hold.
+    /// Returns true if lines are kept as long as they hold units.
     pub(super) fn is_counted(&self) -> bool {
         self.cost == Cost::Time || self.most.among_others < self.all
     }
@@ -106,7 +106,7 @@ impl State {
                     return Some((party, place));
                 }
                 match &place.stream {
-                    // It waits for its own client; whoever is behind it may go first.
+                    // It waits for its own client; places behind it may go first.
                     Some(stream) if stream.strong_count() > 1 => {}
                     _ if is_too_much => break,
                     // Others wait for it, else it would never have enough.
@@ -178,7 +178,7 @@ impl State {
         }
     }
 
-    /// `time`: for how long it was kept; `None` where nobody had it.
+    /// Takes `units` back, which were kept for `time`; `None` if they never reached their receiver.
     pub(super) fn take_back(&mut self, party: Party, units: usize, kind: Kind, time: Option<Duration>) {
         self.free += if kind == Kind::Counted { 0 } else { units };
         if kind == Kind::Passed {
