@@ -475,10 +475,15 @@ mod tests {
         queue.abort();
     }
 
-    /// Blocks of 64 KiB of zeros, 16 of them, of which nothing is cached.
-    fn begun() -> Container {
-        let budget_wait = Duration::from_millis(500);
-        let settings = Settings { decoded_cache: 0, stored_cache: 0, budget_wait, ..settings(1 << 30, 1 << 20) };
+    /// Blocks of 64 KiB of zeros, 16 of them, of which nothing is cached. All of them may be decoded at once.
+    fn begun(budget_wait: Duration) -> Container {
+        let settings = Settings {
+            decoded_cache: 0,
+            stored_cache: 0,
+            decode_budget: 16 << 20,
+            budget_wait,
+            ..settings(1 << 30, 1 << 20)
+        };
         let attributes =
             r#"{"dimensions":[256,4096],"blockSize":[256,256],"dataType":"uint8","compression":{"type":"gzip"}}"#;
         let mut objects = vec![(Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()))];
@@ -493,7 +498,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_has_begun_waits_longer_for_memory() {
-        let container = begun();
+        let budget_wait = Duration::from_millis(500);
+        let container = begun(budget_wait);
         let (resources, access) = (&container.resources, container.resources.begin());
         let dataset = container.dataset(access, &Key::parse("v").unwrap()).await.unwrap();
         let sending = super::super::Sending {
@@ -506,21 +512,19 @@ mod tests {
         };
         let region = Region::whole(dataset.attributes.dimensions());
         let plan = || container.plan_converted_slice(&dataset, region.clone(), &sending).unwrap();
-        // Others have all of a budget for longer than anybody waits before an answer begins.
         for budget in [&resources.slice_budget, &resources.blocks.budget] {
-            let all = || budget.take(budget.capacity_bytes());
-            let release = |held: Permit| {
-                tokio::spawn(async move {
-                    tokio::time::sleep(Duration::from_millis(1500)).await;
-                    drop(held);
-                })
-            };
-            let held = release(all().await.unwrap());
+            let all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
+            let held = all().await;
             assert!(container.next_band(access, &mut plan(), None, None).await.is_err());
-            held.await.unwrap();
+            drop(held);
             let mut slice = plan();
             drop(container.next_band(access, &mut slice, None, None).await.unwrap());
-            let held = release(all().await.unwrap());
+            // Longer than an answer waits that has not begun.
+            let held = all().await;
+            let held = tokio::spawn(async move {
+                tokio::time::sleep(3 * budget_wait).await;
+                drop(held);
+            });
             let waited = Some(Duration::ZERO);
             assert!(container.next_band(access, &mut slice, waited, None).await.unwrap().is_some());
             held.await.unwrap();
