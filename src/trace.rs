@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use export::{Exporter, Finished};
+use futures_util::FutureExt as _;
 
 /// Most steps of one trace; of a request with thousands of blocks the first are enough.
 const STEPS: usize = 256;
@@ -237,15 +238,16 @@ pub fn current() -> Option<Arc<Trace>> {
 }
 
 /// `work`, done for the request of that trace.
-pub async fn within<T>(trace: Option<Arc<Trace>>, work: impl Future<Output = T>) -> T {
+pub fn within<T, F: Future<Output = T>>(trace: Option<Arc<Trace>>, work: F) -> impl Future<Output = T> + use<T, F> {
+    // An async function would have room for `work` twice.
     match trace {
-        Some(trace) => CURRENT.scope(trace, work).await,
-        None => work.await,
+        Some(trace) => CURRENT.scope(trace, work).left_future(),
+        None => work.right_future(),
     }
 }
 
 /// `work` for the request that the caller works for now, wherever it will be done.
-pub fn carried<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
+pub fn carried<T, F: Future<Output = T>>(work: F) -> impl Future<Output = T> + use<T, F> {
     within(current(), work)
 }
 

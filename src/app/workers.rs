@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
@@ -54,10 +55,8 @@ impl Workers {
         let in_turn = (0..count).filter_map(|at| self.workers.get(from.wrapping_add(at) % count));
         let Some(worker) = in_turn.min_by_key(|worker| worker.connections.load(Ordering::Relaxed)) else { return };
         let open = Open::new(&worker.connections);
-        worker.handle.spawn(async move {
-            let _open = open;
-            connection.await;
-        });
+        // An async block would have room for the connection twice.
+        worker.handle.spawn(connection.map(move |()| drop(open)));
     }
 }
 

@@ -207,7 +207,9 @@ impl Blocks {
         }
         // The running task may have more to do than that, and is not kept for it.
         let asked = Arc::new(());
-        let loaded = self.decode(&place, since, &mut times, &Keeper::default(), &Audience::only(&asked)).await?;
+        let (keeper, audience) = (Keeper::default(), Audience::only(&asked));
+        // Rare, and large: on the heap.
+        let loaded = Box::pin(self.decode(&place, since, &mut times, &keeper, &audience)).await?;
         loaded.sound(&place.dataset, &place.position)?;
         Ok((loaded, times))
     }

@@ -230,7 +230,8 @@ impl Container {
             };
             drop(bytes);
             metrics::cache_requests(metrics::Cache::Attributes, metrics::Lookup::Miss, 1);
-            let cached = datasets.cache.try_get_with(cache_key, self.parsed(key, meta, counted)).await;
+            let parsed = Box::pin(self.parsed(key, meta, counted));
+            let cached = datasets.cache.try_get_with(cache_key, parsed).await;
             return cached.map(|group| self.as_seen(group)).map_err(|error| (*error).clone());
         }
     }

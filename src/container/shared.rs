@@ -15,23 +15,28 @@ use crate::trace;
 ///
 /// # Errors
 /// [`ReadError::Died`] when the task does.
-pub(super) async fn share<K, T>(
+pub(super) fn share<K, T, F>(
     joints: &Joints<K>,
     key: K,
-    work: impl Future<Output = T> + Send + 'static,
-) -> Result<T, ReadError>
+    work: F,
+) -> impl Future<Output = Result<T, ReadError>> + use<'_, K, T, F>
 where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
 {
-    let mut joined = joints.join(key);
-    let (since, waiting) = (Instant::now(), (!joined.is_first()).then(|| Waiting::begin(Queue::Load)));
-    let task = joined.spawn(Client::current().works(trace::carried(work)));
-    let done = joined.outcome(task).await;
-    if waiting.is_some() {
-        trace::record("wait", Queue::Load.name(), since.elapsed());
+    // On the heap before anything holds it: the callers, and each of the futures around it, would have room for it twice.
+    let work = Box::pin(work);
+    async move {
+        let mut joined = joints.join(key);
+        let (since, waiting) = (Instant::now(), (!joined.is_first()).then(|| Waiting::begin(Queue::Load)));
+        let task = joined.spawn(Client::current().works(trace::carried(work)));
+        let done = joined.outcome(task).await;
+        if waiting.is_some() {
+            trace::record("wait", Queue::Load.name(), since.elapsed());
+        }
+        done.map_err(|join| ReadError::Died(join.to_string()))
     }
-    done.map_err(|join| ReadError::Died(join.to_string()))
 }
 
 #[cfg(test)]

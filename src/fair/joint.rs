@@ -32,6 +32,8 @@ pub fn leading<T, E>(work: impl Future<Output = Result<T, E>>) -> impl Future<Ou
         // Elsewhere than in such a task, nobody else waits.
         let _ = STATE.try_with(|state| set(state));
     }
+    // On the heap: a cache that awaits it has room for it several times.
+    let work = Box::pin(work);
     let begun = future::lazy(|_| {
         set(|state| state.does_lead.store(true, Ordering::Relaxed));
         // What an earlier run left may be what this one waits for the memory of.
