@@ -16,6 +16,11 @@ pub struct Memory {
 }
 
 impl Resources {
+    /// Most bytes of a share of the slice budget that need not wait for slow clients of larger ones.
+    pub fn small_bytes(&self) -> u64 {
+        self.slice_budget.small_bytes()
+    }
+
     /// A share of the slice budget where `bytes` of it are free; `None` where others hold them or wait for them.
     pub fn memory_at_once(&self, bytes: u64) -> Option<Memory> {
         let permit = self.slice_budget.take_at_once(bytes)?;

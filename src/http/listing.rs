@@ -21,10 +21,42 @@ const PAGE: usize = 10_000;
 /// Memory for the entries of such a page and for the page made of them.
 const PAGE_BYTES: u64 = 8 << 20;
 
-/// Most entries of a page, and the memory for them: fewer where `limits.slice_budget` is small.
-fn page_of(mount: &Mount) -> (usize, u64) {
-    let bytes = PAGE_BYTES.min(mount.container.resources().settings().slice_budget);
-    (usize::try_from(bytes / (PAGE_BYTES / PAGE as u64)).unwrap_or(PAGE).clamp(1, PAGE), bytes)
+/// Most entries of a page that has so much memory.
+fn entries_in(bytes: u64) -> usize {
+    usize::try_from(bytes / (PAGE_BYTES / PAGE as u64)).unwrap_or(PAGE).clamp(1, PAGE)
+}
+
+/// A page of the entries of a directory after `after`, and the memory for it. Where `limits.slice_budget` is small, pages have fewer
+/// entries.
+///
+/// While others hold the memory for a whole page, a small share is enough for a directory with few entries: such shares need not
+/// wait for slow clients.
+async fn page_of(
+    ask: &Ask<'_>,
+    mount: &Mount,
+    key: &Key,
+    after: Option<&str>,
+    blocks: bool,
+) -> Result<(Listed, Memory), Problem> {
+    let (container, resources) = (&mount.container, mount.container.resources());
+    let list = async |bytes| {
+        let listed = container.list(ask.access, key, after, entries_in(bytes), blocks);
+        let listed = ReadError::or_hidden(container.unless_needed(key, Box::pin(listed)).await)?;
+        listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))
+    };
+    let whole = PAGE_BYTES.min(resources.settings().slice_budget);
+    if let Some(memory) = resources.memory_at_once(whole) {
+        return Ok((list(whole).await?, memory));
+    }
+    let small = resources.small_bytes().min(whole);
+    let memory = container.reserve(small).await?;
+    let listed = list(small).await?;
+    if !listed.more {
+        return Ok((listed, memory));
+    }
+    drop((listed, memory));
+    let memory = container.reserve(whole).await?;
+    Ok((list(whole).await?, memory))
 }
 
 /// The listing of the containers, where there are several.
@@ -52,11 +84,7 @@ pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Ans
     if let Some(page) = page_with_token(ask, is_html) {
         return Ok(page);
     }
-    let (most, bytes) = page_of(mount);
-    let memory = mount.container.reserve(bytes).await?;
-    let listed = mount.container.list(ask.access, key, after.as_deref(), most, blocks);
-    let listed = ReadError::or_hidden(mount.container.unless_needed(key, Box::pin(listed)).await)?;
-    let listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
+    let (listed, memory) = page_of(ask, mount, key, after.as_deref(), blocks).await?;
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
     let mut response = rendered(ask, path.trim_end_matches('/'), &listed, is_html, blocks, Some(memory));
     // Never immutable: groups and datasets may be added.
@@ -70,11 +98,7 @@ pub(super) async fn of_view(ask: &Ask<'_>, mount: &Mount, key: &Key, documents: 
     if let Some(page) = page_with_token(ask, is_html) {
         return Ok(page);
     }
-    let (most, bytes) = page_of(mount);
-    let memory = mount.container.reserve(bytes).await?;
-    let listed = mount.container.list(ask.access, key, after.as_deref(), most, false);
-    let listed = ReadError::or_hidden(mount.container.unless_needed(key, Box::pin(listed)).await)?;
-    let mut listed = listed.ok_or_else(|| Problem::missing().cached(mount.cache_missing.clone()))?;
+    let (mut listed, memory) = page_of(ask, mount, key, after.as_deref(), false).await?;
     listed.entries.retain(|entry| entry.kind != EntryKind::File);
     let names = documents.iter().filter(|name| after.as_ref().is_none_or(|after| *name > after));
     let last = listed.entries.last().map(|entry| entry.name.clone()).filter(|_| listed.more);

@@ -435,3 +435,28 @@ fn clients_that_read_nothing_of_large_slices_leave_memory_for_small_ones() {
         std::thread::sleep(Duration::from_millis(50));
     }
 }
+
+#[test]
+fn listings_of_few_entries_do_not_wait_for_slow_clients() {
+    let n5 = large_blocks();
+    for number in 0..2000 {
+        n5.file(&format!("many/{number}/attributes.json"), "{}");
+    }
+    let program = Program::start(&served(&n5, "limits.slice_budget = \"16MiB\"\nlimits.budget_wait = \"1s\""));
+    let mut slow: Vec<_> = (2..12).map(|n| program.connect_from(&format!("127.0.0.{n}"))).collect();
+    for connection in &mut slow {
+        connection.ask("/slice/v?size=4096,20000");
+    }
+    // Less than a page of 10,000 entries takes is free.
+    let held = || program.metric("n5_budget_bytes{budget=\"slice\"}").unwrap_or_default();
+    assert!(comes_true(|| held() > 10e6), "{} bytes", held());
+    let list = |path| {
+        let reply = program.connect_from("127.0.0.100").get(path, "").unwrap();
+        (reply.status, reply.body.matches("\"name\"").count())
+    };
+    assert_eq!(list("/?format=json"), (200, 3));
+    assert_eq!(list("/v/?format=json"), (200, 1));
+    assert_eq!(list("/many/?format=json").0, 503);
+    drop(slow);
+    assert_eq!(list("/many/?format=json"), (200, 2000));
+}
