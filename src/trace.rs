@@ -1,7 +1,7 @@
 //! Traces of requests, for a collector of OpenTelemetry: what a request waited for, read, decoded and encoded, and when.
 //!
 //! Off unless [`start`] was called; then a look at that is all it costs. A request whose trace is kept carries it through
-//! tasks and threads as a task-local value: whoever works for it records what it did, with nothing passed from hand to hand.
+//! tasks and threads as a task-local value: code that works for it records what it did, and no function passes it on.
 //! Neither tokens nor queries are in any trace.
 
 mod export;

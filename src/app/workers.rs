@@ -1,6 +1,6 @@
 //! The threads that serve connections: one for each core, each with its own queue of events.
 //!
-//! A connection stays with its thread. Nothing is stolen, so nobody is woken to look for work: small answers gain
+//! A connection stays with its thread. Nothing is stolen, so no thread is woken to look for work: small answers gain
 //! 8 %, and the slowest of a hundred waits less (docs/PERFORMANCE.md). What takes its time runs elsewhere: on the CPU lane, in
 //! threads that may wait, and documents in a runtime of their own. What a thread cannot share is sending: two clients of one thread have one
 //! core between them while they take large answers, as with nginx.

@@ -31,7 +31,7 @@ const CACHE: metrics::Cache = metrics::Cache::Decoded;
 /// Bookkeeping of one entry, in bytes, estimated generously.
 const ENTRY_BYTES: usize = 768;
 
-/// Pause before a damaged block is read once more: somebody may be writing it.
+/// Pause before a damaged block is read once more: another program may be writing it.
 pub(super) const SECOND_LOOK: Duration = Duration::from_millis(20);
 
 /// How often a request looks again when what it finds keeps changing.
@@ -44,7 +44,7 @@ pub(super) const GLANCED: usize = 64;
 #[derive(Debug)]
 pub(super) enum Failure {
     Read(ReadError),
-    /// Whoever tried could not wait; those who can try again.
+    /// The request that tried must not wait; requests that may wait try again.
     NotAtOnce,
 }
 
@@ -70,7 +70,7 @@ pub(super) struct Blocks {
     /// Most bytes that one block may take while it is decoded.
     pub(super) block_bytes: u64,
     wait: Duration,
-    /// Who waits for which load.
+    /// The requests that wait for each load.
     pub(super) loading: Joints<EntryKey>,
 }
 
@@ -214,7 +214,7 @@ impl Blocks {
         Ok((loaded, times))
     }
 
-    /// Loads once, however many want it. Adds up `times` only for whoever caused the load.
+    /// Loads a block once, however many requests want it. Adds to `times` only for the request that caused the load.
     async fn load_shared(&self, place: Place, since: u64, times: &mut LoadTimes) -> Result<Arc<Loaded>, ReadError> {
         let this = self.clone();
         let load = share(&self.loading, place.entry_key(), async move {
@@ -312,8 +312,8 @@ impl Blocks {
             .ok_or_else(|| blame(BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes }))?;
         let started = Instant::now();
         let (job, at, limit) = (Arc::clone(dataset), position.clone(), self.block_bytes);
-        // The job holds what it uses: it runs on for a while when whoever waits for it has gone, and then what it makes shall
-        // be kept, or who asks again faster than a slow codec decodes would never have it.
+        // The job holds what it uses: it runs on for a while after its clients have gone, and its result is kept. Otherwise a
+        // client that asks again faster than a slow codec decodes would never have the block.
         let (budget, keeper, audience) = (self.budget.clone(), keeper.clone(), audience.clone());
         let job = move |turn: &Turn| {
             keeper.keep();

@@ -14,10 +14,10 @@ use super::{BudgetError, Container, Memory, ReadError};
 use crate::metrics::{self, Shed};
 use crate::store::{Key, Store, StoreError};
 
-/// For how long storage may keep waiting whoever holds memory.
+/// How long a request that holds memory may wait for storage.
 pub(super) const HOLDING: Duration = Duration::from_secs(1);
 
-/// How often whoever waits for storage looks whether others need what he holds. He goes when they did twice.
+/// How often a request that waits for storage looks if others need the memory it holds. It gives up where they did twice.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// How many wait for a share of a budget: all of them, and those of one container.
@@ -61,7 +61,7 @@ impl Drop for Wait {
     }
 }
 
-/// Whether a store has answered nobody for so long that nothing should be held for it.
+/// Returns true if a store has answered no request for so long that nothing should be held for it.
 pub(super) fn is_silent(store: &dyn Store) -> bool {
     store.load().silent >= HOLDING
 }
@@ -96,7 +96,7 @@ pub(super) async fn unless_needed<T>(
 }
 
 impl Container {
-    /// Whether the store has answered nobody for a second or more, while somebody waits for it.
+    /// Returns true if the store has answered no request for a second or more, while one waits for it.
     pub fn is_silent(&self) -> bool {
         is_silent(&*self.store)
     }
@@ -111,8 +111,8 @@ impl Container {
         Ok(Memory::of(Some(self.slice_share(bytes, budget.take(bytes)).await?), budget))
     }
 
-    /// A share of the slice budget, `bytes` as `take` waits for them. Where the store answers nobody, only what is free
-    /// at once: whoever had it would hold it in vain.
+    /// A share of the slice budget, `bytes` as `take` waits for them. Where the store answers no request, only what is free
+    /// at once: the request would hold it in vain.
     ///
     /// # Errors
     /// [`BudgetError`] and [`StoreError::Stalled`].

@@ -9,9 +9,9 @@ use crate::fair::{Client, Joints};
 use crate::metrics::{Queue, Waiting};
 use crate::trace;
 
-/// Does `work` in a task of its own, in the turn of whoever of those who want `key` is first. Of its work, that which is
-/// [`leading`](crate::fair::leading) is what others wait for: a client that hangs up does not restart it, and ends what nobody
-/// else wants. Whoever finds it begun waits for others.
+/// Single flight: does `work` once for all requests that want `key`, in a task of its own, in the first turn that one of their
+/// clients has. The task goes on when one of them hangs up, and ends when the last one does. Requests that find the task begun
+/// count as waiting. The part of `work` that others wait for is [`leading`](crate::fair::leading).
 ///
 /// # Errors
 /// [`ReadError::Died`] when the task does.

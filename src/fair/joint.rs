@@ -23,13 +23,13 @@ pub(super) fn clients() -> Option<watch::Receiver<Vec<Client>>> {
     JOINT.try_with(|joint| joint.clients.subscribe()).ok()
 }
 
-/// Does `work` for all who want what the running task is for: it goes on as long as one of them does.
+/// Does `work` for all clients that want the result of the running task: it goes on as long as one of them does.
 ///
 /// # Errors
 /// Those of `work`; then what it left to do is another's again.
 pub fn leading<T, E>(work: impl Future<Output = Result<T, E>>) -> impl Future<Output = Result<T, E>> {
     fn set(set: impl FnOnce(&TaskState)) {
-        // Elsewhere than in such a task, nobody else waits.
+        // Outside of such a task, no other client waits.
         let _ = STATE.try_with(|state| set(state));
     }
     // On the heap: a cache that awaits it has room for it several times.

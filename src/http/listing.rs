@@ -215,7 +215,7 @@ fn rendered(
     }
     if let Some(next) = next {
         let format = if is_html { "" } else { "&format=json" };
-        // Whoever needs one for this page needs it for the next.
+        // A client that needs one for this page needs it for the next.
         let token = ask.presented.in_query().map(str::to_owned).or_else(|| query::parameter(ask.query(), "token"));
         let token = token.map_or_else(String::new, |token| format!("&token={}", target::encode(&token)));
         let link = format!("<?{}{format}{token}>; rel=\"next\"", next_query(&next, blocks));
