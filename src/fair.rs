@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 pub use joint::{Joined, Joints, Keeper, hold, keeper, leading};
 pub use line::Most;
 pub use share::Share;
-pub use state::SMALL_PART;
+pub use state::small_units;
 
 use line::Place;
 use share::Kind;
@@ -98,13 +98,7 @@ impl Shares {
     pub fn lend(&self, share: Share) -> Share {
         let (party, units) = (share.party, share.units);
         let (sender, receiver) = oneshot::channel();
-        self.state().line(party).waiting.push_front(Place {
-            units,
-            beside: 0,
-            stream: None,
-            kind: Kind::Taken,
-            sender,
-        });
+        self.state().line(party).waiting.push_front(Place::new(units, Kind::Taken, sender));
         // After that: what the line has spent is forgotten when it has nothing and waits for nothing.
         drop(share);
         // A sender goes with a share.
@@ -166,7 +160,7 @@ impl Shares {
         if let Some(share) = self.try_count(party, units) {
             return share;
         }
-        self.wait(party, |sender| Place { units, beside: 0, stream: None, kind: Kind::Counted, sender }).await
+        self.wait(party, |sender| Place::new(units, Kind::Counted, sender)).await
     }
 
     /// Waits for `party`'s turn to have as many units. Dropping the future gives it up.
@@ -179,7 +173,7 @@ impl Shares {
         if let Some(share) = self.try_take_leaving(party, units, beside) {
             return share;
         }
-        let place = |sender| Place { units, beside, stream: None, kind: Kind::Taken, sender };
+        let place = |sender| Place { beside, ..Place::new(units, Kind::Taken, sender) };
         let Some(mut clients) = joint::clients() else {
             return self.wait(party, place).await;
         };
@@ -204,7 +198,7 @@ impl Shares {
     /// client.
     pub async fn take_for_stream(&self, party: Party, units: usize, beside: usize, stream: &Arc<()>) -> Share {
         let stream = Some(Arc::downgrade(stream));
-        self.wait(party, |sender| Place { units, beside, stream, kind: Kind::Taken, sender }).await
+        self.wait(party, |sender| Place { beside, stream, ..Place::new(units, Kind::Taken, sender) }).await
     }
 
     async fn wait(&self, party: Party, place: impl FnOnce(oneshot::Sender<Share>) -> Place) -> Share {
@@ -250,12 +244,7 @@ impl Drop for Waiting<'_> {
             return;
         }
         self.receiver.close();
-        {
-            let mut state = self.shares.state();
-            if let Some(line) = state.lines.iter_mut().find(|line| line.party == self.party) {
-                line.waiting.retain(|place| !place.sender.is_closed());
-            }
-        }
+        self.shares.state().leave(self.party);
         // Others may have waited for it.
         self.shares.hand_out();
     }
@@ -522,6 +511,22 @@ mod tests {
             assert_eq!((&mut large).now_or_never().is_some(), is_there, "{units}");
             drop((passed, large));
         }
+    }
+
+    #[test]
+    fn a_large_share_that_is_given_up_costs_its_client_the_next_turn() {
+        let shares = Shares::new(640, most(639), Cost::Units);
+        let held = shares.take(party(1), 300).now_or_never().unwrap();
+        let (first, mut other) = (wait(&shares, 2, 400), wait(&shares, 3, 50));
+        let second = wait(&shares, 2, 400);
+        let spent = |client| shares.state().line(party(client)).spent;
+        drop(wait(&shares, 4, 20));
+        assert_eq!(spent(4), 0, "it stopped no other");
+        drop(first);
+        assert_eq!(spent(2), 400);
+        assert!((&mut other).now_or_never().is_some(), "the client's next one stops others again");
+        drop((second, held, other));
+        assert!(is_as_new(&shares));
     }
 
     #[test]

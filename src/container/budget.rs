@@ -12,7 +12,7 @@ use super::hold::{Wait, Waits};
 use super::permit::Permit;
 use super::pinned::Pinned;
 use super::pool::Pool;
-use crate::fair::{Client, Cost, Most, SMALL_PART, Share, Shares};
+use crate::fair::{Client, Cost, Most, Share, Shares, small_units};
 use crate::metrics::{self, Shed};
 use crate::n5::{Block, DatasetAttributes, GridPosition, Room};
 use crate::trace;
@@ -41,6 +41,7 @@ pub(super) struct Budget {
     pub(super) counts: Shares,
     waits: Waits,
     capacity_bytes: u64,
+    small_bytes: u64,
     pub(super) wait: Duration,
     /// With what is lent never more than the budget: new memory is not taken before this has made room for it.
     pub(super) pool: Pool,
@@ -68,10 +69,11 @@ impl Budget {
         };
         // Of a cache's memory that is being sent.
         let counts = Shares::new(units, Most { alone: eighths(3), among_others: eighths(3) }, Cost::Units);
+        let small_bytes = small_units(units, in_flight) as u64 * UNIT_BYTES;
         metrics::budget_capacity(label, capacity_bytes);
         let shares = Shares::with_cache(units.saturating_sub(in_flight), in_flight, most, Cost::Units);
         let (waits, pool) = (Waits::default(), Pool::default());
-        Self { label, shares, counts, waits, capacity_bytes, wait, pool, pinned: Pinned::default() }
+        Self { label, shares, counts, waits, capacity_bytes, small_bytes, wait, pool, pinned: Pinned::default() }
     }
 
     /// The same memory, for which others wait at most `wait`.
@@ -107,7 +109,7 @@ impl Budget {
 
     /// Most bytes of a small share: it may pass a larger one of another client that waits.
     pub(super) fn small_bytes(&self) -> u64 {
-        units(self.capacity_bytes) / SMALL_PART as u64 * UNIT_BYTES
+        self.small_bytes
     }
 
     /// Takes a share of `bytes`, waiting for it.
@@ -118,14 +120,11 @@ impl Budget {
         self.take_within(bytes, self.wait).await
     }
 
-    /// A share of `bytes` where there is one at once.
+    /// A share of `bytes` where there is one at once and no other request waits for one.
     pub(super) fn take_at_once(&self, bytes: u64) -> Option<Permit> {
         let [units, beside] = [units(bytes), self.beside_bytes(bytes) / UNIT_BYTES].map(usize::try_from);
         let (party, units, beside) = ((Client::current(), SHORT), units.ok()?, beside.ok()?);
-        let share = self.shares.try_take_leaving(party, units, beside);
-        // It may pass others, which needs a place in line.
-        let share = share.or_else(|| self.shares.take_leaving(party, units, beside).now_or_never())?;
-        let permit = self.lend(share, None);
+        let permit = self.lend(self.shares.try_take_leaving(party, units, beside)?, None);
         self.make_room();
         Some(permit)
     }

@@ -330,10 +330,21 @@ impl Objects {
         }
     }
 
+    /// Objects up to this size are read at once: smaller ones while requests wait for memory, so that more of them may pass large
+    /// ones.
+    fn inline_bytes_now(&self) -> u64 {
+        if self.budget.is_waited_for() {
+            self.inline_bytes.min((self.inline_bytes / 4).max(LEAST_INLINE_BYTES))
+        } else {
+            self.inline_bytes
+        }
+    }
+
     async fn fetch_once(&self, store: &dyn Store, key: &Key) -> Result<Option<Fetched>, ReadError> {
         // A store that hangs holds no memory that others wait for; how much it takes is known when it answers.
-        let mut permit = if hold::is_silent(store) { None } else { Some(self.take(self.inline_bytes).await?) };
-        let mut reading = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(key, self.inline_bytes)));
+        let inline_bytes = self.inline_bytes_now();
+        let mut permit = if hold::is_silent(store) { None } else { Some(self.take(inline_bytes).await?) };
+        let mut reading = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(key, inline_bytes)));
         let in_time = if permit.is_some() { tokio::time::timeout(HOLDING, &mut reading).await.ok() } else { None };
         let object = if let Some(object) = in_time {
             object?

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use super::ahead::{LOADS, bytes_to_load};
 use super::blocks::Loaded;
 use super::measured::measured;
 use super::memory::Memory;
@@ -138,7 +139,9 @@ impl Container {
             if Accumulator::is_counted(data_type) { u64::MAX } else { self.most_elements(dataset, sample.whole) };
         let undecoded = || ReadError::Died(format!("{data_type} is not decoded"));
         let bytes = Accumulator::bytes(data_type, elements.min(limit)).ok_or_else(undecoded)?;
-        let memory = self.reserve(bytes).await?;
+        let left = self.resources.slice_budget.capacity_bytes().saturating_sub(bytes);
+        let loading_bytes = bytes_to_load(sample.positions.len() as u128).min(left);
+        let memory = self.reserve(bytes.saturating_add(loading_bytes)).await?;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let accumulator = Accumulator::new(data_type, elements, limit).ok_or_else(undecoded)?;
         let takes_all = accumulator.takes_all();
@@ -148,7 +151,7 @@ impl Container {
         let mut waiting = sample.positions.iter();
         let mut loads = FuturesUnordered::new();
         loop {
-            while loads.len() < blocks.budget.loads_at_once()
+            while loads.len() < LOADS
                 && let Some(position) = waiting.next()
             {
                 let load = async move {

@@ -1,23 +1,21 @@
 //! Reading a region: admit, gather what is cached and load the rest, paste what is ready.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::FutureExt;
-use futures_util::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::admit::Slice;
-use super::ahead::LOADS;
+use super::ahead::{LOADS, looked_up_at_once};
 use super::at_once::{Item, Work};
 use super::blocks::Place;
 use super::canvas::{Canvas, Filled, Slab};
 use super::memory::Memory;
 use super::permit::Permit;
 use super::stats::ReadStats;
-use super::{Access, BudgetError, Container, Dataset, ReadError};
+use super::{Access, Container, Dataset, ReadError};
 use crate::cpu::Length;
 use crate::n5::{ConvertError, GridPosition, Region};
 
@@ -29,9 +27,6 @@ const SLAB_BYTES: u64 = 1 << 20;
 
 /// Turns a piece of a streamed slice, converted already, into what is sent: as many bytes.
 pub type Finish = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
-
-/// Pause before a block for which there was no memory is loaded again.
-const AGAIN: Duration = Duration::from_millis(100);
 
 impl Container {
     /// Reads a slice that is not streamed, with `extra_bytes` of memory for what will be made of it beyond the
@@ -71,8 +66,11 @@ impl Container {
             return Ok((Bytes::new(), Memory::of(made, &self.resources.slice_budget), ReadStats::default()));
         }
         let bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
-        let taken = held_bytes.saturating_add(extra_bytes);
+        let wanted = held_bytes.saturating_add(extra_bytes);
+        let loading_bytes = self.loading_bytes(slice, &slice.region, wanted);
+        let taken = wanted.saturating_add(loading_bytes);
         let mut permit = self.slice_share(taken, self.resources.slice_budget.take(taken)).await?;
+        let _loading = permit.split(loading_bytes);
         let extra_bytes = held_bytes.saturating_sub(bytes).saturating_add(extra_bytes);
         let mut stats = ReadStats::default();
         let extra = (extra_bytes > 0).then(|| permit.split(extra_bytes));
@@ -110,10 +108,12 @@ impl Container {
         if let Some(bytes) = self.whole_block_to_send(access, slice, &mut stats).await? {
             return Ok((vec![bytes], Memory::of(None, &self.resources.slice_budget), stats));
         }
-        let bytes = slice.held_bytes();
-        let permit = self.slice_share(bytes, self.resources.slice_budget.take_for_buffers(bytes)).await?;
-        stats = ReadStats::default();
         let region = &slice.region;
+        let loading_bytes = self.loading_bytes(slice, region, slice.held_bytes());
+        let taken = slice.held_bytes().saturating_add(loading_bytes);
+        let mut permit = self.slice_share(taken, self.resources.slice_budget.take_for_buffers(taken)).await?;
+        let _loading = permit.split(loading_bytes);
+        stats = ReadStats::default();
         let axis = slowest(region);
         let slabs = match region.rank() {
             0 => vec![Slab::new(region.clone(), slice.held_bytes(), Some(permit), &self.resources.slice_budget)?],
@@ -181,9 +181,11 @@ impl Container {
         let budget = &self.resources.slice_budget;
         let wait = if is_first { budget.wait } else { budget.patience() };
         let beside = if is_first { slice.beside_bytes } else { 0 };
-        let taken = bytes.saturating_add(beside);
+        let loading_bytes = self.loading_bytes(slice, &band, bytes.saturating_add(beside));
+        let taken = bytes.saturating_add(beside).saturating_add(loading_bytes);
         let since = Instant::now();
         let mut permit = budget.take_for_stream(taken, &slice.pieces, wait).await?;
+        let loading = permit.split(loading_bytes);
         slice.memory_waited = since.elapsed();
         if slice.is_converted() || beside > 0 {
             budget.make_room();
@@ -193,6 +195,7 @@ impl Container {
         let slabs = self.slabs(slice, &band, axis, permit, Some(beside))?;
         let mut stats = ReadStats::default();
         let slabs = self.gather(access, slice, &band, slabs, axis, &mut stats).await?;
+        drop(loading);
         if finish.is_none() && !slice.is_converted() {
             return Ok(Some((slabs.into_iter().map(Filled::into_bytes).collect(), stats)));
         }
@@ -254,8 +257,7 @@ impl Container {
         let passes = self.passes_through(slice, block_bytes);
         let mut positions = dataset.attributes.grid().covering(region);
         loop {
-            let looked_up = blocks.budget.looked_up_at_once(block_bytes);
-            let batch: Vec<GridPosition> = positions.by_ref().take(looked_up).collect();
+            let batch: Vec<GridPosition> = positions.by_ref().take(looked_up_at_once(block_bytes)).collect();
             if batch.is_empty() {
                 break;
             }
@@ -295,51 +297,6 @@ impl Container {
             canvas.finish()
         } else {
             self.resources.cpu.run(Length::Short, dataset.id, || canvas.finish()).await?
-        }
-    }
-
-    /// Loads the blocks at `positions`, several at once, and pastes each as soon as it is there. Those for which there is no
-    /// memory are loaded anew within `patience`.
-    async fn load_and_paste(
-        &self,
-        work: &Arc<Work>,
-        positions: Vec<GridPosition>,
-        patience: Duration,
-        stats: &mut ReadStats,
-    ) -> Result<(), ReadError> {
-        let mut positions: VecDeque<_> = positions.into_iter().map(|position| (position, false)).collect();
-        let since = Instant::now();
-        let mut loads = FuturesUnordered::new();
-        loop {
-            while loads.len() < work.blocks.budget.loads_at_once()
-                && let Some((position, is_again)) = positions.pop_front()
-            {
-                loads.push(async move {
-                    if is_again {
-                        tokio::time::sleep(AGAIN).await;
-                    }
-                    let loaded = work.blocks.load(work.place(&position), work.since).await;
-                    (position, loaded)
-                });
-            }
-            let next = loads.next().map(Ok::<_, ReadError>);
-            let Some(first) = self.held(&work.dataset, next).await? else { return Ok(()) };
-            let mut ready = vec![first];
-            while let Some(Some(next)) = loads.next().now_or_never() {
-                ready.push(next);
-            }
-            let mut loaded = Vec::with_capacity(ready.len());
-            for (position, result) in ready {
-                if matches!(result, Err(ReadError::Budget(BudgetError::Waited { .. }))) && since.elapsed() < patience {
-                    positions.push_back((position, true));
-                    continue;
-                }
-                let (block, times) = result?;
-                stats.count_load(times);
-                stats.count(&position, &block);
-                loaded.push(Item::Hit(position, block));
-            }
-            work.paste(loaded, stats).await?;
         }
     }
 
@@ -494,6 +451,28 @@ mod tests {
         let block = Bytes::from(block);
         objects.extend((0..16).map(|n| (Key::parse(&format!("v/0/{n}")).unwrap(), block.clone())));
         Container::new(Arc::new(MemoryStore::new(objects, 0)), Resources::new(settings))
+    }
+
+    #[tokio::test]
+    async fn loads_of_a_slice_count_as_its_memory() {
+        let container = begun(Duration::from_secs(60));
+        let (resources, access) = (&container.resources, container.resources.begin());
+        let dataset = container.dataset(access, &Key::parse("v").unwrap()).await.unwrap();
+        let held = resources.blocks.budget.take(resources.blocks.budget.capacity_bytes()).await.unwrap();
+        let free = || resources.slice_budget.free_bytes();
+        let all = free();
+        for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
+            let region = Region::new([0, 0][..].into(), [256, rows][..].into(), [1, 1][..].into()).unwrap();
+            let slice = container.plan_slice(&dataset, region).unwrap();
+            let mut reading = Box::pin(container.read_slice(access, &slice, 0));
+            assert!(tokio::time::timeout(Duration::from_millis(20), &mut reading).await.is_err());
+            assert_eq!(all - free(), 256 * rows + loading_bytes, "{rows}");
+        }
+        drop(held);
+        let region = Region::new([0, 0][..].into(), [256, 2048][..].into(), [1, 1][..].into()).unwrap();
+        let slice = container.plan_slice(&dataset, region).unwrap();
+        let (data, _memory, _) = container.read_slice(access, &slice, 0).await.unwrap();
+        assert_eq!(all - free(), data.len() as u64, "the elements alone");
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! Lines of clients that wait for shares.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Weak;
 
@@ -45,6 +46,8 @@ pub(super) struct Line {
     /// Units, or nanoseconds.
     pub(super) spent: u64,
     pub(super) held: usize,
+    /// Of these, units of shares that passed others.
+    pub(super) passed: usize,
     pub(super) waiting: VecDeque<Place>,
 }
 
@@ -57,10 +60,17 @@ pub(super) struct Place {
     /// Of a stream: held by those parts of it that are on their way.
     pub(super) stream: Option<Weak<()>>,
     pub(super) kind: Kind,
+    /// Set when others had to wait until there is enough for it.
+    pub(super) has_stopped_others: Cell<bool>,
     pub(super) sender: oneshot::Sender<Share>,
 }
 
 impl Place {
+    /// A place for so many units that leaves none to others, and is of no stream.
+    pub(super) fn new(units: usize, kind: Kind, sender: oneshot::Sender<Share>) -> Self {
+        Self { units, beside: 0, stream: None, kind, has_stopped_others: Cell::new(false), sender }
+    }
+
     /// Units that must be free for it.
     pub(super) fn needed(&self) -> usize {
         if self.kind == Kind::Counted { 0 } else { self.units.saturating_add(self.beside) }

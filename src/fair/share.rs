@@ -45,7 +45,7 @@ impl Share {
         let own = (Client::default(), self.party.1);
         let mut state = self.shares.state();
         if self.kind == Kind::Passed {
-            state.forget_passed(self.units);
+            state.forget_passed(self.party, self.units);
             self.kind = Kind::Taken;
         }
         if state.is_counted() && self.party != own {
@@ -64,10 +64,14 @@ impl Share {
         debug_assert_eq!(self.kind == Kind::Counted, other.kind == Kind::Counted, "units that are lent out twice");
         if self.kind != other.kind || self.party != other.party {
             let mut state = self.shares.state();
-            match (self.kind, other.kind) {
-                (Kind::Passed, Kind::Taken) => state.passed += units,
-                (Kind::Taken, Kind::Passed) => state.forget_passed(units),
-                _ => {}
+            // Of two kinds, or two clients, it is as if none had passed others.
+            for (share, units) in [(&*self, self.units), (&other, units)] {
+                if share.kind == Kind::Passed {
+                    state.forget_passed(share.party, units);
+                }
+            }
+            if self.kind == Kind::Passed {
+                self.kind = Kind::Taken;
             }
             if other.party != self.party && state.is_counted() {
                 let line = state.line(other.party);

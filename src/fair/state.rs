@@ -8,13 +8,19 @@ use super::share::Kind;
 use super::{Client, Cost, Party};
 
 /// A share of at most one part in so many of all units may pass a larger one that waits until others give back enough.
-pub const SMALL_PART: usize = 64;
+const SMALL_PART: usize = 64;
 
 /// Shares that pass others are together at most one part in so many of the units that no cache fills.
 const PASSING_PART: usize = 8;
 
 /// They are at least one part in so many of that where a larger share that waits leaves less.
 const LEAST_PASSING_PART: usize = 4;
+
+/// Most units of a share that may pass larger ones, where `in_flight` of `all` are filled by no cache. The first client that passes has
+/// at most half of what may pass.
+pub fn small_units(all: usize, in_flight: usize) -> usize {
+    (all / SMALL_PART).min(in_flight / PASSING_PART / 2)
+}
 
 /// Units of [`Shares`](super::Shares), and the lines of those who wait for them.
 #[derive(Debug)]
@@ -43,7 +49,7 @@ impl State {
 
     pub(super) fn line(&mut self, party: Party) -> &mut Line {
         let at = self.lines.iter().position(|line| line.party == party).unwrap_or_else(|| {
-            self.lines.push(Line { party, spent: self.clock, held: 0, waiting: VecDeque::new() });
+            self.lines.push(Line { party, spent: self.clock, held: 0, passed: 0, waiting: VecDeque::new() });
             self.lines.len() - 1
         });
         &mut self.lines[at]
@@ -52,7 +58,7 @@ impl State {
     /// Returns true if `party`'s client has too many units to get so many more.
     ///
     /// Where `beside` units must stay free, clients share the others: a client that is alone with its streams leaves some of what
-    /// streams may have. Of a stream, only what streams hold counts: short answers do not wait for it.
+    /// streams may have. For a share of a stream, only the client's streams count; for others, all that the client holds.
     pub(super) fn is_too_much(&self, party: Party, units: usize, beside: usize, is_stream: bool) -> bool {
         let client = party.0;
         if self.most.among_others >= self.all || client == Client::default() {
@@ -78,7 +84,7 @@ impl State {
         let first = self.turns().min()?;
         // Sorted only where the first one's turn comes to nothing.
         let (mut turn, mut later) = (first, None);
-        let (mut is_streams_turn, mut most_units, mut most_held) = (true, usize::MAX, usize::MAX);
+        let (mut is_streams_turn, mut most_units, mut most_of_client) = (true, usize::MAX, usize::MAX);
         loop {
             let line = self.lines.get(turn.1)?;
             let party = line.party;
@@ -87,11 +93,11 @@ impl State {
                     break;
                 }
                 let units = place.units;
-                // A client passes with small shares, of which it holds few, and not with streams.
+                // A client passes with few small shares, and not with streams.
                 if most_units < usize::MAX
                     && (place.stream.is_some()
                         || units > most_units
-                        || self.held(party.0).saturating_add(units) > most_held)
+                        || line.passed.saturating_add(units) > most_of_client)
                 {
                     break;
                 }
@@ -101,6 +107,7 @@ impl State {
                     if most_units < usize::MAX && place.kind == Kind::Taken {
                         place.kind = Kind::Passed;
                         self.passed += units;
+                        self.line(party).passed += units;
                     }
                     self.give(party, units, if place.kind == Kind::Counted { 0 } else { units });
                     return Some((party, place));
@@ -110,13 +117,17 @@ impl State {
                     Some(stream) if stream.strong_count() > 1 => {}
                     _ if is_too_much => break,
                     // Others wait for it, else it would never have enough.
-                    Some(_) => is_streams_turn = false,
+                    Some(_) => {
+                        place.has_stopped_others.set(true);
+                        is_streams_turn = false;
+                    }
                     // Small shares need not wait for what others may keep for long.
                     None => {
+                        place.has_stopped_others.set(true);
                         let left = self.passing_beside(place.needed()).saturating_sub(self.passed);
-                        most_units = most_units.min(self.all / SMALL_PART).min(left).min(self.free);
-                        // As for all that clients share: however many of them take what they can get, some is left.
-                        most_held = most_held.min(left / 2);
+                        most_units = most_units.min(small_units(self.all, self.in_flight)).min(left).min(self.free);
+                        // One client passes with at most half of what is left, so that some is left for the next.
+                        most_of_client = most_of_client.min(left / 2);
                         if most_units == 0 {
                             return None;
                         }
@@ -133,19 +144,11 @@ impl State {
         }
     }
 
-    /// Most units of shares that pass one which needs so many: as many as it can do without. A share of nearly all would let none
-    /// pass, and stop all other clients again and again, so that some pass in any case.
+    /// Most units of shares that may pass one which needs `needed`: what that one leaves, and at least a small part, so that a share
+    /// of nearly all units does not stop all other clients.
     fn passing_beside(&self, needed: usize) -> usize {
         let most = self.in_flight / PASSING_PART;
         most.min(self.in_flight.saturating_sub(needed)).max(most / LEAST_PASSING_PART)
-    }
-
-    /// Units that a client holds; none of the server, which is not bounded.
-    fn held(&self, client: Client) -> usize {
-        if client == Client::default() {
-            return 0;
-        }
-        self.lines.iter().filter(|line| line.party.0 == client).map(|line| line.held).sum()
     }
 
     /// The lines in which requests wait: what they have spent, and where they are.
@@ -154,10 +157,27 @@ impl State {
         lines.map(|(at, line)| (line.spent, at))
     }
 
-    /// So many units of shares that passed others are given back, or are no longer such.
-    pub(super) fn forget_passed(&mut self, units: usize) {
+    /// So many units of shares with which `party` passed others are given back, or are no longer such.
+    pub(super) fn forget_passed(&mut self, party: Party, units: usize) {
         debug_assert!(units <= self.passed, "more than passed");
         self.passed = self.passed.saturating_sub(units);
+        if let Some(line) = self.lines.iter_mut().find(|line| line.party == party) {
+            line.passed = line.passed.saturating_sub(units);
+        }
+    }
+
+    /// Removes the places of `party` that were given up. One that others had to wait for costs what it would have held: a client that
+    /// asks for large shares again and again, and gives them up, would always be first and stop the others at no cost.
+    pub(super) fn leave(&mut self, party: Party) {
+        let cost = self.cost;
+        let Some(line) = self.lines.iter_mut().find(|line| line.party == party) else { return };
+        line.waiting.retain(|place| {
+            let is_left = place.sender.is_closed();
+            if is_left && cost == Cost::Units && place.has_stopped_others.get() {
+                line.spent = line.spent.saturating_add(place.units as u64);
+            }
+            !is_left
+        });
     }
 
     /// `taken` of the units were free.
@@ -182,7 +202,7 @@ impl State {
     pub(super) fn take_back(&mut self, party: Party, units: usize, kind: Kind, time: Option<Duration>) {
         self.free += if kind == Kind::Counted { 0 } else { units };
         if kind == Kind::Passed {
-            self.forget_passed(units);
+            self.forget_passed(party, units);
         }
         let (is_counted, cost) = (self.is_counted(), self.cost);
         let Some(line) = self.lines.iter_mut().find(|line| line.party == party) else { return };
