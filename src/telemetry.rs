@@ -26,8 +26,9 @@ const DURATION_BUCKETS: [f64; 19] = [
     300.0,
 ];
 
-/// How often observations are folded into their buckets when nobody asks for them.
-const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// How often observations are folded into their buckets when no client asks for them. Until then each takes 8 bytes, and loads of tiny
+/// blocks make a million of them a second on two cores: with 5 seconds, they grew to 40 MiB.
+const UPKEEP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Lines of the log that wait to be written: what comes while a full disk or a reader that reads nothing takes none is
 /// dropped and counted, and no request waits for it.
@@ -184,7 +185,7 @@ impl Metrics {
         self.0.render()
     }
 
-    /// Folds observations into their buckets for ever; without it, or anybody asking, they pile up in memory. Spawn it.
+    /// Folds observations into their buckets for ever, so that they do not pile up in memory. To be spawned.
     pub async fn upkeep(self) {
         let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
