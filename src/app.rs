@@ -3,6 +3,7 @@
 mod bounded;
 mod charge;
 mod connections;
+mod fields;
 mod frames;
 mod hpack;
 mod inspect;

@@ -75,6 +75,7 @@ impl Shares {
         Self(Arc::new(Mutex::new(State {
             all: units,
             free: units,
+            occupied: 0,
             in_flight,
             passed: 0,
             cost,
@@ -136,6 +137,23 @@ impl Shares {
         }
         state.give(party, units, units);
         Some(self.share(party, units, Kind::Taken))
+    }
+
+    /// So many units are in use from now on, until [`vacate`](Self::vacate): clients may hold less where that is a part of what is
+    /// free. They can be lent nevertheless.
+    pub fn occupy(&self, units: usize) {
+        let mut state = self.state();
+        state.occupied = state.occupied.saturating_add(units);
+    }
+
+    /// So many units are no longer in use.
+    pub fn vacate(&self, units: usize) {
+        if units > 0 {
+            let mut state = self.state();
+            state.occupied = state.occupied.saturating_sub(units);
+            drop(state);
+            self.hand_out();
+        }
     }
 
     /// Units that `party` has been given while it has some or waits for some. It grows each time it gets more.

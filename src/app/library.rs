@@ -26,6 +26,7 @@ use tower::ServiceExt;
 
 use super::charge::{Charge, MOST_COOKIES, MOST_FIELDS};
 use super::connections::{HEADER_BYTES, is_set};
+use super::fields::keep_read;
 use super::lane::Lane;
 use super::peers::Activity;
 use super::progress::{Fault, Limits, Piece, Progress, Stream};
@@ -175,7 +176,12 @@ fn begin(
     charge: &Charge,
 ) -> Result<(Request<Body>, Option<Stream>), StatusCode> {
     if request.version() != Version::HTTP_2 {
-        return Ok((request.map(Body::new), None));
+        let mut request = request.map(Body::new);
+        if keep_read(request.headers_mut()) {
+            // The rest of the head goes with the last part of it.
+            *request.uri_mut() = copied(request.uri()).unwrap_or_default();
+        }
+        return Ok((request, None));
     }
     // The body, if there is one, is dropped: the library would keep what has come of it.
     let (mut parts, _body) = request.into_parts();
@@ -188,6 +194,7 @@ fn begin(
     }
     let charge = charge.open_stream(&parts).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
     let stream = streams.open(charge);
+    keep_read(&mut parts.headers);
     Ok((Request::from_parts(parts, Body::empty()), Some(stream)))
 }
 

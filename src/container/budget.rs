@@ -36,9 +36,6 @@ const BEGUN_LEAST: Duration = Duration::from_secs(60);
 pub(super) struct Budget {
     pub(super) label: metrics::Budget,
     shares: Shares,
-    /// What cached memory counts as each client's, as long as it is sent. Apart from what is taken: a request whose turn it is to
-    /// send a block may have to load it first.
-    pub(super) counts: Shares,
     waits: Waits,
     capacity_bytes: u64,
     small_bytes: u64,
@@ -67,13 +64,15 @@ impl Budget {
         } else {
             Most { alone: eighths(4), among_others: eighths(3) }
         };
-        // Of a cache's memory that is being sent.
+        // Of a cache's memory that is being sent. Apart from what is taken: a request whose turn it is to send a block may have to
+        // load it first.
         let counts = Shares::new(units, Most { alone: eighths(3), among_others: eighths(3) }, Cost::Units);
         let small_bytes = small_units(units, in_flight) as u64 * UNIT_BYTES;
         metrics::budget_capacity(label, capacity_bytes);
         let shares = Shares::with_cache(units.saturating_sub(in_flight), in_flight, most, Cost::Units);
         let (waits, pool) = (Waits::default(), Pool::default());
-        Self { label, shares, counts, waits, capacity_bytes, small_bytes, wait, pool, pinned: Pinned::default() }
+        let pinned = Pinned::new(counts);
+        Self { label, shares, waits, capacity_bytes, small_bytes, wait, pool, pinned }
     }
 
     /// The same memory, for which others wait at most `wait`.

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::BudgetError;
 use super::budget::{Budget, SHORT, units_of};
 use super::permit::Permit;
-use crate::fair::{Client, Share};
+use crate::fair::{Client, Share, Shares};
 use crate::{metrics, trace};
 
 /// The right to send bytes of a cache to a client.
@@ -21,8 +21,12 @@ pub struct Turn {
 }
 
 /// Cheap to clone; clones share it.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Pinned(Arc<Mutex<State>>);
+#[derive(Debug, Clone)]
+pub(super) struct Pinned {
+    state: Arc<Mutex<State>>,
+    /// What counts as each client's.
+    counts: Shares,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -66,8 +70,13 @@ impl Drop for Passing {
 }
 
 impl Pinned {
+    /// Nothing that is sent; what will be counts in `counts`.
+    pub(super) fn new(counts: Shares) -> Self {
+        Self { state: Arc::default(), counts }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `bytes` of a large object, which are sent under `permit` and are in no cache.
@@ -102,6 +111,7 @@ impl Pinned {
         if buffer.clients.is_empty() {
             buffer.bytes = bytes.len() as u64;
             *all = all.saturating_add(buffer.bytes);
+            self.counts.occupy(units_of(bytes.len()));
         }
         buffer.clients.push((client, Arc::downgrade(&share)));
         drop(state);
@@ -122,7 +132,7 @@ impl Budget {
         if let Some(sent) = self.pinned.again(client, bytes) {
             return Some(sent);
         }
-        let share = self.counts.try_count((client, SHORT), units_of(bytes.len()))?;
+        let share = self.pinned.counts.try_count((client, SHORT), units_of(bytes.len()))?;
         Some(self.pinned.add(client, bytes.clone(), share))
     }
 
@@ -136,12 +146,12 @@ impl Budget {
         // Not counted among those that wait for memory: it needs none.
         let _waiting = metrics::Waiting::begin(metrics::Queue::of(self.label));
         let since = Instant::now();
-        let mut share = pin!(self.counts.count((client, SHORT), units_of(len)));
+        let mut share = pin!(self.pinned.counts.count((client, SHORT), units_of(len)));
         let share = loop {
-            let before = self.counts.given((client, SHORT));
+            let before = self.pinned.counts.given((client, SHORT));
             let waited = tokio::time::timeout(self.wait, share.as_mut()).await;
             // Those of its answers that came first have had their turn meanwhile: it is slow, but takes them.
-            if waited.is_ok() || self.counts.given((client, SHORT)) <= before {
+            if waited.is_ok() || self.pinned.counts.given((client, SHORT)) <= before {
                 break waited;
             }
         };
@@ -171,18 +181,21 @@ impl Drop for Sent {
         let mut state = self.pinned.state();
         // Under the lock: nobody finds it again who would not be counted.
         let last = Arc::into_inner(share);
+        let mut unpinned = 0;
         if last.is_some() {
             let State { buffers, bytes: all } = &mut *state;
             if let Some(buffer) = buffers.get_mut(&address(&self.bytes)) {
                 buffer.clients.retain(|(_, share)| share.strong_count() > 0);
                 if buffer.clients.is_empty() {
                     *all = all.saturating_sub(buffer.bytes);
+                    unpinned = buffer.bytes;
                     buffers.remove(&address(&self.bytes));
                 }
             }
         }
         drop(state);
-        // It wakes others.
+        // Both wake others.
+        self.pinned.counts.vacate(units_of(usize::try_from(unpinned).unwrap_or(usize::MAX)));
         drop(last);
     }
 }
@@ -191,14 +204,14 @@ impl Drop for Sent {
 mod tests {
     use std::time::Duration;
 
-    use crate::fair::{Cost, Most, Shares};
+    use crate::fair::{Cost, Most};
 
     use super::*;
 
     #[test]
     fn a_buffer_counts_once_for_each_client_as_long_as_it_is_sent_to_it() {
         let shares = Shares::new(100, Most { alone: 50, among_others: 50 }, Cost::Units);
-        let (pinned, bytes) = (Pinned::default(), Bytes::from(vec![3; 1000]));
+        let (pinned, bytes) = (Pinned::new(shares.clone()), Bytes::from(vec![3; 1000]));
         let [one, two] = [1, 2].map(Client::new);
         let count = |client| shares.try_count((client, 0), 30);
         assert!(pinned.again(one, &bytes).is_none());
@@ -216,6 +229,25 @@ mod tests {
         assert_eq!(pinned.bytes(), 1000);
         drop(other);
         assert!(pinned.bytes() == 0 && pinned.state().buffers.is_empty());
+    }
+
+    #[test]
+    fn clients_that_take_nothing_leave_some_of_the_memory_to_others() {
+        let budget = Budget::new(metrics::Budget::Transfer, 256 << 10, Duration::ZERO);
+        let mut held = Vec::new();
+        for _ in 0..256 {
+            held.extend((1..=3).filter_map(|client| budget.sent(Client::new(client), &Bytes::from(vec![0; 1 << 10]))));
+        }
+        // Three eighths each would be more than there is.
+        let left = budget.capacity_bytes() - budget.pinned.bytes();
+        assert!((64 << 10..128 << 10).contains(&left), "{left}");
+        assert!(budget.sent(Client::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
+        // What is sent to several is there once.
+        let (shared, before) = (Bytes::from(vec![0; 8 << 10]), budget.pinned.bytes());
+        let sent: Vec<_> = (5..105).map(|client| budget.sent(Client::new(client), &shared).unwrap()).collect();
+        assert_eq!(budget.pinned.bytes() - before, 8 << 10);
+        drop((held, sent));
+        assert!(budget.pinned.bytes() == 0 && budget.sent(Client::new(1), &Bytes::from(vec![0; 96 << 10])).is_some());
     }
 
     #[tokio::test]

@@ -27,6 +27,8 @@ pub fn small_units(all: usize, in_flight: usize) -> usize {
 pub(super) struct State {
     pub(super) all: usize,
     pub(super) free: usize,
+    /// Of these, units that are in use although they are lent to no client.
+    pub(super) occupied: usize,
     /// Units that no cache fills.
     pub(super) in_flight: usize,
     /// Units of shares that passed others.
@@ -72,7 +74,8 @@ impl State {
                 are_others |= line.held > 0 || !line.waiting.is_empty();
             }
         }
-        let (all, free) = (self.all.saturating_sub(beside), self.free.saturating_sub(units.saturating_add(beside)));
+        let free = self.free.saturating_sub(self.occupied);
+        let (all, free) = (self.all.saturating_sub(beside), free.saturating_sub(units.saturating_add(beside)));
         let most = self.most.of(all, self.all);
         let most = if are_others { most.among(all, free) } else { most.alone };
         held > 0 && held.saturating_add(units) > most

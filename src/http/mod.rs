@@ -54,6 +54,7 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header::{CONTENT_LENGTH, VARY};
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use clients::{Limits, network_of};
@@ -338,21 +339,23 @@ async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
 }
 
 async fn dispatch(ask: &Ask<'_>) -> Answer {
-    match ask.target.view {
-        View::Stored => stored::answer(ask).await,
-        View::Slice => slice::answer(ask).await,
+    // Each on the heap, so that a request which waits takes no more than its own route needs.
+    let answer: BoxFuture<'_, Answer> = match ask.target.view {
+        View::Stored => Box::pin(stored::answer(ask)),
+        View::Slice => Box::pin(slice::answer(ask)),
         // Clients probe this key for precomputed volumes.
-        View::Info if ask.target.bare => Err(Problem::missing()),
-        View::Info => info::answer(ask).await,
+        View::Info if ask.target.bare => return Err(Problem::missing()),
+        View::Info => Box::pin(info::answer(ask)),
         View::Viewer => match ask.target.segments.split_first() {
-            Some((first, rest)) if first == "page" => page::answer(ask, rest),
-            _ => viewer::answer(ask).await,
+            Some((first, rest)) if first == "page" => return page::answer(ask, rest),
+            _ => Box::pin(viewer::answer(ask)),
         },
-        View::Stats => stats::answer(ask).await,
-        View::Other(view) => view::answer(ask, view).await,
-        View::Operation(_) if !ask.target.segments.is_empty() => Err(Problem::missing()),
-        View::Operation(operation) => operations::answer(ask, operation).await,
-    }
+        View::Stats => Box::pin(stats::answer(ask)),
+        View::Other(view) => Box::pin(view::answer(ask, view)),
+        View::Operation(_) if !ask.target.segments.is_empty() => return Err(Problem::missing()),
+        View::Operation(operation) => Box::pin(operations::answer(ask, operation)),
+    };
+    answer.await
 }
 
 /// The route as metrics and logs name it.
