@@ -193,7 +193,8 @@ fn served(bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
     answers
 }
 
-/// Answers one after the other. `heads` says which have no body; all after those are taken to have one.
+/// Answers one after the other. `heads` says which have no body; all after those are taken to have one, so that the rest is left out
+/// where that was wrong.
 fn answers(mut bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -205,7 +206,7 @@ fn answers(mut bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
         let mut headers: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut length = 0;
         for line in lines.filter(|line| !line.is_empty()) {
-            let at = line.iter().position(|byte| *byte == b':').expect("a header has a colon");
+            let Some(at) = line.iter().position(|byte| *byte == b':') else { return found };
             let name = String::from_utf8_lossy(&line[..at]).to_ascii_lowercase();
             let value = line[at + 1..].trim_ascii().escape_ascii().to_string();
             if name == "content-length" {

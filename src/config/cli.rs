@@ -21,6 +21,12 @@ const ENCRYPTED_BYTES: u64 = 58 << 10;
 const SHARED_BYTES: u64 = 6 << 10;
 const LEAST_SHARED_BYTES: u64 = 4 << 20;
 
+/// What a stream of HTTP/2 takes of these, at least.
+const LEAST_STREAM_BYTES: u64 = 8 << 10;
+
+/// What a request that waits for memory takes besides its connection's part: measured 12 KiB.
+const WAITING_BYTES: u64 = 16 << 10;
+
 /// Kernel memory of a connection's socket: its structures (5 KiB), its receive buffer, and the part of its send queue that
 /// takes nothing from [`SEND_QUEUES_BYTES`].
 const SOCKET_BYTES: u64 = 19 << 10;
@@ -186,7 +192,20 @@ impl Config {
             (CONNECTION_BYTES, 0)
         };
         let fixed = each.saturating_mul(self.server.max_connections as u64);
-        fixed.saturating_add(self.shared_by_connections_bytes()).saturating_add(handshakes)
+        [self.shared_by_connections_bytes(), handshakes, self.waiting_bytes()]
+            .into_iter()
+            .fold(fixed, u64::saturating_add)
+    }
+
+    /// The memory of requests that wait beyond those of the default `limits.concurrent_requests`, which the process has room for, in
+    /// bytes. No more can come than connections and the memory for their streams allow.
+    fn waiting_bytes(&self) -> u64 {
+        let with_spare = |requests: u64| requests.saturating_add(requests / 4);
+        let most = (self.server.max_connections as u64)
+            .saturating_add(self.shared_by_connections_bytes() / LEAST_STREAM_BYTES);
+        let requests = with_spare(self.limits.concurrent_requests as u64).min(most);
+        let usual = with_spare(super::Limits::default().concurrent_requests as u64);
+        requests.saturating_sub(usual).saturating_mul(WAITING_BYTES)
     }
 
     /// Memory for streams of HTTP/2 and long heads that all connections share, in bytes.
