@@ -1,5 +1,5 @@
-//! Requests that are answered at once: `limits.concurrent_requests`. Others wait, each client's in a line of its own, and
-//! clients take turns.
+//! Requests that are answered at once: `limits.concurrent_requests`, and some more for clients that have few. Others wait, each
+//! client's in a line of its own, and clients take turns.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,6 +12,26 @@ use tokio::time::Instant;
 use crate::fair::Client;
 use crate::metrics::{Queue, Waiting};
 use crate::trace;
+
+/// One part in so many of `limits.concurrent_requests` is spare: for clients that have few.
+const SPARE: usize = 4;
+
+/// Fewer than one part in so many are few.
+const FEW: usize = 16;
+
+/// Most requests that are answered at once where `limit` are configured.
+fn most_of(limit: usize) -> usize {
+    limit.saturating_add(limit / SPARE)
+}
+
+/// A client that has fewer of the requests that are answered may have a spare place: no more than are left, so that the first
+/// clients leave some to the next.
+fn few_of(limit: usize, answered: usize) -> usize {
+    (limit / FEW).max(1).min(most_of(limit).saturating_sub(answered))
+}
+
+/// How many requests of one client are answered. Cheap to clone; clones share it.
+pub(super) type Answered = Arc<AtomicUsize>;
 
 /// How many requests are answered. Cheap to clone; clones share it.
 #[derive(Debug, Clone, Default)]
@@ -31,43 +51,58 @@ struct Counts {
 #[derive(Debug)]
 struct ClientLine {
     client: Client,
+    answered: Answered,
     requests: VecDeque<oneshot::Sender<InFlight>>,
 }
 
 impl Admitted {
-    /// One more, whatever the limit is.
+    /// One more of no client, whatever the limit is.
     pub(super) fn begin(&self) -> InFlight {
         self.0.answered.fetch_add(1, Ordering::SeqCst);
-        InFlight(self.clone())
+        InFlight { admitted: self.clone(), answered: None }
     }
 
-    /// One more, where fewer than `limit` are answered and none waits.
-    pub(super) fn try_begin(&self, limit: usize) -> Option<InFlight> {
-        let more = |count: usize| (count < limit).then_some(count + 1);
+    /// One more of a client, of which so many are `answered`: where fewer than `limit` are and none waits, or as a spare one.
+    pub(super) fn try_begin(&self, limit: usize, answered: &Answered) -> Option<InFlight> {
         let counts = &*self.0;
-        if counts.waiting.load(Ordering::SeqCst) > 0 {
-            return None;
-        }
+        let is_first = counts.waiting.load(Ordering::SeqCst) == 0;
+        let more = |count: usize| {
+            let may = is_first && count < limit || answered.load(Ordering::SeqCst) < few_of(limit, count);
+            may.then_some(count + 1)
+        };
         counts.answered.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
-        Some(InFlight(self.clone()))
+        Some(self.begun(answered))
     }
 
-    /// Waits until it is the turn of a request of `client` and fewer than `limit` are answered, for `patience` at most.
-    pub(super) async fn wait(&self, client: Client, limit: usize, patience: Duration) -> Option<InFlight> {
+    /// One that is counted already.
+    fn begun(&self, answered: &Answered) -> InFlight {
+        answered.fetch_add(1, Ordering::SeqCst);
+        InFlight { admitted: self.clone(), answered: Some(Arc::clone(answered)) }
+    }
+
+    /// Waits until it is the turn of a request of `client` and fewer than `limit` are answered, or a spare place is left for it, for
+    /// `patience` at most.
+    pub(super) async fn wait(
+        &self,
+        client: Client,
+        answered: &Answered,
+        limit: usize,
+        patience: Duration,
+    ) -> Option<InFlight> {
         let counts = &*self.0;
         let (sender, receiver) = oneshot::channel();
         {
             let mut lines = counts.lines.lock().unwrap_or_else(PoisonError::into_inner);
             counts.limit.store(limit, Ordering::SeqCst);
-            match lines.iter_mut().find(|line| line.client == client) {
-                Some(line) => {
-                    // Requests that were given up must not pile up.
-                    if line.requests.len() == line.requests.capacity() {
-                        line.requests.retain(|request| !request.is_closed());
-                    }
-                    line.requests.push_back(sender);
+            if let Some(line) = lines.iter_mut().find(|line| line.client == client) {
+                // Requests that were given up must not pile up.
+                if line.requests.len() == line.requests.capacity() {
+                    line.requests.retain(|request| !request.is_closed());
                 }
-                None => lines.push_back(ClientLine { client, requests: VecDeque::from([sender]) }),
+                line.requests.push_back(sender);
+            } else {
+                let (answered, requests) = (Arc::clone(answered), VecDeque::from([sender]));
+                lines.push_back(ClientLine { client, answered, requests });
             }
             // Before the look at `answered` in `hand_out`: one that ends meanwhile sees that somebody waits.
             counts.waiting.fetch_add(1, Ordering::SeqCst);
@@ -88,22 +123,26 @@ impl Admitted {
     fn hand_out(&self) {
         let counts = &*self.0;
         while counts.waiting.load(Ordering::SeqCst) > 0 {
-            let next = {
+            let (next, in_flight) = {
                 let mut lines = counts.lines.lock().unwrap_or_else(PoisonError::into_inner);
-                if lines.is_empty() || counts.answered.load(Ordering::SeqCst) >= counts.limit.load(Ordering::SeqCst) {
-                    return;
-                }
-                let Some(mut line) = lines.pop_front() else { return };
+                let (limit, all) = (counts.limit.load(Ordering::SeqCst), counts.answered.load(Ordering::SeqCst));
+                let few = few_of(limit, all);
+                let has_few = |line: &ClientLine| line.answered.load(Ordering::SeqCst) < few;
+                let at = if all < limit { Some(0) } else { lines.iter().position(has_few) };
+                let Some(mut line) = at.and_then(|at| lines.remove(at)) else { return };
                 let next = std::iter::from_fn(|| line.requests.pop_front()).find(|request| !request.is_closed());
+                let begun = next.map(|next| {
+                    counts.answered.fetch_add(1, Ordering::SeqCst);
+                    (next, self.begun(&line.answered))
+                });
                 if !line.requests.is_empty() {
                     lines.push_back(line);
                 }
-                let Some(next) = next else { continue };
-                counts.answered.fetch_add(1, Ordering::SeqCst);
-                next
+                let Some(begun) = begun else { continue };
+                begun
             };
             // One that gives up in this moment hands its place on when it is dropped.
-            drop(next.send(InFlight(self.clone())));
+            drop(next.send(in_flight));
         }
     }
 }
@@ -120,12 +159,18 @@ impl Drop for Left<'_> {
 /// A request that is answered, until dropped. Problems and what operations answer are sent without, but for those of
 /// [`super::quick`]: a client that takes nothing of them keeps no place.
 #[derive(Debug)]
-pub(super) struct InFlight(Admitted);
+pub(super) struct InFlight {
+    admitted: Admitted,
+    answered: Option<Answered>,
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.0.answered.fetch_sub(1, Ordering::SeqCst);
-        self.0.hand_out();
+        if let Some(answered) = &self.answered {
+            answered.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.admitted.0.answered.fetch_sub(1, Ordering::SeqCst);
+        self.admitted.hand_out();
     }
 }
 
@@ -140,10 +185,11 @@ mod tests {
     #[tokio::test]
     async fn clients_take_turns_and_nothing_is_left_behind() {
         let admitted = Admitted::default();
-        let mut running = vec![admitted.try_begin(2).unwrap(), admitted.try_begin(2).unwrap()];
-        assert!(admitted.try_begin(2).is_none());
+        let answered: Vec<Answered> = (0..4).map(|_| Answered::default()).collect();
+        let mut running: Vec<_> = (0..2).map(|_| admitted.try_begin(2, &answered[0]).unwrap()).collect();
+        assert!(admitted.try_begin(2, &answered[1]).is_none());
         let mut waiting: Vec<_> = [1, 1, 1, 2, 3]
-            .map(|client| (client, Box::pin(admitted.wait(Client::new(client), 2, PATIENCE))))
+            .map(|client| (client, Box::pin(admitted.wait(Client::new(client as u64), &answered[client], 2, PATIENCE))))
             .into_iter()
             .collect();
         for (_, wait) in &mut waiting {
@@ -164,25 +210,47 @@ mod tests {
         assert_eq!(order, [1, 2, 3, 1]);
         drop(running);
         assert_eq!(admitted.count(), 0);
-        assert!(admitted.try_begin(1).is_some() && admitted.0.lines.lock().unwrap().is_empty());
+        assert!(answered.iter().all(|answered| answered.load(Ordering::SeqCst) == 0));
+        assert!(admitted.try_begin(1, &answered[0]).is_some() && admitted.0.lines.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_spare_place_that_is_free_again_goes_to_a_client_that_has_few() {
+        let (admitted, [greedy, modest, late]) = (Admitted::default(), [(); 3].map(|()| Answered::default()));
+        let _held: Vec<_> = (0..16).map(|_| admitted.try_begin(16, &greedy).unwrap()).collect();
+        assert!(admitted.try_begin(16, &greedy).is_none(), "it has many");
+        let others: Vec<Answered> = (0..4).map(|_| Answered::default()).collect();
+        let mut spare: Vec<_> = others.iter().map(|other| admitted.try_begin(16, other).unwrap()).collect();
+        let mut waits = Box::pin(admitted.wait(Client::new(1), &greedy, 16, PATIENCE));
+        let mut waits_too = Box::pin(admitted.wait(Client::new(2), &modest, 16, PATIENCE));
+        assert!(
+            futures_util::poll!(waits.as_mut()).is_pending() && futures_util::poll!(waits_too.as_mut()).is_pending()
+        );
+        assert!(admitted.try_begin(16, &late).is_none(), "no more than there are");
+        drop(spare.pop());
+        assert!(futures_util::poll!(waits.as_mut()).is_pending());
+        assert!(waits_too.await.is_some());
+        assert_eq!(admitted.count(), 19);
     }
 
     #[tokio::test]
     async fn a_wait_has_an_end() {
         let admitted = Admitted::default();
-        let _running = admitted.begin();
-        assert!(admitted.wait(Client::new(1), 1, Duration::from_millis(5)).await.is_none());
+        let answered = Answered::default();
+        let _running = [(); 2].map(|()| admitted.try_begin(1, &answered));
+        assert!(admitted.wait(Client::new(1), &answered, 1, Duration::from_millis(5)).await.is_none());
         assert_eq!(admitted.0.waiting.load(Ordering::SeqCst), 0);
     }
 
     #[test]
     fn requests_that_are_given_up_do_not_pile_up() {
         let admitted = Admitted::default();
-        let _running = admitted.begin();
+        let answered = Answered::default();
+        let _running = admitted.try_begin(1, &answered);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             for _ in 0..1000 {
-                assert!(admitted.wait(Client::new(1), 1, PATIENCE).now_or_never().is_none());
+                assert!(admitted.wait(Client::new(1), &answered, 1, PATIENCE).now_or_never().is_none());
             }
         });
         assert!(admitted.0.lines.lock().unwrap()[0].requests.len() <= 8);

@@ -18,7 +18,7 @@ use ipnet::IpNet;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::admitted::{Admitted, InFlight};
+use super::admitted::{Admitted, Answered, InFlight};
 use super::guard::Viewpoint;
 use super::paced::Paced;
 use super::problem::{self, Problem};
@@ -34,12 +34,8 @@ const MOST_KNOWN: usize = 50_000;
 /// Accounts of clients that owe nothing are cleared away when there are so many more.
 const TIDIED: usize = 1024;
 
-/// Beyond `limits.concurrent_requests` there is room for one part in so many more: for clients that have few requests, while
-/// others have all those.
-const SPARE: usize = 4;
-
-/// Few are one part in so many of `limits.concurrent_requests`.
-const FEW: usize = 16;
+/// Of one client, at most one part in so many of `limits.concurrent_requests` waits for its own requests.
+const WAITING_PART: usize = 4;
 
 /// Limits for each client; 0 for none.
 #[derive(Debug, Clone, Copy)]
@@ -77,10 +73,12 @@ pub(super) struct Clients {
     accounts: Arc<Accounts>,
 }
 
-/// Everybody who has asked lately, whatever the limits were.
+/// How many requests each client has that has any, and how many of them are answered.
+type Running = Arc<Mutex<HashMap<Client, (usize, Answered)>>>;
+
+/// The clients that have asked lately, whatever the limits were.
 pub(super) struct Accounts {
-    /// How many requests each client has that has any.
-    running: Arc<Mutex<HashMap<Client, usize>>>,
+    running: Running,
     /// Of those that have requests, or owe anything for those they had.
     known: Mutex<Known>,
     /// Requests that wait for another one of their client's.
@@ -182,11 +180,6 @@ impl Clients {
         Client::new(self.accounts.hashing.hash_one((caller, address)))
     }
 
-    /// Most requests at once of all clients together, [`SPARE`] included.
-    pub(super) fn most_requests(&self) -> usize {
-        self.concurrent_requests.saturating_add(self.concurrent_requests / SPARE)
-    }
-
     /// A place among all requests and among the client's, kept until the answer is sent. While there are too many requests,
     /// a client that has few of them is admitted at once, as far as there is room, and others wait for their turn.
     ///
@@ -198,13 +191,10 @@ impl Clients {
         // First: a request that waits here takes no place from others.
         let (account, request) = if limits.are_none() { (None, None) } else { self.request(client).await?.unzip() };
         let counted = Counted::new(&self.accounts.running, client);
-        let most = self.concurrent_requests;
-        // No more than are left, so that the first clients leave some to the next.
-        let few = (most / FEW).max(1).min(self.most_requests().saturating_sub(admitted.count()));
-        let in_flight = match admitted.try_begin(most) {
+        let (most, answered) = (self.concurrent_requests, &counted.answered);
+        let in_flight = match admitted.try_begin(most, answered) {
             Some(in_flight) => in_flight,
-            None if !counted.is_beyond(few) => admitted.begin(),
-            None => admitted.wait(client, most, limits.wait).await.ok_or_else(shed)?,
+            None => admitted.wait(client, answered, most, limits.wait).await.ok_or_else(shed)?,
         };
         Ok(Place { account, limits, _request: request, _counted: counted, _in_flight: in_flight })
     }
@@ -246,7 +236,7 @@ impl<'a> Waiting<'a> {
     fn begin(accounts: &'a Accounts, account: &'a Account, most: usize) -> Option<Self> {
         let this = Self([&accounts.waiting, &account.waiting]);
         let counts = this.0.map(|count| count.fetch_add(1, Ordering::Relaxed));
-        (counts[0] < most && counts[1] < (most / SPARE).max(1)).then_some(this)
+        (counts[0] < most && counts[1] < (most / WAITING_PART).max(1)).then_some(this)
     }
 }
 
@@ -308,30 +298,27 @@ fn shed() -> Problem {
 
 /// A request, counted among its client's as long as this lives.
 struct Counted {
-    running: Arc<Mutex<HashMap<Client, usize>>>,
+    running: Running,
     client: Client,
+    answered: Answered,
 }
 
 impl Counted {
-    fn new(running: &Arc<Mutex<HashMap<Client, usize>>>, client: Client) -> Self {
-        *running.lock().unwrap_or_else(PoisonError::into_inner).entry(client).or_default() += 1;
-        Self { running: Arc::clone(running), client }
-    }
-
-    /// Whether the client has more requests than `few`.
-    fn is_beyond(&self, few: usize) -> bool {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.get(&self.client).is_some_and(|count| *count > few)
+    fn new(running: &Running, client: Client) -> Self {
+        let mut clients = running.lock().unwrap_or_else(PoisonError::into_inner);
+        let (count, answered) = clients.entry(client).or_default();
+        *count += 1;
+        Self { running: Arc::clone(running), client, answered: Arc::clone(answered) }
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut count) = running.entry(self.client) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
+        if let Entry::Occupied(mut requests) = running.entry(self.client) {
+            requests.get_mut().0 -= 1;
+            if requests.get().0 == 0 {
+                requests.remove();
             }
         }
     }
@@ -507,7 +494,7 @@ mod tests {
         let place = clients.enter(modest, &admitted).await.unwrap();
         clients.limits.wait = Duration::from_millis(20);
         assert!(clients.enter(modest, &admitted).await.is_err(), "one is few of sixteen");
-        assert_eq!((admitted.count(), clients.most_requests()), (17, 20));
+        assert_eq!(admitted.count(), 17);
         clients.limits.wait = Duration::from_secs(10);
         {
             let mut waits = std::pin::pin!(clients.enter(greedy, &admitted));
