@@ -156,13 +156,13 @@ impl Server {
             tracing::warn!(%directory, why, "no viewer is served: its directory cannot be looked at");
             None
         });
-        let documents = Documents::start(threads(&config)).context("the threads cannot be started")?;
+        let documents = Documents::start(config.threads()).context("the threads cannot be started")?;
         let wanted = config.clone();
         let (control, tls) = off_thread(limit, move || Ok((control(&wanted)?, tls(&wanted)?)))
             .await
             .context("the files of [access], [jwt] and [tls]")?;
         let listener = Listener::bind(&config.server.listen).await?;
-        let workers = Workers::start(threads(&config)).context("the threads cannot be started")?;
+        let workers = Workers::start(config.threads()).context("the threads cannot be started")?;
         let (handle, settled) = (documents.handle(), config.clone());
         let state = State { config: settled, mounts, resources, trimming, control, viewer, documents: handle };
         let reloader = Reloader::new(state, render_metrics);
@@ -192,7 +192,7 @@ impl Server {
 
     /// Says where the server is, what it serves and how much memory it may take.
     fn announce(&self) {
-        let bound = settings(&self.config).memory_bound();
+        let bound = self.config.memory_bytes();
         let url = self.url();
         let served: Vec<String> = self
             .config
@@ -217,7 +217,7 @@ impl Server {
         let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
         let _ = writeln!(
             out,
-            "serving {served}; caches and budgets take at most {mebibytes} MiB, {connections} connections {more} MiB more, \
+            "serving {served}; caches, budgets and threads take at most {mebibytes} MiB, {connections} connections {more} MiB more, \
              sockets {sockets} MiB in the kernel"
         );
         if self.config.containers.is_empty() {
@@ -272,7 +272,7 @@ impl Server {
 
 /// What the process may take, in bytes.
 fn needed_bytes(config: &Config) -> u64 {
-    let bound = settings(config).memory_bound();
+    let bound = config.memory_bytes();
     [config.connections_bytes(), config.sockets_bytes(), memory_limit::BESIDE]
         .into_iter()
         .fold(bound, u64::saturating_add)
@@ -312,14 +312,6 @@ fn signal() -> std::io::Result<impl Future<Output = ()>> {
             _ = interrupt.recv() => {}
         }
     })
-}
-
-/// Threads that serve connections, and jobs on the CPU lane at once.
-pub fn threads(config: &Config) -> usize {
-    match config.server.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        threads => threads,
-    }
 }
 
 /// Whether certificate and key can be used, where there are any.

@@ -261,7 +261,9 @@ impl Cpu {
         };
         let job = move || {
             let turn = Turn { core: RefCell::new(Some(permit)), since: Cell::new(Instant::now()), lane: Some(paused) };
-            job(&turn)
+            let made = job(&turn);
+            crate::allocator::collect();
+            made
         };
         let job = trace::carried_job(job);
         #[expect(clippy::disallowed_methods, reason = "CPU work belongs here")]

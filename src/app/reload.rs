@@ -15,7 +15,7 @@ use super::mounts::{self, Mounts};
 use super::serving::{News, Serving};
 use crate::access::Control;
 use crate::config::Config;
-use crate::container::{Resources, Settings};
+use crate::container::{Leftovers, Resources, Settings};
 use crate::cpu::Cpu;
 use crate::http::{App, Viewer};
 use crate::{http, metrics, telemetry};
@@ -38,7 +38,7 @@ const FIXED: [&str; 10] = [
 const FIND: Duration = Duration::from_secs(5);
 
 /// How often resources that were replaced are told to give way.
-const AGAIN: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(250);
 
 /// Gives a running server other configurations. Cheap to clone.
 #[derive(Clone)]
@@ -140,12 +140,14 @@ impl Reloader {
     /// Serves by `next` from now on.
     fn put(&self, state: &mut State, next: State) {
         let last = std::mem::replace(state, next);
+        // Before a request can take memory from the new budgets.
+        let leftovers = state.resources.leftovers(&last.resources);
         let app = self.serving().app.successor(state.mounts.list(), Arc::clone(&state.resources), state.options());
         self.0.news.send_replace(Serving::new(&state.config, app));
         if !Arc::ptr_eq(&last.resources, &state.resources) {
             memory_limit::warn(super::needed_bytes(&state.config));
             tokio::spawn(super::trim(Arc::downgrade(&state.resources), state.trimming.clone()));
-            tokio::spawn(retire(Arc::downgrade(&last.resources), state.resources.settings().clone()));
+            tokio::spawn(retire(Arc::downgrade(&last.resources), state.resources.settings().clone(), leftovers));
         }
     }
 
@@ -240,10 +242,16 @@ fn resources(settings: Settings, known: &Arc<Resources>) -> Arc<Resources> {
     if *known.settings() == settings { Arc::clone(known) } else { known.renewed(settings) }
 }
 
-/// Frees what was replaced, as long as requests that began before hold it.
-async fn retire(resources: Weak<Resources>, settings: Settings) {
-    while let Some(resources) = resources.upgrade() {
-        resources.give_way(&settings).await;
+/// Frees what was replaced, as long as requests that began before hold it, or clients take their answers.
+async fn retire(replaced: Weak<Resources>, settings: Settings, mut leftovers: Leftovers) {
+    loop {
+        let resources = replaced.upgrade();
+        if let Some(resources) = &resources {
+            resources.give_way(&settings).await;
+        }
+        if !leftovers.follow() && resources.is_none() {
+            return;
+        }
         drop(resources);
         tokio::time::sleep(AGAIN).await;
     }

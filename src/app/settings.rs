@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::threads;
 use crate::access::{Control, Expected, Patience, Policy, Where};
 use crate::config::{Config, EvictionPolicy, Exposure, Ready, Recheck};
 use crate::container::{self, Settings};
@@ -29,7 +28,7 @@ pub(super) fn settings(config: &Config) -> Settings {
         decode_factor: config.limits.decode_factor,
         attributes: config.limits.attributes,
         budget_wait: config.limits.budget_wait,
-        cores: threads(config),
+        cores: config.threads(),
     }
 }
 

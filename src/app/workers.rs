@@ -69,6 +69,7 @@ impl Worker {
             // New connections and what other threads have done stand in a queue of their own.
             .global_queue_interval(2)
             .thread_name("n5-server")
+            .on_thread_park(crate::allocator::collect)
             .enable_all()
             .build()?;
         let handle = runtime.handle().clone();
@@ -98,6 +99,7 @@ impl Documents {
             .max_blocking_threads(WAITING_THREADS)
             .thread_keep_alive(Duration::MAX)
             .thread_name("n5-documents")
+            .on_thread_park(crate::allocator::collect)
             .enable_all()
             .build()?;
         // The first that waits now, and it stays: later there may be none to be had.

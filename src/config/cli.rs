@@ -11,6 +11,13 @@ use super::{Config, File, Inspect, Root, Sources, Verify, values};
 /// Memory for parsed attributes, which is not configurable.
 const ATTRIBUTES_BYTES: u64 = 8 << 20;
 
+/// Memory of a thread of `server.threads` beyond [`THREADS_INCLUDED`], with those that decode and make documents beside it:
+/// stacks, and what the allocator's heap of each keeps. Measured 3 to 7 MiB (`docs/HOSTILE.md`).
+const THREAD_BYTES: u64 = 8 << 20;
+
+/// Threads whose memory is in what the process takes for itself.
+const THREADS_INCLUDED: u64 = 2;
+
 /// Memory of a connection that has used the HTTP library, without streams of HTTP/2 and with a head of ordinary length,
 /// as measured, and of an encrypted one.
 const CONNECTION_BYTES: u64 = 34 << 10;
@@ -225,13 +232,26 @@ impl Config {
         SEND_QUEUES_BYTES
     }
 
-    /// The most memory that caches and budgets can hold together, in bytes; connections and the rest of the process come on
-    /// top.
+    /// The most memory that caches, budgets and the threads beyond two can hold together, in bytes; connections and the rest
+    /// of the process come on top.
     pub fn memory_bytes(&self) -> u64 {
         let Self { cache, limits, .. } = self;
         [cache.decoded, cache.stored, limits.slice_budget, limits.decode_budget, limits.transfer_budget]
             .into_iter()
-            .fold(ATTRIBUTES_BYTES, u64::saturating_add)
+            .fold(ATTRIBUTES_BYTES.saturating_add(self.threads_bytes()), u64::saturating_add)
+    }
+
+    /// The most memory that the threads beyond two take for themselves, in bytes.
+    pub fn threads_bytes(&self) -> u64 {
+        (self.threads() as u64).saturating_sub(THREADS_INCLUDED).saturating_mul(THREAD_BYTES)
+    }
+
+    /// Threads that serve connections, and jobs on the CPU lane at once: `server.threads`, or one for each core.
+    pub fn threads(&self) -> usize {
+        match self.server.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        }
     }
 
     /// What the configuration comes to, in a few lines for people.
@@ -282,13 +302,14 @@ impl Config {
         let size = values::size::format;
         let _ = write!(
             text,
-            "\nmemory      {} at most: caches {} decoded, {} stored; budgets {} slices, {} decoding, {} transfer",
+            "\nmemory      {} at most: caches {} decoded, {} stored; budgets {} slices, {} decoding, {} transfer; {} threads",
             size(self.memory_bytes()),
             size(self.cache.decoded),
             size(self.cache.stored),
             size(self.limits.slice_budget),
             size(self.limits.decode_budget),
             size(self.limits.transfer_budget),
+            self.threads(),
         );
         let (most, bytes) = (self.server.max_connections, self.connections_bytes());
         let _ = write!(text, "\nconnections {most} at most, which take up to {} MiB more", bytes >> 20);
@@ -332,7 +353,7 @@ mod tests {
         assert!(config.summary().contains("embedded demo"));
         let sources = Sources {
             roots: vec![Root { name: "em".into(), path: "/data/em.n5".into() }],
-            set: vec!["server.base_path=/n5data".into()],
+            set: vec!["server.base_path=/n5data".into(), "server.threads=2".into()],
             ..Sources::default()
         };
         config = Config::load(&sources).unwrap();

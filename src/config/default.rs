@@ -142,7 +142,7 @@ impl Default for Log {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::{ContainerConfig, DEFAULTS};
+    use super::super::{ContainerConfig, DEFAULTS, Server};
     use super::*;
 
     /// default.toml with its commented-out keys (`#key`, not `# prose`) switched on.
@@ -206,6 +206,8 @@ mod tests {
 
     #[test]
     fn caches_and_budgets_leave_room_below_600_mib() {
-        assert_eq!(Config::default().memory_bytes(), 552 * MIB);
+        let with_threads = |threads| Config { server: Server { threads, ..Server::default() }, ..Config::default() };
+        assert_eq!(with_threads(2).memory_bytes(), 552 * MIB);
+        assert_eq!(with_threads(64).memory_bytes(), (552 + 62 * 8) * MIB);
     }
 }

@@ -199,6 +199,18 @@ impl Budget {
         BudgetError::Waited { budget: self.label.name(), waited }
     }
 
+    /// Bytes that are lent out.
+    pub(super) fn lent_bytes(&self) -> u64 {
+        (self.shares.taken() as u64).saturating_mul(UNIT_BYTES)
+    }
+
+    /// Takes `bytes` for the server itself, where they are free and no request waits for them. No metric counts them.
+    pub(super) fn set_aside(&self, bytes: u64) -> Option<Share> {
+        let share = self.shares.try_take((Client::default(), SHORT), usize::try_from(units(bytes)).ok()?)?;
+        self.make_room();
+        Some(share)
+    }
+
     pub(super) fn free_bytes(&self) -> u64 {
         (self.shares.free() as u64).saturating_mul(UNIT_BYTES)
     }

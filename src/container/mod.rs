@@ -64,6 +64,7 @@ pub use memory::Memory;
 pub use objects::Stored;
 pub use pinned::Turn;
 pub use ready::AtOnce;
+pub use renewed::Leftovers;
 pub use sample::{Sample, Survey};
 pub use sight::Sight;
 pub use slice::Finish;
@@ -116,15 +117,6 @@ pub struct Settings {
     pub budget_wait: Duration,
     /// Blocks decoded at once.
     pub cores: usize,
-}
-
-impl Settings {
-    /// Most bytes that caches and budgets together hold at any time, without the process itself.
-    pub fn memory_bound(&self) -> u64 {
-        [self.decoded_cache, self.stored_cache, self.slice_budget, self.decode_budget, self.transfer_budget]
-            .iter()
-            .fold(datasets::MEMORY_BYTES, |sum, part| sum.saturating_add(*part))
-    }
 }
 
 /// Caches, budgets and the CPU lane, shared by all containers of a process.

@@ -5,8 +5,13 @@ use std::sync::Arc;
 
 use moka::future::Cache;
 
+use super::budget::{Budget, bytes_of, units};
 use super::{Container, Resources, Settings};
 use crate::cpu::Cpu;
+use crate::fair::Share;
+
+/// What a new budget lends at least, as one part in so many of it, whatever the one before still lends.
+const LEAST_PART: u64 = 16;
 
 /// How often a cache is told to free what it holds, at a time.
 const EMPTYING: usize = 100;
@@ -31,6 +36,18 @@ impl Resources {
         })
     }
 
+    /// What the budgets of `old` that were not taken over still lend. To be called before these resources are used.
+    pub fn leftovers(&self, old: &Self) -> Leftovers {
+        let kept = Kept::of(&old.settings, &self.settings);
+        let budgets = [
+            (kept.slices, &old.slice_budget, &self.slice_budget),
+            (kept.objects, &old.objects.budget, &self.objects.budget),
+            (kept.blocks, &old.blocks.budget, &self.blocks.budget),
+        ];
+        let replaced = budgets.into_iter().filter(|(is_kept, ..)| !is_kept);
+        Leftovers(replaced.map(|(_, old, new)| Leftover::new(old, new)).collect())
+    }
+
     /// Frees what is cached here and was not taken over by those with the bounds `settings`. To be called until
     /// nothing uses these any more: what still does may put more into the caches.
     pub async fn give_way(&self, settings: &Settings) {
@@ -41,6 +58,57 @@ impl Resources {
         if !kept.blocks {
             empty(&self.blocks.cache).await;
         }
+    }
+}
+
+/// Memory that replaced budgets still lend, to clients that are slow to take their answers. The budgets in their place lend as
+/// much less, so that both together stay within the announced bound, however many reloads there are.
+#[derive(Debug)]
+pub struct Leftovers(Vec<Leftover>);
+
+#[derive(Debug)]
+struct Leftover {
+    old: Budget,
+    new: Budget,
+    /// The part of the new budget that it does not lend.
+    share: Option<Share>,
+}
+
+impl Leftovers {
+    /// To be called now and then: lets the new budgets lend what the old ones have got back. Returns false while those
+    /// lend nothing.
+    pub fn follow(&mut self) -> bool {
+        let mut is_any_lent = false;
+        for leftover in &mut self.0 {
+            is_any_lent |= leftover.follow();
+        }
+        is_any_lent
+    }
+}
+
+impl Leftover {
+    fn new(old: &Budget, new: &Budget) -> Self {
+        let mut leftover = Self { old: old.clone(), new: new.clone(), share: None };
+        leftover.follow();
+        leftover
+    }
+
+    /// Sets as much aside as is still lent, but for a part with which requests go on. Returns false when nothing is lent.
+    fn follow(&mut self) -> bool {
+        let lent = self.old.lent_bytes();
+        let capacity = self.new.capacity_bytes();
+        let wanted = lent.min(capacity - capacity / LEAST_PART);
+        let held = self.share.as_ref().map_or(0, bytes_of);
+        if wanted < held {
+            let free = usize::try_from(units(held - wanted)).unwrap_or(usize::MAX);
+            drop(self.share.as_mut().map(|share| share.split(free)));
+        } else if let Some(more) = self.new.set_aside(wanted - held) {
+            match &mut self.share {
+                Some(share) => share.merge(more),
+                None => self.share = Some(more),
+            }
+        }
+        lent > 0
     }
 }
 
@@ -128,6 +196,48 @@ mod tests {
         assert_eq!(kept(&|new| new.slice_budget *= 2), [true, true, false, true]);
         assert_eq!(kept(&|new| new.decoded_cache *= 2), [true, false, true, true]);
         assert_eq!(kept(&|new| new.stored_cache *= 2), [false, false, true, true]);
+    }
+
+    #[tokio::test]
+    async fn a_new_budget_lends_less_while_the_old_one_still_lends() {
+        const KIB: u64 = 1 << 10;
+        let old = Resources::new(settings());
+        let new = old.renewed(Settings { slice_budget: 2 << 20, ..settings() });
+        let mut held = old.slice_budget.take(1 << 20).await.unwrap();
+        let mut leftovers = new.leftovers(&old);
+        assert_eq!(new.slice_budget.free_bytes(), 1 << 20);
+        held.shrink(300 * KIB);
+        assert!(leftovers.follow());
+        assert_eq!(new.slice_budget.free_bytes(), (2048 - 300) * KIB);
+        held.merge(old.slice_budget.take(200 * KIB).await.unwrap());
+        assert!(leftovers.follow());
+        assert_eq!(new.slice_budget.free_bytes(), (2048 - 500) * KIB);
+        drop(held);
+        assert!(!leftovers.follow());
+        assert_eq!(new.slice_budget.free_bytes(), 2 << 20);
+    }
+
+    #[tokio::test]
+    async fn many_new_budgets_lend_little_more_than_one() {
+        const MIB: u64 = 1 << 20;
+        let (mut resources, mut held) = (Resources::new(settings()), Vec::new());
+        let mut leftovers = Vec::new();
+        for generation in 0..10 {
+            let budget = resources.slice_budget.clone();
+            held.extend(std::iter::from_fn(|| budget.take_at_once(MIB / 64)));
+            let slice_budget = MIB + (generation + 1) % 2 * 1024;
+            let new = resources.renewed(Settings { slice_budget, ..settings() });
+            leftovers.push(new.leftovers(&resources));
+            resources = new;
+        }
+        let bytes: u64 = held.iter().map(super::super::permit::Permit::bytes).sum();
+        assert!(bytes > MIB && bytes < 2 * MIB, "{bytes}");
+        assert!(resources.slice_budget.take_at_once(MIB / 64).is_some(), "requests go on");
+        held.clear();
+        for leftovers in &mut leftovers {
+            assert!(!leftovers.follow());
+        }
+        assert_eq!(resources.slice_budget.free_bytes(), resources.slice_budget.capacity_bytes());
     }
 
     #[tokio::test]
