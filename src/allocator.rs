@@ -245,4 +245,44 @@ mod tests {
             Allocator.dealloc(block, layout);
         }
     }
+
+    /// Blocks of 32 KiB, as much as other tests of this process do not take meanwhile.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_thread_gives_back_what_other_threads_have_freed() {
+        use std::sync::mpsc::channel;
+        const BYTES: usize = 32 << 10;
+        const COUNT: usize = (512 << 20) / BYTES;
+        let layout = Layout::from_size_align(BYTES, 8).unwrap();
+        let (send_blocks, blocks) = channel();
+        let (ask, asked) = channel();
+        let (tell, collected) = channel();
+        let thread = std::thread::spawn(move || {
+            for _ in 0..COUNT {
+                // SAFETY: the layout is of no zero size; the block has so many bytes.
+                let block = unsafe {
+                    let block = MiMalloc.alloc(layout);
+                    block.write_bytes(7, BYTES);
+                    block
+                };
+                send_blocks.send(block.expose_provenance()).unwrap();
+            }
+            asked.recv().unwrap();
+            collect();
+            tell.send(()).unwrap();
+            asked.recv().unwrap();
+        });
+        let blocks: Vec<usize> = blocks.iter().take(COUNT).collect();
+        for block in blocks {
+            // SAFETY: allocated above, with this layout.
+            unsafe { MiMalloc.dealloc(ptr::with_exposed_provenance_mut(block), layout) };
+        }
+        let kept = resident_bytes().unwrap();
+        ask.send(()).unwrap();
+        collected.recv().unwrap();
+        let left = resident_bytes().unwrap();
+        ask.send(()).unwrap();
+        thread.join().unwrap();
+        assert!(left + COUNT * BYTES / 2 < kept, "{} MiB, then {}", kept >> 20, left >> 20);
+    }
 }
