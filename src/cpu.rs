@@ -17,7 +17,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::fair::{Client, Cost, Most, Share, Shares};
-use crate::{metrics, trace};
+use crate::{allocator, metrics, trace};
 
 /// Runs CPU-bound jobs. Cheap to clone; clones share the lanes.
 #[derive(Debug, Clone)]
@@ -262,7 +262,7 @@ impl Cpu {
         let job = move || {
             let turn = Turn { core: RefCell::new(Some(permit)), since: Cell::new(Instant::now()), lane: Some(paused) };
             let made = job(&turn);
-            crate::allocator::collect();
+            allocator::collect();
             made
         };
         let job = trace::carried_job(job);

@@ -15,6 +15,8 @@ use futures_util::FutureExt as _;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
+use crate::allocator;
+
 /// Threads that wait for the disk with the viewer's files; what comes beyond queues up.
 const WAITING_THREADS: usize = 64;
 
@@ -69,7 +71,7 @@ impl Worker {
             // New connections and what other threads have done stand in a queue of their own.
             .global_queue_interval(2)
             .thread_name("n5-server")
-            .on_thread_park(crate::allocator::collect)
+            .on_thread_park(allocator::collect)
             .enable_all()
             .build()?;
         let handle = runtime.handle().clone();
@@ -99,7 +101,7 @@ impl Documents {
             .max_blocking_threads(WAITING_THREADS)
             .thread_keep_alive(Duration::MAX)
             .thread_name("n5-documents")
-            .on_thread_park(crate::allocator::collect)
+            .on_thread_park(allocator::collect)
             .enable_all()
             .build()?;
         // The first that waits now, and it stays: later there may be none to be had.
