@@ -1,12 +1,16 @@
 //! Which allocator has what: small things mimalloc, large buffers the C library, and how both give memory back.
 #![expect(unsafe_code, reason = "allocators have no safe interface")]
 
+mod runs;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ptr;
 use std::time::{Duration, Instant};
 
 use mimalloc::MiMalloc;
+
+pub use runs::{PAGE, Paged};
 
 /// The program's allocator.
 ///
@@ -18,36 +22,85 @@ use mimalloc::MiMalloc;
 #[derive(Debug)]
 pub struct Allocator;
 
-fn is_large(bytes: usize) -> bool {
-    bytes >= LARGE_BYTES
+/// Who has a block of a size.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// mimalloc, or where there are no runs.
+    Small,
+    Medium,
+    /// The C library.
+    Large,
 }
 
-// SAFETY: both are allocators. Which of them has a block follows from the size in its layout, which is the same from
-// its allocation to its end; where a new size is the other's, the block moves.
+impl Owner {
+    /// Of new blocks.
+    fn of(layout: Layout) -> Self {
+        match layout.size() {
+            LARGE_BYTES.. => Self::Large,
+            MEDIUM_BYTES.. if layout.align() <= PAGE => Self::Medium,
+            _ => Self::Small,
+        }
+    }
+
+    /// Of one that exists.
+    fn of_block(block: *mut u8, layout: Layout) -> Self {
+        let owner = Self::of(layout);
+        if owner == Self::Medium && !runs::is_run(block) { Self::Small } else { owner }
+    }
+}
+
+// SAFETY: all are allocators. Which of them has a block follows from the size in its layout, which is the same from its allocation
+// to its end, and for medium ones from its address; where a new size is another's, the block moves.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are those of either.
-        unsafe { if is_large(layout.size()) { System.alloc(layout) } else { MiMalloc.alloc(layout) } }
+        // SAFETY: the caller's promises are those of each.
+        unsafe {
+            match Owner::of(layout) {
+                Owner::Large => System.alloc(layout),
+                Owner::Medium => runs::take(layout.size()).unwrap_or_else(|| MiMalloc.alloc(layout)),
+                Owner::Small => MiMalloc.alloc(layout),
+            }
+        }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above.
-        unsafe { if is_large(layout.size()) { System.alloc_zeroed(layout) } else { MiMalloc.alloc_zeroed(layout) } }
+        // SAFETY: as above; a run has as many bytes.
+        unsafe {
+            match Owner::of(layout) {
+                Owner::Large => System.alloc_zeroed(layout),
+                Owner::Medium => {
+                    let block = self.alloc(layout);
+                    if !block.is_null() {
+                        block.write_bytes(0, layout.size());
+                    }
+                    block
+                }
+                Owner::Small => MiMalloc.alloc_zeroed(layout),
+            }
+        }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: as above; the block is of the one that its layout says.
-        unsafe { if is_large(layout.size()) { System.dealloc(block, layout) } else { MiMalloc.dealloc(block, layout) } }
+        // SAFETY: as above; the block is of the one that its layout and address say.
+        unsafe {
+            match Owner::of_block(block, layout) {
+                Owner::Large => System.dealloc(block, layout),
+                Owner::Medium => runs::give_back(block, layout.size()),
+                Owner::Small => MiMalloc.dealloc(block, layout),
+            }
+        }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: as above; the caller promises that `size` makes a layout with this alignment.
         unsafe {
-            match (is_large(layout.size()), is_large(size)) {
-                (true, true) => System.realloc(block, layout, size),
-                (false, false) => MiMalloc.realloc(block, layout, size),
+            let new_layout = Layout::from_size_align_unchecked(size, layout.align());
+            match (Owner::of_block(block, layout), Owner::of(new_layout)) {
+                (Owner::Large, Owner::Large) => System.realloc(block, layout, size),
+                (Owner::Small, Owner::Small) => MiMalloc.realloc(block, layout, size),
+                (Owner::Medium, Owner::Medium) if layout.size().div_ceil(PAGE) == size.div_ceil(PAGE) => block,
                 _ => {
-                    let moved = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
+                    let moved = self.alloc(new_layout);
                     if !moved.is_null() {
                         ptr::copy_nonoverlapping(block, moved, layout.size().min(size));
                         self.dealloc(block, layout);
@@ -60,10 +113,18 @@ unsafe impl GlobalAlloc for Allocator {
 }
 
 /// Buffers of this size and above are mapped from the system one by one and given back when freed.
-const LARGE_BYTES: usize = 64 << 10;
+pub const LARGE_BYTES: usize = 64 << 10;
+
+/// Buffers of this size and above, which mimalloc would put into pages of 512 KiB, have pages of their own.
+const MEDIUM_BYTES: usize = (8 << 10) + 1;
 
 /// mimalloc's option `purge_delay`, which its bindings have no name for; a test holds that it is the one.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+
+/// Whether a buffer of so many bytes has pages of its own.
+pub fn is_paged(bytes: usize) -> bool {
+    (MEDIUM_BYTES..LARGE_BYTES).contains(&bytes)
+}
 
 /// Milliseconds for which mimalloc keeps memory that is free. With its own second (version 3.3), small blocks that large
 /// ones had driven out of a cache of 512 MiB were still resident when those had come: 923 MiB at the most, 682 with this,
@@ -166,7 +227,7 @@ mod tests {
     use super::*;
 
     /// The sizes about the one where the other allocator begins, and alignments that are more than a heap gives anyhow.
-    const SIZES: [usize; 6] = [1, 100, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES];
+    const SIZES: [usize; 8] = [1, 100, MEDIUM_BYTES - 1, MEDIUM_BYTES, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES];
     const ALIGNMENTS: [usize; 4] = [1, 16, 64, 4096];
 
     fn byte_at(at: usize) -> u8 {

@@ -16,6 +16,7 @@ use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 
 use super::blocks::{Blocks, Failure, LoadTimes, Loaded, Place};
+use super::budget;
 use super::canvas::{Canvas, Elements};
 use super::fresh;
 use super::permit::Permit;
@@ -240,8 +241,11 @@ impl Work {
         let decoding = decoding.of_cache();
         times.decode += started.elapsed();
         decoded(attributes.compression().label(), started.elapsed());
-        let data =
-            if is_plain { decoding.own(block.data) } else { self.blocks.budget.own(block.data.into(), decoding) };
+        let data = if is_plain || budget::is_copied(&block.data) {
+            decoding.own(budget::cached(block.data, !is_plain))
+        } else {
+            self.blocks.budget.own(block.data.into(), decoding)
+        };
         let block = Block { size: block.size, data };
         Some(Loaded::new(block, meta, checked))
     }

@@ -327,8 +327,9 @@ impl Blocks {
             drop(permit);
             // What the cache of stored objects counts must not live on in this one; and what a file's buffer holds besides
             // these bytes would not go back to the pool.
-            let data = if !is_shared && range.contains(&block.data.as_ptr()) {
-                decoding.own(block.data)
+            let is_stored = range.contains(&block.data.as_ptr());
+            let data = if !is_shared && is_stored || budget::is_copied(&block.data) {
+                decoding.own(budget::cached(block.data, !is_stored))
             } else {
                 budget.own(block.data.into(), decoding)
             };

@@ -314,7 +314,7 @@ impl Objects {
             let large = match self.fetch_once(store, key).await? {
                 None => return Ok(None),
                 Some(Fetched::Whole(meta, bytes, permit)) => {
-                    return Ok(Some(Stored::Whole(meta, permit.of_cache().own(bytes))));
+                    return Ok(Some(Stored::Whole(meta, permit.of_cache().own(budget::cached(bytes, false)))));
                 }
                 Some(Fetched::Large(large)) if large.meta().len > WHOLE_BYTES => return Ok(Some(Stored::Large(large))),
                 Some(Fetched::Large(large)) => large,
@@ -322,7 +322,10 @@ impl Objects {
             let permit = self.take(large.meta().len).await?;
             match hold::unless_needed(store, &self.budget, key, Box::pin(large.all())).await? {
                 Ok(bytes) => {
-                    return Ok(Some(Stored::Whole(large.meta().clone(), permit.of_cache().own(bytes))));
+                    return Ok(Some(Stored::Whole(
+                        large.meta().clone(),
+                        permit.of_cache().own(budget::cached(bytes, false)),
+                    )));
                 }
                 Err(ReadError::Store(StoreError::Short(_) | StoreError::Torn(_))) if !second_look => second_look = true,
                 Err(error) => return Err(error),

@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 
 use super::Container;
 use super::again::Found;
+use super::budget;
 use super::fresh::{Access, Checked};
 use super::objects::{Entry, EntryKey, Objects, Uncached, WHOLE_BYTES};
 use crate::metrics::{self, Lookup, StoreOperation};
@@ -171,6 +172,12 @@ impl Objects {
             .ok_or(Uncached::NotAtOnce)?;
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         metrics::store_read_bytes(store.backend(), room.len() as u64);
-        Ok((meta, self.budget.own(room, permit.of_cache())))
+        let permit = permit.of_cache();
+        let bytes = if budget::is_copied(&room) {
+            permit.own(budget::cached(room.into(), true))
+        } else {
+            self.budget.own(room, permit)
+        };
+        Ok((meta, bytes))
     }
 }
