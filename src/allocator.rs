@@ -1,4 +1,5 @@
-//! Which allocator has what: small things mimalloc, large buffers the C library, and how both give memory back.
+//! Which allocator has what: small things mimalloc, medium buffers runs of pages, large ones the C library; and how memory goes
+//! back to the system.
 #![expect(unsafe_code, reason = "allocators have no safe interface")]
 
 mod runs;
@@ -14,7 +15,8 @@ pub use runs::{PAGE, Paged};
 
 /// The program's allocator.
 ///
-/// Large buffers are the system's: their memory must be gone when they are. Small things are mimalloc's, which has a heap
+/// Large buffers are the system's: their memory must be gone when they are. So are medium ones, for which a mapping each would be too
+/// many ([`runs`]). Small things are mimalloc's, which has a heap
 /// for each thread. The C library's heaps have a lock each, and a thread that decodes, which is nicer than those that
 /// serve, may lose its core while it holds one: beside eight clients with blocks of xz one answer of 250 then waited for
 /// up to 5 ms. Nor do threads that serve wait for each other: two answer 36,800 cached planes a second in place of 24,900,
@@ -227,7 +229,8 @@ mod tests {
     use super::*;
 
     /// The sizes about the one where the other allocator begins, and alignments that are more than a heap gives anyhow.
-    const SIZES: [usize; 8] = [1, 100, MEDIUM_BYTES - 1, MEDIUM_BYTES, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES];
+    const SIZES: [usize; 8] =
+        [1, 100, MEDIUM_BYTES - 1, MEDIUM_BYTES, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES];
     const ALIGNMENTS: [usize; 4] = [1, 16, 64, 4096];
 
     fn byte_at(at: usize) -> u8 {

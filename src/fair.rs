@@ -75,6 +75,7 @@ impl Shares {
         Self(Arc::new(Mutex::new(State {
             all: units,
             free: units,
+            owed: 0,
             occupied: 0,
             in_flight,
             passed: 0,
@@ -113,8 +114,24 @@ impl Shares {
 
     /// Units that somebody has.
     pub fn taken(&self) -> usize {
-        let state = self.state();
-        state.all - state.free
+        self.state().taken()
+    }
+
+    /// Has so many units from now on. What is lent beyond them is not lent again when it is given back.
+    pub fn resize(&self, cached: usize, in_flight: usize, most: Most) {
+        let mut state = self.state();
+        let (units, taken) = (cached.saturating_add(in_flight), state.taken());
+        *state = State {
+            all: units,
+            free: units.saturating_sub(taken),
+            owed: taken.saturating_sub(units),
+            in_flight,
+            most,
+            lines: std::mem::take(&mut state.lines),
+            ..*state
+        };
+        drop(state);
+        self.hand_out();
     }
 
     /// A share for `party`, where there is one that nobody waits for.

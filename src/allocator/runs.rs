@@ -311,7 +311,8 @@ mod tests {
     #[test]
     fn the_memory_of_freed_runs_goes_back_but_for_a_part() {
         const COUNT: usize = 4000;
-        let runs: Vec<Paged> = (0..COUNT).map(|_| Paged::copy_of(&[7; 5 * PAGE]).unwrap()).collect();
+        let bytes = vec![7; 5 * PAGE];
+        let runs: Vec<Paged> = (0..COUNT).map(|_| Paged::copy_of(&bytes).unwrap()).collect();
         let places: Vec<*mut u8> = runs.iter().map(|paged| paged.run.as_ptr()).collect();
         // One is left of a hundred, which keeps nothing else.
         let left: Vec<Paged> = runs.into_iter().step_by(100).collect();

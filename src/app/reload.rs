@@ -15,7 +15,7 @@ use super::mounts::{self, Mounts};
 use super::serving::{News, Serving};
 use crate::access::Control;
 use crate::config::Config;
-use crate::container::{Leftovers, Resources, Settings};
+use crate::container::{Resources, Settings};
 use crate::cpu::Cpu;
 use crate::http::{App, Viewer};
 use crate::{http, metrics, telemetry};
@@ -140,14 +140,13 @@ impl Reloader {
     /// Serves by `next` from now on.
     fn put(&self, state: &mut State, next: State) {
         let last = std::mem::replace(state, next);
-        // Before a request can take memory from the new budgets.
-        let leftovers = state.resources.leftovers(&last.resources);
+        state.resources.come_into_force();
         let app = self.serving().app.successor(state.mounts.list(), Arc::clone(&state.resources), state.options());
         self.0.news.send_replace(Serving::new(&state.config, app));
         if !Arc::ptr_eq(&last.resources, &state.resources) {
             memory_limit::warn(super::needed_bytes(&state.config));
             tokio::spawn(super::trim(Arc::downgrade(&state.resources), state.trimming.clone()));
-            tokio::spawn(retire(Arc::downgrade(&last.resources), state.resources.settings().clone(), leftovers));
+            tokio::spawn(retire(Arc::downgrade(&last.resources), state.resources.settings().clone()));
         }
     }
 
@@ -242,16 +241,10 @@ fn resources(settings: Settings, known: &Arc<Resources>) -> Arc<Resources> {
     if *known.settings() == settings { Arc::clone(known) } else { known.renewed(settings) }
 }
 
-/// Frees what was replaced, as long as requests that began before hold it, or clients take their answers.
-async fn retire(replaced: Weak<Resources>, settings: Settings, mut leftovers: Leftovers) {
-    loop {
-        let resources = replaced.upgrade();
-        if let Some(resources) = &resources {
-            resources.give_way(&settings).await;
-        }
-        if !leftovers.follow() && resources.is_none() {
-            return;
-        }
+/// Frees what was replaced, as long as requests that began before hold it.
+async fn retire(resources: Weak<Resources>, settings: Settings) {
+    while let Some(resources) = resources.upgrade() {
+        resources.give_way(&settings).await;
         drop(resources);
         tokio::time::sleep(AGAIN).await;
     }

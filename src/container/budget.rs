@@ -38,6 +38,7 @@ pub(super) struct Budget {
     pub(super) label: metrics::Budget,
     shares: Shares,
     waits: Waits,
+    sizes: Sizes,
     capacity_bytes: u64,
     small_bytes: u64,
     pub(super) wait: Duration,
@@ -45,6 +46,37 @@ pub(super) struct Budget {
     pub(super) pool: Pool,
     /// Buffers of caches that are being sent.
     pub(super) pinned: Pinned,
+}
+
+/// Units of a budget, and how many of them one client may have.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    cached: usize,
+    in_flight: usize,
+    most: Most,
+    /// Of a cache's memory that is being sent.
+    most_pinned: Most,
+}
+
+impl Sizes {
+    fn new(label: metrics::Budget, cached_bytes: u64, in_flight_bytes: u64) -> Self {
+        let capacity_bytes = cached_bytes.saturating_add(in_flight_bytes);
+        let [units, in_flight] =
+            [capacity_bytes, in_flight_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
+        // A client may be slow to take its answers: the others do not wait for all of them.
+        let eighths = |n: usize| units - units / 8 * (8 - n);
+        let most = if label == metrics::Budget::Slice {
+            Most { alone: eighths(6), among_others: eighths(4) }
+        } else {
+            Most { alone: eighths(4), among_others: eighths(3) }
+        };
+        let most_pinned = Most { alone: eighths(3), among_others: eighths(3) };
+        Self { cached: units.saturating_sub(in_flight), in_flight, most, most_pinned }
+    }
+
+    fn all(self) -> usize {
+        self.cached.saturating_add(self.in_flight)
+    }
 }
 
 impl Budget {
@@ -56,24 +88,29 @@ impl Budget {
     /// As [`Self::new`], of `in_flight_bytes` and those that a cache may fill.
     pub(super) fn with_cache(label: metrics::Budget, cached_bytes: u64, in_flight_bytes: u64, wait: Duration) -> Self {
         let capacity_bytes = cached_bytes.saturating_add(in_flight_bytes);
-        let [units, in_flight] =
-            [capacity_bytes, in_flight_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
-        // A client may be slow to take its answers: the others do not wait for all of them.
-        let eighths = |n: usize| units - units / 8 * (8 - n);
-        let most = if label == metrics::Budget::Slice {
-            Most { alone: eighths(6), among_others: eighths(4) }
-        } else {
-            Most { alone: eighths(4), among_others: eighths(3) }
-        };
-        // Of a cache's memory that is being sent. Apart from what is taken: a request whose turn it is to send a block may have to
-        // load it first.
-        let counts = Shares::new(units, Most { alone: eighths(3), among_others: eighths(3) }, Cost::Units);
-        let small_bytes = small_units(units, in_flight) as u64 * UNIT_BYTES;
+        let sizes = Sizes::new(label, cached_bytes, in_flight_bytes);
+        let small_bytes = small_units(sizes.all(), sizes.in_flight) as u64 * UNIT_BYTES;
         metrics::budget_capacity(label, capacity_bytes);
-        let shares = Shares::with_cache(units.saturating_sub(in_flight), in_flight, most, Cost::Units);
+        let shares = Shares::with_cache(sizes.cached, sizes.in_flight, sizes.most, Cost::Units);
+        // Apart from what is taken: a request whose turn it is to send a block may have to load it first.
+        let pinned = Pinned::new(Shares::new(sizes.all(), sizes.most_pinned, Cost::Units));
         let (waits, pool) = (Waits::default(), Pool::default());
-        let pinned = Pinned::new(counts);
-        Self { label, shares, waits, capacity_bytes, small_bytes, wait, pool, pinned }
+        Self { label, shares, waits, sizes, capacity_bytes, small_bytes, wait, pool, pinned }
+    }
+
+    /// This budget with the size of `other`, once that [comes into force](Self::come_into_force): what is lent stays so.
+    pub(super) fn with_size_of(&self, other: &Self) -> Self {
+        let Self { shares, waits, pool, pinned, .. } = self.clone();
+        Self { shares, waits, pool, pinned, ..other.clone() }
+    }
+
+    /// From now on this many bytes are lent, also by budgets of another size that share them.
+    pub(super) fn come_into_force(&self) {
+        let Sizes { cached, in_flight, most, most_pinned } = self.sizes;
+        metrics::budget_capacity(self.label, self.capacity_bytes);
+        self.shares.resize(cached, in_flight, most);
+        self.pinned.resize(self.sizes.all(), most_pinned);
+        self.make_room();
     }
 
     /// The same memory, for which others wait at most `wait`.
@@ -198,18 +235,6 @@ impl Budget {
             metrics::Budget::Attributes => Shed::AttributesBudget,
         });
         BudgetError::Waited { budget: self.label.name(), waited }
-    }
-
-    /// Bytes that are lent out.
-    pub(super) fn lent_bytes(&self) -> u64 {
-        (self.shares.taken() as u64).saturating_mul(UNIT_BYTES)
-    }
-
-    /// Takes `bytes` for the server itself, where they are free and no request waits for them. No metric counts them.
-    pub(super) fn set_aside(&self, bytes: u64) -> Option<Share> {
-        let share = self.shares.try_take((Client::default(), SHORT), usize::try_from(units(bytes)).ok()?)?;
-        self.make_room();
-        Some(share)
     }
 
     pub(super) fn free_bytes(&self) -> u64 {
@@ -347,11 +372,10 @@ pub(super) fn bytes_of(share: &Share) -> u64 {
 
 /// Units of a share of `bytes`: buffers that have pages of their own count as whole pages.
 pub(super) fn units(bytes: u64) -> u64 {
-    const PAGE: u64 = allocator::PAGE as u64;
-    match bytes {
-        0..=UNIT_BYTES => bytes.min(1),
-        ..PAGED_BYTES => bytes.next_multiple_of(PAGE) / UNIT_BYTES,
-        _ => bytes.div_ceil(UNIT_BYTES),
+    if bytes > UNIT_BYTES && bytes < PAGED_BYTES {
+        bytes.next_multiple_of(allocator::PAGE as u64) / UNIT_BYTES
+    } else {
+        bytes.div_ceil(UNIT_BYTES)
     }
 }
 

@@ -64,7 +64,6 @@ pub use memory::Memory;
 pub use objects::Stored;
 pub use pinned::Turn;
 pub use ready::AtOnce;
-pub use renewed::Leftovers;
 pub use sample::{Sample, Survey};
 pub use sight::Sight;
 pub use slice::Finish;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::BudgetError;
 use super::budget::{Budget, SHORT, units_of};
 use super::permit::Permit;
-use crate::fair::{Client, Share, Shares};
+use crate::fair::{Client, Most, Share, Shares};
 use crate::{metrics, trace};
 
 /// The right to send bytes of a cache to a client.
@@ -73,6 +73,11 @@ impl Pinned {
     /// Nothing that is sent; what will be counts in `counts`.
     pub(super) fn new(counts: Shares) -> Self {
         Self { state: Arc::default(), counts }
+    }
+
+    /// So many units count from now on, of which a client has at most `most`.
+    pub(super) fn resize(&self, units: usize, most: Most) {
+        self.counts.resize(0, units, most);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -5,47 +5,40 @@ use std::sync::Arc;
 
 use moka::future::Cache;
 
-use super::budget::{Budget, bytes_of, units};
 use super::{Container, Resources, Settings};
 use crate::cpu::Cpu;
-use crate::fair::Share;
-
-/// What a new budget lends at least, as one part in so many of it, whatever the one before still lends.
-const LEAST_PART: u64 = 16;
 
 /// How often a cache is told to free what it holds, at a time.
 const EMPTYING: usize = 100;
 
 impl Resources {
-    /// Resources with the bounds `settings`, which take over every cache and budget whose own bounds are the same; the
-    /// others begin empty. Both may be in use at once.
+    /// Resources with the bounds `settings`, which take over all budgets, and every cache whose own bounds are the same; other
+    /// caches begin empty. Both may be in use at once, as soon as these [come into force](Self::come_into_force).
     pub fn renewed(&self, settings: Settings) -> Arc<Self> {
         let (kept, wait) = (Kept::of(&self.settings, &settings), settings.budget_wait);
         let cpu = if kept.cpu { self.cpu.clone() } else { Cpu::new(settings.cores) };
         let fresh = Self::on(cpu.clone(), settings.clone());
         let of = |is_kept| if is_kept { self } else { &*fresh };
-        let objects = of(kept.objects).objects.waiting(wait);
+        let mut objects = of(kept.objects).objects.waiting(wait);
+        objects.budget = self.objects.budget.with_size_of(&fresh.objects.budget);
+        let mut blocks = of(kept.blocks).blocks.waiting(wait, &objects, &cpu);
+        blocks.budget = self.blocks.budget.with_size_of(&fresh.blocks.budget);
         Arc::new(Self {
-            slice_budget: of(kept.slices).slice_budget.waiting(wait),
+            slice_budget: self.slice_budget.with_size_of(&fresh.slice_budget),
             datasets: self.datasets.waiting(wait),
             containers: Arc::clone(&self.containers),
-            blocks: of(kept.blocks).blocks.waiting(wait, &objects, &cpu),
+            blocks,
             objects,
             cpu,
             settings,
         })
     }
 
-    /// What the budgets of `old` that were not taken over still lend. To be called before these resources are used.
-    pub fn leftovers(&self, old: &Self) -> Leftovers {
-        let kept = Kept::of(&old.settings, &self.settings);
-        let budgets = [
-            (kept.slices, &old.slice_budget, &self.slice_budget),
-            (kept.objects, &old.objects.budget, &self.objects.budget),
-            (kept.blocks, &old.blocks.budget, &self.blocks.budget),
-        ];
-        let replaced = budgets.into_iter().filter(|(is_kept, ..)| !is_kept);
-        Leftovers(replaced.map(|(_, old, new)| Leftover::new(old, new)).collect())
+    /// From now on the budgets have these sizes, and the old ones lend no more than that with them.
+    pub fn come_into_force(&self) {
+        for budget in [&self.slice_budget, &self.objects.budget, &self.blocks.budget] {
+            budget.come_into_force();
+        }
     }
 
     /// Frees what is cached here and was not taken over by those with the bounds `settings`. To be called until
@@ -58,57 +51,6 @@ impl Resources {
         if !kept.blocks {
             empty(&self.blocks.cache).await;
         }
-    }
-}
-
-/// Memory that replaced budgets still lend, to clients that are slow to take their answers. The budgets in their place lend as
-/// much less, so that both together stay within the announced bound, however many reloads there are.
-#[derive(Debug)]
-pub struct Leftovers(Vec<Leftover>);
-
-#[derive(Debug)]
-struct Leftover {
-    old: Budget,
-    new: Budget,
-    /// The part of the new budget that it does not lend.
-    share: Option<Share>,
-}
-
-impl Leftovers {
-    /// To be called now and then: lets the new budgets lend what the old ones have got back. Returns false while those
-    /// lend nothing.
-    pub fn follow(&mut self) -> bool {
-        let mut is_any_lent = false;
-        for leftover in &mut self.0 {
-            is_any_lent |= leftover.follow();
-        }
-        is_any_lent
-    }
-}
-
-impl Leftover {
-    fn new(old: &Budget, new: &Budget) -> Self {
-        let mut leftover = Self { old: old.clone(), new: new.clone(), share: None };
-        leftover.follow();
-        leftover
-    }
-
-    /// Sets as much aside as is still lent, but for a part with which requests go on. Returns false when nothing is lent.
-    fn follow(&mut self) -> bool {
-        let lent = self.old.lent_bytes();
-        let capacity = self.new.capacity_bytes();
-        let wanted = lent.min(capacity - capacity / LEAST_PART);
-        let held = self.share.as_ref().map_or(0, bytes_of);
-        if wanted < held {
-            let free = usize::try_from(units(held - wanted)).unwrap_or(usize::MAX);
-            drop(self.share.as_mut().map(|share| share.split(free)));
-        } else if let Some(more) = self.new.set_aside(wanted - held) {
-            match &mut self.share {
-                Some(share) => share.merge(more),
-                None => self.share = Some(more),
-            }
-        }
-        lent > 0
     }
 }
 
@@ -130,11 +72,9 @@ where
 }
 
 /// What is taken over.
-#[expect(clippy::struct_excessive_bools, reason = "each is of its own")]
 struct Kept {
     objects: bool,
     blocks: bool,
-    slices: bool,
     cpu: bool,
 }
 
@@ -146,7 +86,7 @@ impl Kept {
         let cpu = old.cores == new.cores;
         // Blocks are loaded by way of objects, and decoded on the lane.
         let blocks = objects && cpu && decoded(old) == decoded(new);
-        Self { objects, blocks, cpu, slices: old.slice_budget == new.slice_budget }
+        Self { objects, blocks, cpu }
     }
 }
 
@@ -188,56 +128,46 @@ mod tests {
         let kept = |change: &dyn Fn(&mut Settings)| {
             let mut new = settings();
             change(&mut new);
-            let Kept { objects, blocks, slices, cpu } = Kept::of(&settings(), &new);
-            [objects, blocks, slices, cpu]
+            let Kept { objects, blocks, cpu } = Kept::of(&settings(), &new);
+            [objects, blocks, cpu]
         };
-        assert_eq!(kept(&|new| new.budget_wait = Duration::ZERO), [true; 4]);
-        assert_eq!(kept(&|new| new.recheck_data = Recheck::Never), [true; 4]);
-        assert_eq!(kept(&|new| new.slice_budget *= 2), [true, true, false, true]);
-        assert_eq!(kept(&|new| new.decoded_cache *= 2), [true, false, true, true]);
-        assert_eq!(kept(&|new| new.stored_cache *= 2), [false, false, true, true]);
+        assert_eq!(kept(&|new| new.budget_wait = Duration::ZERO), [true; 3]);
+        assert_eq!(kept(&|new| new.recheck_data = Recheck::Never), [true; 3]);
+        assert_eq!(kept(&|new| new.slice_budget *= 2), [true, true, true]);
+        assert_eq!(kept(&|new| new.decoded_cache *= 2), [true, false, true]);
+        assert_eq!(kept(&|new| new.stored_cache *= 2), [false, false, true]);
     }
 
     #[tokio::test]
-    async fn a_new_budget_lends_less_while_the_old_one_still_lends() {
-        const KIB: u64 = 1 << 10;
-        let old = Resources::new(settings());
-        let new = old.renewed(Settings { slice_budget: 2 << 20, ..settings() });
-        let mut held = old.slice_budget.take(1 << 20).await.unwrap();
-        let mut leftovers = new.leftovers(&old);
-        assert_eq!(new.slice_budget.free_bytes(), 1 << 20);
-        held.shrink(300 * KIB);
-        assert!(leftovers.follow());
-        assert_eq!(new.slice_budget.free_bytes(), (2048 - 300) * KIB);
-        held.merge(old.slice_budget.take(200 * KIB).await.unwrap());
-        assert!(leftovers.follow());
-        assert_eq!(new.slice_budget.free_bytes(), (2048 - 500) * KIB);
-        drop(held);
-        assert!(!leftovers.follow());
-        assert_eq!(new.slice_budget.free_bytes(), 2 << 20);
-    }
-
-    #[tokio::test]
-    async fn many_new_budgets_lend_little_more_than_one() {
+    async fn what_was_lent_before_counts_in_the_new_budget() {
         const MIB: u64 = 1 << 20;
-        let (mut resources, mut held) = (Resources::new(settings()), Vec::new());
-        let mut leftovers = Vec::new();
-        for generation in 0..10 {
-            let budget = resources.slice_budget.clone();
-            held.extend(std::iter::from_fn(|| budget.take_at_once(MIB / 64)));
-            let slice_budget = MIB + (generation + 1) % 2 * 1024;
-            let new = resources.renewed(Settings { slice_budget, ..settings() });
-            leftovers.push(new.leftovers(&resources));
-            resources = new;
-        }
-        let bytes: u64 = held.iter().map(super::super::permit::Permit::bytes).sum();
-        assert!(bytes > MIB && bytes < 2 * MIB, "{bytes}");
-        assert!(resources.slice_budget.take_at_once(MIB / 64).is_some(), "requests go on");
-        held.clear();
-        for leftovers in &mut leftovers {
-            assert!(!leftovers.follow());
-        }
-        assert_eq!(resources.slice_budget.free_bytes(), resources.slice_budget.capacity_bytes());
+        let old = Resources::new(settings());
+        let held = old.slice_budget.take(MIB).await.unwrap();
+        let larger = old.renewed(Settings { slice_budget: 2 * MIB, ..settings() });
+        assert_eq!(old.slice_budget.free_bytes(), 0, "a configuration that does not come into force changes nothing");
+        larger.come_into_force();
+        assert_eq!(larger.slice_budget.free_bytes(), MIB);
+        let smaller = larger.renewed(Settings { slice_budget: MIB / 2, ..settings() });
+        smaller.come_into_force();
+        assert!(smaller.slice_budget.take_at_once(1).is_none());
+        drop(held);
+        assert_eq!(smaller.slice_budget.free_bytes(), MIB / 2);
+        // Of a request that began before, which was planned with more.
+        let held = larger.slice_budget.take(2 * MIB).await.unwrap();
+        assert!(smaller.slice_budget.take_at_once(1).is_none());
+        drop(held);
+        assert_eq!(smaller.slice_budget.free_bytes(), MIB / 2);
+    }
+
+    #[tokio::test]
+    async fn caches_that_are_replaced_make_room_for_the_new_ones() {
+        let old = Resources::new(settings());
+        let permit = old.blocks.budget.take(1 << 20).await.unwrap().of_cache();
+        let new = old.renewed(Settings { decoded_cache: 2 << 20, ..settings() });
+        new.come_into_force();
+        assert_eq!(new.blocks.budget.free_bytes() + (1 << 20), new.blocks.budget.capacity_bytes());
+        drop(permit);
+        assert_eq!(new.blocks.budget.free_bytes(), new.blocks.budget.capacity_bytes());
     }
 
     #[tokio::test]
@@ -249,6 +179,7 @@ mod tests {
         drop(held);
         assert!(new.slice_budget.take(1 << 20).await.is_ok());
         let larger = old.renewed(Settings { slice_budget: 2 << 20, ..settings() });
+        larger.come_into_force();
         assert!(larger.slice_budget.take(2 << 20).await.is_ok());
     }
 }

@@ -27,6 +27,8 @@ pub fn small_units(all: usize, in_flight: usize) -> usize {
 pub(super) struct State {
     pub(super) all: usize,
     pub(super) free: usize,
+    /// Units that are lent beyond all.
+    pub(super) owed: usize,
     /// Of these, units that are in use although they are lent to no client.
     pub(super) occupied: usize,
     /// Units that no cache fills.
@@ -44,6 +46,17 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Units that are lent.
+    pub(super) fn taken(&self) -> usize {
+        self.all + self.owed - self.free
+    }
+
+    /// Returns true if there is enough for `place`. One that needs more than all, which were more once, gets it when nothing is lent.
+    fn is_enough_for(&self, place: &Place) -> bool {
+        let needed = place.needed();
+        needed <= self.free || needed > self.all && self.taken() == 0
+    }
+
     /// Returns true if lines are kept as long as they hold units.
     pub(super) fn is_counted(&self) -> bool {
         self.cost == Cost::Time || self.most.among_others < self.all
@@ -105,7 +118,7 @@ impl State {
                     break;
                 }
                 let is_too_much = self.is_too_much(party, units, place.beside, place.stream.is_some());
-                if !is_too_much && place.needed() <= self.free {
+                if !is_too_much && self.is_enough_for(place) {
                     let mut place = self.line(party).waiting.remove(at)?;
                     if most_units < usize::MAX && place.kind == Kind::Taken {
                         place.kind = Kind::Passed;
@@ -185,7 +198,8 @@ impl State {
 
     /// `taken` of the units were free.
     pub(super) fn give(&mut self, party: Party, units: usize, taken: usize) {
-        self.free -= taken;
+        self.owed += taken.saturating_sub(self.free);
+        self.free = self.free.saturating_sub(taken);
         let (is_counted, cost) = (self.is_counted(), self.cost);
         let is_known = self.lines.iter().any(|line| line.party == party);
         if is_known || is_counted {
@@ -203,7 +217,10 @@ impl State {
 
     /// Takes `units` back, which were kept for `time`; `None` if they never reached their receiver.
     pub(super) fn take_back(&mut self, party: Party, units: usize, kind: Kind, time: Option<Duration>) {
-        self.free += if kind == Kind::Counted { 0 } else { units };
+        let returned = if kind == Kind::Counted { 0 } else { units };
+        let paid = returned.min(self.owed);
+        self.owed -= paid;
+        self.free += returned - paid;
         if kind == Kind::Passed {
             self.forget_passed(party, units);
         }
