@@ -262,6 +262,8 @@ impl Cpu {
         let job = move || {
             let turn = Turn { core: RefCell::new(Some(permit)), since: Cell::new(Instant::now()), lane: Some(paused) };
             let made = job(&turn);
+            // The next job has the core.
+            drop(turn);
             allocator::collect();
             made
         };

@@ -333,6 +333,21 @@ mod tests {
     }
 
     #[test]
+    fn places_that_are_given_up_cost_nothing_where_no_other_client_waits() {
+        let shares = Shares::new(64, most(64), Cost::Units);
+        let held = shares.try_take(party(1), 60).unwrap();
+        let mut waiting: Vec<_> = (0..10).map(|_| wait(&shares, 2, 32)).collect();
+        waiting.truncate(1);
+        assert_eq!(shares.given(party(2)), 0);
+        // The last one is behind nothing but the first client's share; another client comes and waits for it.
+        let other = wait(&shares, 3, 32);
+        drop(waiting);
+        assert!(shares.given(party(2)) <= 32);
+        drop((held, other));
+        assert!(is_as_new(&shares));
+    }
+
+    #[test]
     fn a_client_with_much_to_do_delays_others_by_one_turn() {
         let clients = [1, 1, 1, 1, 1, 2, 2, 3];
         let shares = Shares::new(1, most(1), Cost::Time);

@@ -179,14 +179,18 @@ fn begin(
         let mut request = request.map(Body::new);
         if keep_read(request.headers_mut()) {
             // The rest of the head goes with the last part of it.
-            *request.uri_mut() = copied(request.uri()).unwrap_or_default();
+            if let Some(uri) = copied(request.uri()) {
+                *request.uri_mut() = uri;
+            }
         }
         return Ok((request, None));
     }
     // The body, if there is one, is dropped: the library would keep what has come of it.
     let (mut parts, _body) = request.into_parts();
     // The library's is a part of the buffer that it was received in, and would keep all of it.
-    parts.uri = copied(&parts.uri).unwrap_or_default();
+    if let Some(uri) = copied(&parts.uri) {
+        parts.uri = uri;
+    }
     // Browsers send each cookie in a field of its own (RFC 9113, section 8.2.3).
     let cookies = parts.headers.get_all(COOKIE).iter().count();
     if parts.headers.len() - cookies.min(MOST_COOKIES) > MOST_FIELDS {

@@ -134,12 +134,12 @@ impl State {
                     _ if is_too_much => break,
                     // Others wait for it, else it would never have enough.
                     Some(_) => {
-                        place.has_stopped_others.set(true);
+                        self.stops_others(party, place);
                         is_streams_turn = false;
                     }
                     // Small shares need not wait for what others may keep for long.
                     None => {
-                        place.has_stopped_others.set(true);
+                        self.stops_others(party, place);
                         let left = self.passing_beside(place.needed()).saturating_sub(self.passed);
                         most_units = most_units.min(small_units(self.all, self.in_flight)).min(left).min(self.free);
                         // One client passes with at most half of what is left, so that some is left for the next.
@@ -157,6 +157,13 @@ impl State {
                 later.into_iter()
             });
             turn = later.next()?;
+        }
+    }
+
+    /// Remembers that other clients wait behind a place of `party`, if any do.
+    fn stops_others(&self, party: Party, place: &Place) {
+        if self.lines.iter().any(|line| line.party.0 != party.0 && !line.waiting.is_empty()) {
+            place.has_stopped_others.set(true);
         }
     }
 

@@ -100,7 +100,10 @@ impl Admitted {
                     line.requests.retain(|request| !request.is_closed());
                 }
                 line.requests.push_back(sender);
+                // Counts of a client begin anew when it has had no request for a moment.
+                line.answered = Arc::clone(answered);
             } else {
+                lines.retain(|line| line.requests.iter().any(|request| !request.is_closed()));
                 let (answered, requests) = (Arc::clone(answered), VecDeque::from([sender]));
                 lines.push_back(ClientLine { client, answered, requests });
             }
@@ -131,15 +134,20 @@ impl Admitted {
                 let at = if all < limit { Some(0) } else { lines.iter().position(has_few) };
                 let Some(mut line) = at.and_then(|at| lines.remove(at)) else { return };
                 let next = std::iter::from_fn(|| line.requests.pop_front()).find(|request| !request.is_closed());
-                let begun = next.map(|next| {
-                    counts.answered.fetch_add(1, Ordering::SeqCst);
-                    (next, self.begun(&line.answered))
-                });
+                let Some(next) = next else { continue };
+                // A request that did not wait may have taken the place meanwhile.
+                let is_taken =
+                    counts.answered.compare_exchange(all, all + 1, Ordering::SeqCst, Ordering::SeqCst).is_err();
+                if is_taken {
+                    line.requests.push_front(next);
+                    lines.push_front(line);
+                    continue;
+                }
+                let in_flight = self.begun(&line.answered);
                 if !line.requests.is_empty() {
                     lines.push_back(line);
                 }
-                let Some(begun) = begun else { continue };
-                begun
+                (next, in_flight)
             };
             // One that gives up in this moment hands its place on when it is dropped.
             drop(next.send(in_flight));
@@ -181,6 +189,27 @@ mod tests {
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(10);
+
+    #[tokio::test]
+    async fn a_client_that_comes_again_is_counted_anew() {
+        let admitted = Admitted::default();
+        let [all, before, now, other] = [(); 4].map(|()| Answered::default());
+        let _running: Vec<_> = std::iter::from_fn(|| admitted.try_begin(2, &all)).collect();
+        let client = Client::new(1);
+        // It has given up; its place in line stays until a place is free.
+        assert!(admitted.wait(client, &before, 2, PATIENCE).now_or_never().is_none());
+        let mut waiting = Box::pin(admitted.wait(client, &now, 2, PATIENCE));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        let line_of = |client| {
+            let lines = admitted.0.lines.lock().unwrap();
+            lines.iter().find(|line| line.client == client).map(|line| Arc::clone(&line.answered))
+        };
+        assert!(Arc::ptr_eq(&line_of(client).unwrap(), &now));
+        drop(waiting);
+        let mut waiting = Box::pin(admitted.wait(Client::new(2), &other, 2, PATIENCE));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        assert!(line_of(client).is_none() && line_of(Client::new(2)).is_some(), "lines of clients that left pile up");
+    }
 
     #[tokio::test]
     async fn clients_take_turns_and_nothing_is_left_behind() {
