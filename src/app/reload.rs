@@ -123,6 +123,12 @@ impl Reloader {
                 "it has no rule and would open the metrics to everybody: is the file whole? If it is meant, start the server anew"
             );
         }
+        if config.containers.is_empty() && !state.config.containers.is_empty() {
+            bail!(
+                "it has no container, and the demo would be served in place of what is: is the file whole? If it is meant, start \
+                 the server anew"
+            );
+        }
         let control = renewed_control(&config, &state).await?;
         let resources = resources(super::settings(&config), &state.resources);
         let mounts = state.mounts.renewed(&config, &resources).await?;

@@ -11,6 +11,7 @@ use super::admit::Slice;
 use super::ahead::{LOADS, looked_up_at_once};
 use super::at_once::{Item, Work};
 use super::blocks::Place;
+use super::budget;
 use super::canvas::{Canvas, Filled, Slab};
 use super::memory::Memory;
 use super::permit::Permit;
@@ -68,7 +69,7 @@ impl Container {
         let bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
         let wanted = held_bytes.saturating_add(extra_bytes);
         let loading_bytes = self.loading_bytes(slice, &slice.region, wanted);
-        let taken = wanted.saturating_add(loading_bytes);
+        let taken = budget::share_bytes(wanted).saturating_add(loading_bytes);
         let mut permit = self.slice_share(taken, self.resources.slice_budget.take(taken)).await?;
         let _loading = permit.split(loading_bytes);
         let extra_bytes = held_bytes.saturating_sub(bytes).saturating_add(extra_bytes);
@@ -110,7 +111,7 @@ impl Container {
         }
         let region = &slice.region;
         let loading_bytes = self.loading_bytes(slice, region, slice.held_bytes());
-        let taken = slice.held_bytes().saturating_add(loading_bytes);
+        let taken = budget::share_bytes(slice.held_bytes()).saturating_add(loading_bytes);
         let mut permit = self.slice_share(taken, self.resources.slice_budget.take_for_buffers(taken)).await?;
         let _loading = permit.split(loading_bytes);
         stats = ReadStats::default();
@@ -182,7 +183,7 @@ impl Container {
         let wait = if is_first { budget.wait } else { budget.patience() };
         let beside = if is_first { slice.beside_bytes } else { 0 };
         let loading_bytes = self.loading_bytes(slice, &band, bytes.saturating_add(beside));
-        let taken = bytes.saturating_add(beside).saturating_add(loading_bytes);
+        let taken = budget::share_bytes(bytes.saturating_add(beside)).saturating_add(loading_bytes);
         let since = Instant::now();
         let mut permit = budget.take_for_stream(taken, &slice.pieces, wait).await?;
         let loading = permit.split(loading_bytes);
@@ -461,7 +462,7 @@ mod tests {
         let held = resources.blocks.budget.take(resources.blocks.budget.capacity_bytes()).await.unwrap();
         let free = || resources.slice_budget.free_bytes();
         let all = free();
-        for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
+        for (rows, loading_bytes) in [(256, 16_384), (2048, 100_352), (3072, 0)] {
             let region = Region::new([0, 0][..].into(), [256, rows][..].into(), [1, 1][..].into()).unwrap();
             let slice = container.plan_slice(&dataset, region).unwrap();
             let mut reading = Box::pin(container.read_slice(access, &slice, 0));

@@ -119,6 +119,8 @@ fn a_faulty_file_changes_nothing_and_is_loud() {
         served(&n5, "access.tokens = \"/does/not/exist\""),
         served(&n5, "access.rules = [\"/em\"]"),
         "[[containers]]\nname = \"em\"\nroot = \"/does/not/exist\"".to_owned(),
+        String::new(),
+        "# [[containers]]\nlog.level = \"info\"\n".to_owned(),
     ] {
         let line = program.reload(&faulty);
         assert!(line.contains("stays in force"), "{faulty}: {line}");
