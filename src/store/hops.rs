@@ -14,7 +14,6 @@ use tokio::sync::{Notify, oneshot};
 
 use self::job::{Job, Task};
 use super::{Key, Load};
-use crate::allocator;
 
 /// Calls of one store that wait for its disk at once; further ones queue up.
 const THREADS: usize = 64;
@@ -381,7 +380,6 @@ impl Shared {
                 state.running.push(Running { id, what: job.what(), since: now, waiter: job.waiter() });
                 drop(state);
                 job.run(&|| self.end(id));
-                allocator::collect();
                 state = self.lock();
             } else if state.is_closed || state.is_surplus() {
                 break;

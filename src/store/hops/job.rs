@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use tokio::sync::oneshot;
 
 use super::What;
+use crate::allocator;
 
 /// A job and whoever waits for it.
 pub(super) trait Job: Send {
@@ -56,5 +57,6 @@ impl<T: Send, F: FnOnce() -> T + Send> Job for Task<T, F> {
         if let Ok(value) = result {
             let _ = answer.send(value);
         }
+        allocator::collect();
     }
 }
