@@ -56,6 +56,9 @@ pub(super) fn keep_read(headers: &mut HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -74,5 +77,101 @@ mod tests {
         headers.append("cookie", "few".parse().unwrap());
         assert!(!keep_read(&mut headers));
         assert_eq!(headers.len(), before.len() + 1);
+    }
+
+    /// Named for answers alone, only counted (`cookie`), or in lists of what browsers may send.
+    const NOT_READ: [&str; 30] = [
+        "accept-range",
+        "accept-ranges",
+        "allow",
+        "cache-control",
+        "connection",
+        "content-encoding",
+        "content-range",
+        "content-security-policy",
+        "content-type",
+        "cookie",
+        "date",
+        "etag",
+        "last-modified",
+        "link",
+        "location",
+        "n5-axes",
+        "n5-byte-order",
+        "n5-data-type",
+        "n5-missing-blocks",
+        "n5-order",
+        "n5-shape",
+        "n5-start",
+        "n5-step",
+        "referrer-policy",
+        "retry-after",
+        "server-timing",
+        "strict-transport-security",
+        "vary",
+        "www-authenticate",
+        "x-content-type-options",
+    ];
+
+    /// The part of each source file below `directory` that is no test, but for this file.
+    #[expect(clippy::disallowed_methods, reason = "the test looks at the sources")]
+    fn sources(directory: &Path) -> Vec<String> {
+        let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        let texts = paths.flat_map(|path| match path.extension() {
+            None => sources(&path),
+            Some(extension) if extension == "rs" && !path.ends_with(file!()) => {
+                let text = std::fs::read_to_string(path).unwrap();
+                vec![text.split("#[cfg(test)]").next().unwrap().to_owned()]
+            }
+            Some(_) => Vec::new(),
+        });
+        texts.collect()
+    }
+
+    /// Whether the text is a name as constants of header fields have.
+    fn is_constant(word: &str) -> bool {
+        word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
+    }
+
+    /// Names of header fields in a source file: constants that are imported, and texts that look like such names.
+    fn named(text: &str) -> Vec<String> {
+        let constants = text.split("header::").skip(1).flat_map(|rest| {
+            let list = rest.strip_prefix('{').map_or_else(
+                || rest.split(|c: char| !c.is_alphanumeric() && c != '_').next(),
+                |rest| rest.split('}').next(),
+            );
+            list.unwrap_or_default().split(',').map(str::trim).filter(|word| is_constant(word))
+        });
+        let is_name = |name: &str| text.contains(&format!("HeaderName::from_static(\"{name}\")"));
+        let texts = text.split('"').filter(|name| name.starts_with("x-") || is_name(name));
+        let of_constants = constants.map(|word| word.to_ascii_lowercase().replace('_', "-"));
+        of_constants.chain(texts.map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn every_field_that_the_sources_name_is_kept_or_of_answers_alone() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let found: BTreeSet<String> = sources(&root).iter().flat_map(|text| named(text)).collect();
+        let is_kept = |name: &str| READ.iter().any(|read| read == name);
+        for name in &found {
+            assert!(
+                is_kept(name) != NOT_READ.contains(&name.as_str()),
+                "{name}: add it to READ if a request's is read anywhere, else to NOT_READ"
+            );
+        }
+        assert!(is_kept("x-forwarded-prefix") && found.contains("x-forwarded-prefix") && found.contains("if-range"));
+        let gone: Vec<_> = NOT_READ.iter().filter(|name| !found.contains(**name)).collect();
+        assert!(gone.is_empty(), "named nowhere: {gone:?}");
+    }
+
+    #[test]
+    fn every_field_of_a_request_that_the_api_describes_is_kept() {
+        let api = include_str!("../../openapi.yaml");
+        let names = api.match_indices("in: header").filter_map(|(at, _)| api.get(..at)?.rsplit_once("name: "));
+        let names: Vec<String> = names.map(|(_, name)| name.trim().to_ascii_lowercase()).collect();
+        assert!(names.len() > 9, "{names:?}");
+        for name in names {
+            assert!(READ.iter().any(|read| *read == name.as_str()), "{name}");
+        }
     }
 }
