@@ -16,8 +16,8 @@ use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 
 use super::blocks::{Blocks, Failure, LoadTimes, Loaded, Place};
-use super::budget;
 use super::canvas::{Canvas, Elements};
+use super::footprint;
 use super::fresh;
 use super::permit::Permit;
 use super::stats::ReadStats;
@@ -241,8 +241,8 @@ impl Work {
         let decoding = decoding.of_cache();
         times.decode += started.elapsed();
         decoded(attributes.compression().label(), started.elapsed());
-        let data = if is_plain || budget::is_copied(&block.data) {
-            decoding.own(budget::cached(block.data, !is_plain))
+        let data = if is_plain || footprint::is_copied(&block.data) {
+            decoding.own(footprint::cached(block.data, !is_plain))
         } else {
             self.blocks.budget.own(block.data.into(), decoding)
         };

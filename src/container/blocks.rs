@@ -8,7 +8,8 @@ use bytes::Bytes;
 use futures_util::TryFutureExt;
 use moka::future::Cache;
 
-use super::budget::{self, Budget};
+use super::budget::Budget;
+use super::footprint;
 use super::fresh;
 use super::hold;
 use super::large::LargeObject;
@@ -92,7 +93,7 @@ impl Place {
 impl Blocks {
     pub(super) fn new(settings: CacheSettings, objects: Objects, cpu: Cpu, decode_bytes: u64, wait: Duration) -> Self {
         let cache = cache_of(CACHE, settings, |key: &EntryKey, loaded: &Arc<Loaded>| {
-            let bytes = loaded.block.as_ref().map_or(0, |block| budget::rounded(block.data.len()));
+            let bytes = loaded.block.as_ref().map_or(0, |block| footprint::rounded(block.data.len()));
             let bytes = bytes + loaded.fault.as_ref().map_or(0, |fault| fault.to_string().len());
             // The position, in the key and in the map of who loads it.
             u32::try_from(bytes + ENTRY_BYTES + 16 * key.1.len()).unwrap_or(u32::MAX)
@@ -328,8 +329,8 @@ impl Blocks {
             // What the cache of stored objects counts must not live on in this one; and what a file's buffer holds besides
             // these bytes would not go back to the pool.
             let is_stored = range.contains(&block.data.as_ptr());
-            let data = if !is_shared && is_stored || budget::is_copied(&block.data) {
-                decoding.own(budget::cached(block.data, !is_stored))
+            let data = if !is_shared && is_stored || footprint::is_copied(&block.data) {
+                decoding.own(footprint::cached(block.data, !is_stored))
             } else {
                 budget.own(block.data.into(), decoding)
             };

@@ -8,18 +8,15 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 
 use super::BudgetError;
+use super::footprint::{UNIT_BYTES, bytes_of, units};
 use super::hold::{Wait, Waits};
 use super::permit::Permit;
 use super::pinned::Pinned;
 use super::pool::Pool;
-use crate::allocator;
 use crate::fair::{Client, Cost, Most, Share, Shares, small_units};
 use crate::metrics::{self, Shed};
 use crate::n5::{Block, DatasetAttributes, GridPosition, Room};
 use crate::trace;
-
-/// Permits are counted in units of this many bytes.
-const UNIT_BYTES: u64 = 1024;
 
 /// Those who wait in line for shares are of a stream, or not: a client's streams do not hold up its short answers.
 pub(super) const SHORT: u64 = 0;
@@ -360,55 +357,4 @@ impl Budget {
         }
         Err(self.waited(wait))
     }
-}
-
-pub(super) fn units_of(len: usize) -> usize {
-    usize::try_from(units(len as u64)).unwrap_or(usize::MAX)
-}
-
-pub(super) fn bytes_of(share: &Share) -> u64 {
-    share.units() as u64 * UNIT_BYTES
-}
-
-/// Units of a share of `bytes`: buffers that have pages of their own count as whole pages.
-pub(super) fn units(bytes: u64) -> u64 {
-    if bytes > UNIT_BYTES && bytes < PAGED_BYTES {
-        bytes.next_multiple_of(allocator::PAGE as u64) / UNIT_BYTES
-    } else {
-        bytes.div_ceil(UNIT_BYTES)
-    }
-}
-
-/// Bytes of a share of `bytes`. Parts of one share are rounded up each.
-pub(super) fn share_bytes(bytes: u64) -> u64 {
-    units(bytes).saturating_mul(UNIT_BYTES)
-}
-
-/// Fewer bytes, but more than a unit, are in pages of their own in a cache.
-const PAGED_BYTES: u64 = allocator::LARGE_BYTES as u64;
-
-/// Whether [`cached`] copies bytes that fill their buffer.
-pub(super) fn is_copied(bytes: &[u8]) -> bool {
-    bytes.len() as u64 > UNIT_BYTES && bytes.len() as u64 <= PAGED_BYTES && !allocator::is_paged(bytes.len())
-}
-
-/// What the C library adds to a large buffer, and what a stored block has before its elements, rounded up to a page.
-const BESIDE_LARGE_BYTES: u64 = 4 << 10;
-
-/// `bytes` for a cache: small ones are copied to pages of their own. Those of most sizes below 64 KiB are in such pages already where they
-/// `fill_their_buffer`.
-pub(super) fn cached(bytes: Bytes, fill_their_buffer: bool) -> Bytes {
-    let len = bytes.len() as u64;
-    let is_paged = len >= PAGED_BYTES || fill_their_buffer && allocator::is_paged(bytes.len());
-    if len <= UNIT_BYTES || is_paged {
-        return bytes;
-    }
-    allocator::Paged::copy_of(&bytes).map_or(bytes, Bytes::from_owner)
-}
-
-/// The memory that a share of `bytes` stands for: what a cache must count, so that what it holds never
-/// exceeds its part of a budget.
-pub(super) fn rounded(bytes: usize) -> usize {
-    let beside = if bytes as u64 >= PAGED_BYTES { BESIDE_LARGE_BYTES } else { 0 };
-    usize::try_from(units(bytes as u64) * UNIT_BYTES + beside).unwrap_or(usize::MAX)
 }

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use moka::future::Cache;
 
 use super::asked::Asked;
-use super::budget::{self, Budget};
+use super::budget::Budget;
+use super::footprint;
 use super::fresh::{self, Access, Checked};
 use super::hold::{self, HOLDING};
 use super::large::{LargeObject, WeakLargeObject};
@@ -129,7 +130,7 @@ pub(super) struct Objects {
 impl Objects {
     pub(super) fn new(settings: CacheSettings, transfer_bytes: u64, wait: Duration) -> Self {
         let cache = cache_of(CACHE, settings, |key: &EntryKey, entry: &Arc<Entry>| {
-            let bytes = entry.object.as_ref().map_or(0, |(_, bytes)| budget::rounded(bytes.len()));
+            let bytes = entry.object.as_ref().map_or(0, |(_, bytes)| footprint::rounded(bytes.len()));
             let name = if let EntryKey::Stored(_, key) = key { key.as_str().len() } else { 0 };
             u32::try_from(bytes + name + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
@@ -314,7 +315,7 @@ impl Objects {
             let large = match self.fetch_once(store, key).await? {
                 None => return Ok(None),
                 Some(Fetched::Whole(meta, bytes, permit)) => {
-                    return Ok(Some(Stored::Whole(meta, permit.of_cache().own(budget::cached(bytes, false)))));
+                    return Ok(Some(Stored::Whole(meta, permit.of_cache().own(footprint::cached(bytes, false)))));
                 }
                 Some(Fetched::Large(large)) if large.meta().len > WHOLE_BYTES => return Ok(Some(Stored::Large(large))),
                 Some(Fetched::Large(large)) => large,
@@ -324,7 +325,7 @@ impl Objects {
                 Ok(bytes) => {
                     return Ok(Some(Stored::Whole(
                         large.meta().clone(),
-                        permit.of_cache().own(budget::cached(bytes, false)),
+                        permit.of_cache().own(footprint::cached(bytes, false)),
                     )));
                 }
                 Err(ReadError::Store(StoreError::Short(_) | StoreError::Torn(_))) if !second_look => second_look = true,

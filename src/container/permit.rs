@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::budget::{bytes_of, units};
+use super::footprint::{bytes_of, units};
 use crate::fair::Share;
 use crate::metrics;
 

@@ -8,7 +8,8 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::BudgetError;
-use super::budget::{Budget, SHORT, units_of};
+use super::budget::{Budget, SHORT};
+use super::footprint::units_of;
 use super::permit::Permit;
 use crate::fair::{Client, Most, Share, Shares};
 use crate::{metrics, trace};

@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 
 use super::Container;
 use super::again::Found;
-use super::budget;
+use super::footprint;
 use super::fresh::{Access, Checked};
 use super::objects::{Entry, EntryKey, Objects, Uncached, WHOLE_BYTES};
 use crate::metrics::{self, Lookup, StoreOperation};
@@ -173,8 +173,8 @@ impl Objects {
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         metrics::store_read_bytes(store.backend(), room.len() as u64);
         let permit = permit.of_cache();
-        let bytes = if budget::is_copied(&room) {
-            permit.own(budget::cached(room.into(), true))
+        let bytes = if footprint::is_copied(&room) {
+            permit.own(footprint::cached(room.into(), true))
         } else {
             self.budget.own(room, permit)
         };
