@@ -9,7 +9,6 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::admit::Slice;
 use super::at_once::{Item, Work};
-use super::footprint;
 use super::stats::ReadStats;
 use super::{BudgetError, Container, ReadError};
 use crate::n5::{GridPosition, Region};
@@ -48,7 +47,7 @@ impl Container {
     /// whole budget, of which there is only one at a time, has none.
     pub(super) fn loading_bytes(&self, slice: &Slice, region: &Region, bytes: u64) -> u64 {
         let left = self.resources.slice_budget.stream_bytes().saturating_sub(bytes);
-        footprint::share_bytes(bytes_to_load(slice.dataset.attributes.grid().covering(region).total()).min(left))
+        bytes_to_load(slice.dataset.attributes.grid().covering(region).total()).min(left)
     }
 
     /// Loads the blocks at `positions`, several at once, and pastes each as soon as it is there. Those for which there is no

@@ -1,5 +1,4 @@
-//! The cache of decoded blocks: weighed in bytes, one load however many wait, holes remembered,
-//! and blocks that do not decode; other errors not.
+//! The cache of decoded blocks: weighed in bytes, single flight; remembers holes and blocks that do not decode, no other errors.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

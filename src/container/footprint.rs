@@ -25,11 +25,6 @@ pub(super) fn units(bytes: u64) -> u64 {
     }
 }
 
-/// Bytes of a share of `bytes`. Parts of one share are rounded up each.
-pub(super) fn share_bytes(bytes: u64) -> u64 {
-    units(bytes).saturating_mul(UNIT_BYTES)
-}
-
 /// Fewer bytes, but more than a unit, are in pages of their own in a cache.
 const PAGED_BYTES: u64 = allocator::LARGE_BYTES as u64;
 

@@ -12,7 +12,6 @@ use super::ahead::{LOADS, looked_up_at_once};
 use super::at_once::{Item, Work};
 use super::blocks::Place;
 use super::canvas::{Canvas, Filled, Slab};
-use super::footprint;
 use super::memory::Memory;
 use super::permit::Permit;
 use super::stats::ReadStats;
@@ -69,7 +68,7 @@ impl Container {
         let bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
         let wanted = held_bytes.saturating_add(extra_bytes);
         let loading_bytes = self.loading_bytes(slice, &slice.region, wanted);
-        let taken = footprint::share_bytes(wanted).saturating_add(loading_bytes);
+        let taken = wanted.saturating_add(loading_bytes);
         let mut permit = self.slice_share(taken, self.resources.slice_budget.take(taken)).await?;
         let _loading = permit.split(loading_bytes);
         let extra_bytes = held_bytes.saturating_sub(bytes).saturating_add(extra_bytes);
@@ -111,7 +110,7 @@ impl Container {
         }
         let region = &slice.region;
         let loading_bytes = self.loading_bytes(slice, region, slice.held_bytes());
-        let taken = footprint::share_bytes(slice.held_bytes()).saturating_add(loading_bytes);
+        let taken = slice.held_bytes().saturating_add(loading_bytes);
         let mut permit = self.slice_share(taken, self.resources.slice_budget.take_for_buffers(taken)).await?;
         let _loading = permit.split(loading_bytes);
         stats = ReadStats::default();
@@ -183,7 +182,7 @@ impl Container {
         let wait = if is_first { budget.wait } else { budget.patience() };
         let beside = if is_first { slice.beside_bytes } else { 0 };
         let loading_bytes = self.loading_bytes(slice, &band, bytes.saturating_add(beside));
-        let taken = footprint::share_bytes(bytes.saturating_add(beside)).saturating_add(loading_bytes);
+        let taken = bytes.saturating_add(beside).saturating_add(loading_bytes);
         let since = Instant::now();
         let mut permit = budget.take_for_stream(taken, &slice.pieces, wait).await?;
         let loading = permit.split(loading_bytes);
