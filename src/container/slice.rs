@@ -461,7 +461,7 @@ mod tests {
         let held = resources.blocks.budget.take(resources.blocks.budget.capacity_bytes()).await.unwrap();
         let free = || resources.slice_budget.free_bytes();
         let all = free();
-        for (rows, loading_bytes) in [(256, 16_384), (2048, 100_352), (3072, 0)] {
+        for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
             let region = Region::new([0, 0][..].into(), [256, rows][..].into(), [1, 1][..].into()).unwrap();
             let slice = container.plan_slice(&dataset, region).unwrap();
             let mut reading = Box::pin(container.read_slice(access, &slice, 0));
