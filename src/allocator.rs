@@ -24,18 +24,19 @@ pub use runs::{PAGE, Paged};
 #[derive(Debug)]
 pub struct Allocator;
 
-/// Who has a block of a size.
+/// The allocator that a block of memory comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// mimalloc, or where there are no runs.
+    /// mimalloc; also for medium blocks where no runs are available.
     Small,
+    /// [`runs`].
     Medium,
     /// The C library.
     Large,
 }
 
 impl Owner {
-    /// Of new blocks.
+    /// The allocator for a new block.
     fn of(layout: Layout) -> Self {
         match layout.size() {
             LARGE_BYTES.. => Self::Large,
@@ -44,7 +45,7 @@ impl Owner {
         }
     }
 
-    /// Of one that exists.
+    /// The allocator that an existing block came from.
     fn of_block(block: *mut u8, layout: Layout) -> Self {
         let owner = Self::of(layout);
         if owner == Self::Medium && !runs::is_run(block) { Self::Small } else { owner }
@@ -123,7 +124,7 @@ const MEDIUM_BYTES: usize = (8 << 10) + 1;
 /// mimalloc's option `purge_delay`, which its bindings have no name for; a test holds that it is the one.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
-/// Whether a buffer of so many bytes has pages of its own.
+/// Returns true if a buffer of `bytes` bytes is allocated in pages of its own.
 pub fn is_paged(bytes: usize) -> bool {
     (MEDIUM_BYTES..LARGE_BYTES).contains(&bytes)
 }
@@ -189,12 +190,12 @@ pub fn trim() {
 /// The least time between two collections of one thread's heap.
 const COLLECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Collecting takes at most one part in so many of a thread's time: a heap with gigabytes of cached blocks has many pages.
+/// Collecting takes at most one hundredth of a thread's time: a heap with gigabytes of cached blocks has many pages.
 const COLLECT_PART: u32 = 100;
 
-/// Gives back what the heap of the calling thread keeps although it is free: one page for each size class, up to 512 KiB
-/// each, and the pages whose blocks other threads have freed. mimalloc itself looks at these only when the thread
-/// allocates again. Does nothing where the last collection was a moment ago.
+/// Returns free memory of the calling thread's heap to the system: one page for each size class, up to 512 KiB each, and
+/// the pages whose blocks other threads have freed. mimalloc itself looks at these only when the thread allocates again.
+/// Does nothing if the last collection was less than [`COLLECT_INTERVAL`] ago.
 ///
 /// Threads that work on requests call this when they have finished some work: with 32 threads, 150 MiB in place of 281
 /// remained after a load, and 326 in place of 470 at its peak.
@@ -310,7 +311,7 @@ mod tests {
         }
     }
 
-    /// Blocks of 32 KiB, as much as other tests of this process do not take meanwhile.
+    /// Allocates more than other tests of this process do at the same time.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_thread_gives_back_what_other_threads_have_freed() {

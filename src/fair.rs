@@ -117,7 +117,7 @@ impl Shares {
         self.state().taken()
     }
 
-    /// Has so many units from now on. What is lent beyond them is not lent again when it is given back.
+    /// Changes the number of units. Where more are lent than there are now, the surplus is not lent again when it is returned.
     pub fn resize(&self, cached: usize, in_flight: usize, most: Most) {
         let mut state = self.state();
         let (units, taken) = (cached.saturating_add(in_flight), state.taken());

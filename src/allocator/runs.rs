@@ -34,7 +34,7 @@ struct Lists {
     bytes: usize,
 }
 
-/// No page has this number.
+/// Marks the end of a list.
 const NONE: u32 = u32::MAX;
 
 /// The reserved addresses. The numbers of pages count from `base`.
@@ -46,7 +46,7 @@ struct Region {
     links: usize,
 }
 
-/// What all shards share.
+/// Free runs that belong to no shard, and the addresses that are not used yet.
 struct Common {
     /// Free runs that are resident.
     kept: Lists,
@@ -60,7 +60,7 @@ static REGION: OnceLock<Option<Region>> = OnceLock::new();
 static COMMON: Mutex<Common> = Mutex::new(Common { kept: Lists::new(), empty: Lists::new(), next: 0 });
 static SHARD: [Mutex<Lists>; SHARDS] = [const { Mutex::new(Lists::new()) }; SHARDS];
 
-/// Pages that `bytes` take; `None` for more than a run has.
+/// The number of pages for `bytes` bytes; `None` if that is more than a run can have.
 fn pages(bytes: usize) -> Option<usize> {
     Some(bytes.div_ceil(PAGE)).filter(|pages| (1..=MOST_PAGES).contains(pages))
 }
@@ -83,7 +83,7 @@ impl Lists {
         Some(page)
     }
 
-    /// All of them, of any length.
+    /// Takes all runs out of the lists.
     fn take_all(&mut self) -> Self {
         std::mem::replace(self, Self::new())
     }
@@ -120,12 +120,12 @@ impl Region {
     }
 
     fn link(self, page: u32) -> u32 {
-        // SAFETY: within the array; whoever has the list that the page is in is alone with its link.
+        // SAFETY: the page lies within the array. A free run is in one list, and the caller holds the lock of that list.
         unsafe { self.link_of(page).read() }
     }
 
     fn set_link(self, page: u32, next: u32) {
-        // SAFETY: as above.
+        // SAFETY: as for `link`.
         unsafe { self.link_of(page).write(next) }
     }
 
@@ -165,7 +165,7 @@ fn common() -> MutexGuard<'static, Common> {
     COMMON.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The calling thread's.
+/// Locks the shard of the calling thread.
 fn shard() -> MutexGuard<'static, Lists> {
     thread_local! {
         static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
@@ -177,7 +177,7 @@ fn shard() -> MutexGuard<'static, Lists> {
     SHARD[NUMBER.get()].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A run of as many pages as `bytes` take, with any content; `None` where it would be too long or there are no addresses.
+/// Allocates a run for `bytes` bytes, with arbitrary content; `None` if that is too many or no addresses are left.
 pub(super) fn take(bytes: usize) -> Option<*mut u8> {
     let (pages, region) = (pages(bytes)?, Region::get()?);
     if let Some(page) = shard().pop(region, pages) {
@@ -195,15 +195,15 @@ pub(super) fn take(bytes: usize) -> Option<*mut u8> {
     Some(region.address(page))
 }
 
-/// Whether `run` is one that [`take`] gave.
+/// Returns true if `run` came from [`take`].
 pub(super) fn is_run(run: *mut u8) -> bool {
     Region::get().is_some_and(|region| region.page(run).is_some())
 }
 
-/// Gives back a run of as many pages as `bytes` take.
+/// Frees a run that was allocated for `bytes` bytes.
 ///
 /// # Safety
-/// [`take`] gave it for the same number of pages, it is given back once, and nothing refers to it any more.
+/// The run came from [`take`] for the same number of pages, is freed once, and nothing refers to it any more.
 pub(super) unsafe fn give_back(run: *mut u8, bytes: usize) {
     let Some((pages, region)) = pages(bytes).zip(Region::get()) else { return };
     let Some(page) = region.page(run) else { return };
@@ -230,7 +230,7 @@ pub(super) unsafe fn give_back(run: *mut u8, bytes: usize) {
     emptied.drain(region, |page, pages| common.empty.push(region, page, pages));
 }
 
-/// Bytes in pages of their own, whatever their number: for caches, where small ones would keep each other's pages resident.
+/// Bytes in pages of their own, also few bytes: small entries of a cache would otherwise keep each other's pages resident.
 #[derive(Debug)]
 pub struct Paged {
     run: NonNull<u8>,
@@ -243,7 +243,7 @@ unsafe impl Send for Paged {}
 unsafe impl Sync for Paged {}
 
 impl Paged {
-    /// A copy of `bytes`; `None` where there are none, more than a run has room for, or no runs.
+    /// Copies `bytes`; `None` if they are empty, do not fit into a run, or no runs are available.
     pub fn copy_of(bytes: &[u8]) -> Option<Self> {
         let run = NonNull::new(take(bytes.len())?)?;
         // SAFETY: the run has room for as many bytes, and is new.

@@ -128,7 +128,7 @@ mod tests {
         texts.collect()
     }
 
-    /// Whether the text is a name as constants of header fields have.
+    /// Returns true if `word` is written like a constant, as in `http::header`.
     fn is_constant(word: &str) -> bool {
         word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
     }

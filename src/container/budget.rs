@@ -95,13 +95,13 @@ impl Budget {
         Self { label, shares, waits, sizes, capacity_bytes, small_bytes, wait, pool, pinned }
     }
 
-    /// This budget with the size of `other`, once that [comes into force](Self::come_into_force): what is lent stays so.
+    /// This budget with the size of `other`, which [`come_into_force`](Self::come_into_force) applies. Lent memory stays lent.
     pub(super) fn with_size_of(&self, other: &Self) -> Self {
         let Self { shares, waits, pool, pinned, .. } = self.clone();
         Self { shares, waits, pool, pinned, ..other.clone() }
     }
 
-    /// From now on this many bytes are lent, also by budgets of another size that share them.
+    /// Applies this size to the shared units, for budgets with the old size, too.
     pub(super) fn come_into_force(&self) {
         let Sizes { cached, in_flight, most, most_pinned } = self.sizes;
         metrics::budget_capacity(self.label, self.capacity_bytes);

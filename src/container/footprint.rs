@@ -25,20 +25,20 @@ pub(super) fn units(bytes: u64) -> u64 {
     }
 }
 
-/// Fewer bytes, but more than a unit, are in pages of their own in a cache.
+/// In a cache, buffers of fewer bytes than this and more than a unit have pages of their own.
 const PAGED_BYTES: u64 = allocator::LARGE_BYTES as u64;
 
-/// Whether [`cached`] copies bytes that fill their buffer.
+/// Returns true if [`cached`] copies these bytes although they fill their buffer.
 pub(super) fn is_copied(bytes: &[u8]) -> bool {
     let len = bytes.len() as u64;
     len > UNIT_BYTES && len < PAGED_BYTES && !allocator::is_paged(bytes.len())
 }
 
-/// What the C library adds to a large buffer, and what a stored block has before its elements, rounded up to a page.
+/// The C library's header of a large buffer and the header of a stored block, rounded up to a page.
 const BESIDE_LARGE_BYTES: u64 = 4 << 10;
 
-/// `bytes` for a cache: small ones are copied to pages of their own. Those of most sizes below 64 KiB are in such pages already where they
-/// `fill_their_buffer`.
+/// Prepares `bytes` for a cache: fewer than [`PAGED_BYTES`] are copied into pages of their own, unless their buffer has such pages
+/// already. `fill_their_buffer` tells that the buffer holds nothing else.
 pub(super) fn cached(bytes: Bytes, fill_their_buffer: bool) -> Bytes {
     let len = bytes.len() as u64;
     let is_paged = len >= PAGED_BYTES || fill_their_buffer && allocator::is_paged(bytes.len());

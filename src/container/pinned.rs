@@ -76,7 +76,7 @@ impl Pinned {
         Self { state: Arc::default(), counts }
     }
 
-    /// So many units count from now on, of which a client has at most `most`.
+    /// Changes the number of units, and the most that one client may have.
     pub(super) fn resize(&self, units: usize, most: Most) {
         self.counts.resize(0, units, most);
     }

@@ -34,7 +34,7 @@ impl Resources {
         })
     }
 
-    /// From now on the budgets have these sizes, and the old ones lend no more than that with them.
+    /// Applies the sizes of these budgets, which the replaced resources share.
     pub fn come_into_force(&self) {
         for budget in [&self.slice_budget, &self.objects.budget, &self.blocks.budget] {
             budget.come_into_force();

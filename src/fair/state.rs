@@ -51,7 +51,8 @@ impl State {
         self.all + self.owed - self.free
     }
 
-    /// Returns true if there is enough for `place`. One that needs more than all, which were more once, gets it when nothing is lent.
+    /// Returns true if there are enough free units for `place`. After [`resize`](super::Shares::resize) a place may need more units than
+    /// there are; it gets them when nothing else is lent.
     fn is_enough_for(&self, place: &Place) -> bool {
         let needed = place.needed();
         needed <= self.free || needed > self.all && self.taken() == 0

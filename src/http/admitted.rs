@@ -100,7 +100,7 @@ impl Admitted {
                     line.requests.retain(|request| !request.is_closed());
                 }
                 line.requests.push_back(sender);
-                // Counts of a client begin anew when it has had no request for a moment.
+                // A client without requests is forgotten; when it comes again, it has a new count.
                 line.answered = Arc::clone(answered);
             } else {
                 lines.retain(|line| line.requests.iter().any(|request| !request.is_closed()));
