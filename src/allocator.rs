@@ -16,7 +16,7 @@ pub use runs::{PAGE, Paged};
 /// The program's allocator.
 ///
 /// Large buffers are the system's: their memory must be gone when they are. So are medium ones, for which a mapping each would be too
-/// many ([`runs`]). Small things are mimalloc's, which has a heap
+/// many (`allocator/runs.rs`). Small things are mimalloc's, which has a heap
 /// for each thread. The C library's heaps have a lock each, and a thread that decodes, which is nicer than those that
 /// serve, may lose its core while it holds one: beside eight clients with blocks of xz one answer of 250 then waited for
 /// up to 5 ms. Nor do threads that serve wait for each other: two answer 36,800 cached planes a second in place of 24,900,
@@ -195,7 +195,7 @@ const COLLECT_PART: u32 = 100;
 
 /// Returns free memory of the calling thread's heap to the system: one page for each size class, up to 512 KiB each, and
 /// the pages whose blocks other threads have freed. mimalloc itself looks at these only when the thread allocates again.
-/// Does nothing if the last collection was less than [`COLLECT_INTERVAL`] ago.
+/// Does nothing if the last collection was less than a tenth of a second ago.
 ///
 /// Threads that work on requests call this when they have finished some work: with 32 threads, 150 MiB in place of 281
 /// remained after a load, and 326 in place of 470 at its peak.
