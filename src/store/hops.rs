@@ -3,17 +3,24 @@
 //! Own threads instead of the runtime's: those are shared by all stores and, when the system has none to give, panic.
 
 mod job;
+mod queue;
+mod state;
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{Notify, oneshot};
 
 use self::job::{Job, Task};
+use self::queue::Queue;
+use self::state::{Running, State};
 use super::{Key, Load};
+use crate::fair::Client;
+
+pub(super) use self::job::LIST;
 
 /// Calls of one store that wait for its disk at once; further ones queue up.
 const THREADS: usize = 64;
@@ -43,6 +50,9 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// So many calls for the same that have run for as long as it takes to be stalled are enough: what hangs is that alone,
 /// and further ones would take the threads of all others.
 const SAME: usize = 4;
+
+/// Threads for listings that take much of a core, for each core: one may wait for the disk meanwhile.
+const BUSY_PER_CORE: usize = 2;
 
 /// What a call is for: what is done, and to what.
 pub(super) type What = (&'static str, Key);
@@ -98,34 +108,6 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-struct State {
-    queue: VecDeque<Box<dyn Job>>,
-    threads: usize,
-    idle: usize,
-    /// The fewest that were idle at once, and since when: they are woken in turn, so that none would end by itself.
-    fewest_idle: (usize, Instant),
-    /// What runs; at most [`THREADS`].
-    running: Vec<Running>,
-    /// Jobs that have begun so far.
-    begun: u64,
-    /// When a job last ended, or began while none ran.
-    stirred: Instant,
-    /// When a stalled store was last asked nevertheless.
-    tried: Option<Instant>,
-    /// When what nobody waits for was last taken out of a full queue.
-    tidied: Instant,
-    is_closed: bool,
-}
-
-/// A call that a thread is in.
-struct Running {
-    id: u64,
-    what: Option<What>,
-    since: Instant,
-    /// Held by whoever waits for it.
-    waiter: Weak<AtomicBool>,
-}
-
 impl Hops {
     /// For jobs that take at most `deadline`; no thread yet.
     pub(super) fn new(deadline: Duration) -> Self {
@@ -135,9 +117,11 @@ impl Hops {
     fn with(deadline: Duration, most_queued: usize) -> Self {
         let stall = (deadline / STALL_PART).max(LEAST_STALL).min(deadline);
         let state = State {
-            queue: VecDeque::new(),
+            queue: Queue::default(),
             threads: 0,
             idle: 0,
+            called: 0,
+            coming: 0,
             fewest_idle: (0, Instant::now()),
             running: Vec::new(),
             begun: 0,
@@ -145,6 +129,7 @@ impl Hops {
             tried: None,
             tidied: Instant::now(),
             is_closed: false,
+            most_busy: BUSY_PER_CORE * std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         };
         Self(Arc::new(Owner {
             shared: Arc::new(Shared {
@@ -172,21 +157,26 @@ impl Hops {
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, HopError> {
         let Owner { shared, deadline } = &*self.0;
-        shared.admit(what.as_ref()).await?;
+        let client = Client::current();
+        shared.admit(client, what.as_ref()).await?;
         let (answer, mut result) = oneshot::channel();
         let has_begun = Arc::new(AtomicBool::new(false));
-        shared.begin(Box::new(Task::new(what, job, &has_begun, answer)))?;
+        shared.begin(client, Box::new(Task::new(what, job, &has_begun, answer)))?;
         let died =
             |_: oneshot::error::RecvError| HopError::Thread(io::Error::other("a job that waits for the disk died"));
         let (begun, mut wait) = (Instant::now(), shared.stall);
         loop {
             if let Ok(result) = tokio::time::timeout(wait, &mut result).await {
-                return result.map_err(died);
+                return result.map_err(died)?;
             }
             let (left, is_queued) = (deadline.saturating_sub(begun.elapsed()), !has_begun.load(Ordering::Relaxed));
             // Whoever is still in the queue of a stalled store has waited long enough: all before it hang.
-            if is_queued && shared.lock().has_no_thread_for_more(shared.stall) {
-                return Err(HopError::Stalled);
+            if is_queued {
+                let state = shared.lock();
+                if state.has_no_thread_for_more(client, shared.stall) {
+                    return Err(HopError::Stalled);
+                }
+                shared.muster(state);
             }
             if left.is_zero() {
                 return Err(HopError::Timeout);
@@ -212,61 +202,6 @@ impl Hops {
     }
 }
 
-impl State {
-    fn is_stalled(&self, stall: Duration) -> bool {
-        !self.running.is_empty() && self.stirred.elapsed() > stall
-    }
-
-    fn is_surplus(&mut self) -> bool {
-        let (fewest, since) = self.fewest_idle;
-        let is_long = since.elapsed() >= IDLE;
-        let next = if fewest == 0 { (self.idle, Instant::now()) } else { (fewest - 1, since) };
-        self.fewest_idle = if is_long { next } else { self.fewest_idle };
-        is_long && fewest > 0
-    }
-
-    fn has_no_thread_for_more(&self, stall: Duration) -> bool {
-        self.running.len() >= THREADS && self.is_stalled(stall)
-    }
-
-    /// Takes those out of the queue for which nobody waits any more.
-    fn take_unwanted(&mut self) -> Vec<Box<dyn Job>> {
-        self.tidied = Instant::now();
-        let (wanted, unwanted): (Vec<_>, Vec<_>) = self.queue.drain(..).partition(|job| job.is_wanted());
-        self.queue = wanted.into();
-        unwanted
-    }
-
-    /// Whether one more call of a stalled store may find out if it still is.
-    fn may_try(&mut self) -> bool {
-        let may = self.running.len() < THREADS && self.tried.is_none_or(|tried| tried.elapsed() > TRIAL);
-        if may {
-            self.tried = Some(Instant::now());
-        }
-        may
-    }
-
-    fn calls_for(&self, what: &What) -> impl Iterator<Item = &Running> {
-        self.running.iter().filter(move |call| call.what.as_ref() == Some(what))
-    }
-
-    /// Whether enough threads are in calls for the same that nobody waits for any more: who gives up and asks again would take
-    /// one after the other. Of those that are older than the deadline, [`Self::is_overdue`] says when it is tried again.
-    fn is_left_often(&self, what: &What, deadline: Duration) -> bool {
-        let is_left = |call: &&Running| call.waiter.strong_count() == 0 && call.since.elapsed() <= deadline;
-        self.calls_for(what).filter(is_left).count() >= SAME
-    }
-
-    /// Whether calls for the same have waited in vain.
-    fn is_overdue(&self, what: &What, stall: Duration, deadline: Duration) -> bool {
-        let ages = || self.calls_for(what).map(|call| call.since.elapsed());
-        let is_in_vain = ages().any(|age| age > deadline) || ages().filter(|age| *age > stall).count() >= SAME;
-        // Now and then it is tried again, ever more seldom: the call that hangs may have been lost, and not the file.
-        let doubled = u32::try_from(ages().count()).unwrap_or(u32::MAX).min(16);
-        is_in_vain && ages().min().is_some_and(|youngest| youngest <= deadline.saturating_mul(1 << doubled))
-    }
-}
-
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that runs under the lock leaves it half done.
@@ -275,7 +210,7 @@ impl Shared {
 
     /// Lets a call through unless the store is stalled; then one a second, for whose answer the others wait a little. One for
     /// what was often asked for and given up waits for the end of some of those, as long as it takes to be stalled.
-    async fn admit(&self, what: Option<&What>) -> Result<(), HopError> {
+    async fn admit(&self, client: Client, what: Option<&What>) -> Result<(), HopError> {
         let begun = Instant::now();
         loop {
             let (mut ended, mut left) = (std::pin::pin!(self.ended.notified()), std::pin::pin!(self.left.notified()));
@@ -289,7 +224,7 @@ impl Shared {
                 }
                 let is_left_often = what.is_some_and(|what| state.is_left_often(what, self.deadline));
                 let is_stalled = state.is_stalled(self.stall);
-                if !is_left_often && (!is_stalled || state.may_try()) {
+                if !is_left_often && (!is_stalled || state.may_try(client)) {
                     return Ok(());
                 }
                 if is_stalled {
@@ -306,65 +241,95 @@ impl Shared {
         }
     }
 
-    /// Puts a job in the queue, and sees to it that a thread comes for it.
-    fn begin(self: &Arc<Self>, job: Box<dyn Job>) -> Result<(), HopError> {
+    /// Puts a job in the queue, and sees to it that a thread comes for it. Where the queue is full, the client that has
+    /// most in it has to make room.
+    fn begin(self: &Arc<Self>, client: Client, job: Box<dyn Job>) -> Result<(), HopError> {
         let mut state = self.lock();
         if state.queue.len() >= self.most_queued {
             let unwanted = if state.tidied.elapsed() < TIDY { Vec::new() } else { state.take_unwanted() };
             let is_full = state.queue.len() >= self.most_queued;
+            let refused = if is_full { state.queue.make_room(client) } else { None };
             drop(state);
             // Not under the lock, as where they are served.
             drop(unwanted);
             if is_full {
-                drop(job);
-                return Err(HopError::Crowded);
+                let Some(refused) = refused else {
+                    drop(job);
+                    return Err(HopError::Crowded);
+                };
+                refused.refuse(HopError::Crowded);
             }
             state = self.lock();
         }
-        state.queue.push_back(job);
-        if state.idle >= state.queue.len() || state.threads >= THREADS {
+        state.queue.push(client, job);
+        self.muster(state).map_or(Ok(()), |error| Err(HopError::Thread(error)))
+    }
+
+    /// Sees to it that a thread comes for what is next in the queue. An error says that there is no thread at all, and none
+    /// to be had: then the queue has been emptied.
+    fn muster(self: &Arc<Self>, mut state: MutexGuard<'_, State>) -> Option<io::Error> {
+        if !state.queue.has_next(state.taken()) {
+            return None;
+        }
+        if state.called + state.coming >= state.queue.len() {
+            return None;
+        }
+        if state.idle > 0 {
+            state.idle -= 1;
+            state.called += 1;
             drop(state);
             self.work.notify_one();
-            return Ok(());
+            return None;
+        }
+        if state.threads >= THREADS {
+            return None;
         }
         state.threads += 1;
+        state.coming += 1;
         drop(state);
         let shared = Arc::clone(self);
         let spawned = std::thread::Builder::new().name("n5-disk".to_owned()).spawn(move || shared.serve());
-        let Err(error) = spawned else { return Ok(()) };
+        let Err(error) = spawned else { return None };
         let mut state = self.lock();
         state.threads -= 1;
+        state.coming -= 1;
         if state.threads > 0 {
             // Those there are will come to it.
-            drop(state);
-            self.work.notify_one();
-            return Ok(());
+            return None;
         }
-        let left = std::mem::take(&mut state.queue);
+        let left = state.queue.take_all();
         drop(state);
-        drop(left);
-        Err(HopError::Thread(error))
+        for job in left {
+            job.refuse(HopError::Thread(io::Error::from(error.kind())));
+        }
+        Some(error)
     }
 
-    fn end(&self, id: u64) {
+    fn end(&self, id: u64, cost: Option<Duration>) {
         let mut state = self.lock();
         let place = state.running.iter().position(|call| call.id == id);
-        let was_left = place.is_some_and(|place| state.running.remove(place).waiter.strong_count() == 0);
+        let ended = place.map(|place| state.running.remove(place));
+        if let Some(call) = &ended {
+            state.queue.end(call.client, cost);
+        }
         state.stirred = Instant::now();
         drop(state);
         self.ended.notify_waiters();
-        if was_left {
+        if ended.is_some_and(|call| call.waiter.strong_count() == 0) {
             self.left.notify_waiters();
         }
     }
 
     /// What each thread does.
-    fn serve(&self) {
+    fn serve(self: &Arc<Self>) {
         let mut state = self.lock();
+        state.coming -= 1;
         loop {
-            if let Some(job) = state.queue.pop_front() {
+            let taken = state.taken();
+            if let Some((client, job, is_busy)) = state.queue.pop(taken) {
                 // What nobody waits for says nothing about the disk.
                 if !job.is_wanted() {
+                    state.queue.end(client, None);
                     // Not under the lock: it may hold the last of the hops, whose end takes it.
                     drop(state);
                     drop(job);
@@ -377,9 +342,12 @@ impl Shared {
                 }
                 state.begun += 1;
                 let id = state.begun;
-                state.running.push(Running { id, what: job.what(), since: now, waiter: job.waiter() });
-                drop(state);
-                job.run(&|| self.end(id));
+                let (what, waiter) = (job.what(), job.waiter());
+                state.running.push(Running { id, what, since: now, waiter, client, is_busy });
+                // One end may have let several begin.
+                self.muster(state);
+                let begun = job.is_listing().then(time_at_core);
+                job.run(&|| self.end(id, begun.map(|begun| time_at_core().saturating_sub(begun))));
                 state = self.lock();
             } else if state.is_closed || state.is_surplus() {
                 break;
@@ -387,7 +355,11 @@ impl Shared {
                 state.idle += 1;
                 let (again, waited) = self.work.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
                 state = again;
-                state.idle -= 1;
+                if state.called > 0 {
+                    state.called -= 1;
+                } else {
+                    state.idle -= 1;
+                }
                 state.fewest_idle.0 = state.fewest_idle.0.min(state.idle);
                 if waited.timed_out() && state.queue.is_empty() {
                     break;
@@ -396,6 +368,12 @@ impl Shared {
         }
         state.threads -= 1;
     }
+}
+
+/// How long the calling thread has had a core.
+fn time_at_core() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -505,6 +483,80 @@ mod tests {
         assert_eq!(queued.await.unwrap(), 7);
         until(&hops, |load| load == Load::default()).await;
         assert_eq!(last.run(None, || 7).await.unwrap(), 7);
+    }
+
+    /// Calls of one client, which hang until a sender is dropped.
+    struct Hanging {
+        client: Client,
+        end: mpsc::Sender<()>,
+        is_to_end: Arc<Mutex<mpsc::Receiver<()>>>,
+        calls: tokio::task::JoinSet<Result<(), HopError>>,
+    }
+
+    impl Hanging {
+        fn new(client: u64) -> Self {
+            let (end, is_to_end) = mpsc::channel();
+            let is_to_end = Arc::new(Mutex::new(is_to_end));
+            Self { client: Client::new(client), end, is_to_end, calls: tokio::task::JoinSet::new() }
+        }
+
+        fn begin(&mut self, hops: &Hops) {
+            let (hops, is_to_end) = (hops.clone(), Arc::clone(&self.is_to_end));
+            let call = async move { hops.run(None, move || is_to_end.lock().unwrap().recv().unwrap_or(())).await };
+            self.calls.spawn(self.client.works(call));
+        }
+
+        fn end(mut self) {
+            drop(self.end);
+            self.calls.detach_all();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_whose_calls_hang_keeps_no_other_waiting_and_learns_of_it() {
+        let hops = Hops::new(Duration::from_secs(3));
+        let mut hanging = Hanging::new(1);
+        (0..THREADS + 8).for_each(|_| hanging.begin(&hops));
+        until(&hops, |load| load.queued == THREADS / 4 + 8).await;
+        let (mut stalled, mut late) = (0, 0);
+        while !hanging.calls.is_empty() {
+            // Others are answered all the time: the disk does not stall.
+            assert_eq!(Client::new(2).works(hops.run(None, || 7)).await.unwrap(), 7);
+            match hanging.calls.try_join_next() {
+                Some(Ok(Err(HopError::Stalled))) => stalled += 1,
+                Some(Ok(Err(HopError::Timeout))) => late += 1,
+                None => tokio::time::sleep(Duration::from_millis(1)).await,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((stalled, late), (THREADS / 4 + 8, THREADS / 4 * 3));
+        hanging.end();
+        until(&hops, |load| load == Load::default()).await;
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_refuses_whoever_fills_it() {
+        let hops = Hops::with(Duration::from_secs(60), 8);
+        let (mut own, mut greedy) = (Hanging::new(0), Hanging::new(1));
+        for n in 1..=THREADS + 8 {
+            if n <= THREADS / 4 {
+                own.begin(&hops)
+            } else {
+                greedy.begin(&hops)
+            }
+            until(&hops, |load| load.running == n.min(THREADS) && load.running + load.queued == n).await;
+        }
+        let more = Client::new(1).works(hops.run(None, || 7)).await;
+        assert!(matches!(more, Err(HopError::Crowded)), "{more:?}");
+        let other = Client::new(2).works(hops.run(None, || 7));
+        let (other, pushed_out) = tokio::join!(other, async {
+            let pushed_out = greedy.calls.join_next().await.unwrap().unwrap();
+            own.end();
+            pushed_out
+        });
+        assert!(matches!((other, pushed_out), (Ok(7), Err(HopError::Crowded))));
+        greedy.end();
+        until(&hops, |load| load == Load::default()).await;
     }
 
     #[tokio::test]

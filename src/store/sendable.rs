@@ -15,6 +15,7 @@ use super::at_once::RootReader;
 use super::file_meta::{has_content_of, is_settled, meta_of};
 use super::hops::{HopError, Hops};
 use super::{Key, Meta};
+use crate::fair::Client;
 
 /// Least distance of the bytes that are looked at to see whether the kernel has a file in memory. What it lets go of, it
 /// lets go of in larger pieces, mostly.
@@ -33,6 +34,8 @@ pub struct Sendable {
     opened: Metadata,
     meta: Meta,
     hops: Hops,
+    /// Who asked for it.
+    client: Client,
 }
 
 impl Sendable {
@@ -52,6 +55,7 @@ impl Sendable {
             opened: metadata,
             meta,
             hops: hops.clone(),
+            client: Client::current(),
         })
     }
 
@@ -83,9 +87,9 @@ impl Sendable {
             }
             Ok(())
         };
-        let hops = self.hops.clone();
+        let (hops, client) = (self.hops.clone(), self.client);
         async move {
-            hops.run(None, reading).await.map_err(|error| match error {
+            client.works(hops.run(None, reading)).await.map_err(|error| match error {
                 HopError::Timeout | HopError::Stalled | HopError::Overdue | HopError::Crowded => {
                     io::Error::from(io::ErrorKind::TimedOut)
                 }

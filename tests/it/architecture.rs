@@ -11,7 +11,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("n5", &[]),
     ("metadata", &["n5"]),
     ("seldom", &[]),
-    ("store", &["allocator", "seldom"]),
+    ("store", &["allocator", "fair", "seldom"]),
     ("demo", &["store"]),
     ("trace", &["metrics"]),
     ("fair", &[]),

@@ -6,8 +6,11 @@ use std::sync::{Arc, Weak};
 
 use tokio::sync::oneshot;
 
-use super::What;
+use super::{HopError, What};
 use crate::allocator;
+
+/// What is done by a job that lists a directory.
+pub(in super::super) const LIST: &str = "list";
 
 /// A job and whoever waits for it.
 pub(super) trait Job: Send {
@@ -15,6 +18,10 @@ pub(super) trait Job: Send {
     fn what(&self) -> Option<What>;
     /// Dangling when nobody waits for it any more, once it runs.
     fn waiter(&self) -> Weak<AtomicBool>;
+    /// Whether it lists a directory.
+    fn is_listing(&self) -> bool;
+    /// Tells whoever waits that it is not run.
+    fn refuse(self: Box<Self>, why: HopError);
     /// Runs it, and `ended` before anybody has the answer.
     fn run(self: Box<Self>, ended: &dyn Fn());
 }
@@ -23,12 +30,17 @@ pub(super) struct Task<T, F> {
     what: Option<What>,
     job: F,
     has_begun: Arc<AtomicBool>,
-    answer: oneshot::Sender<T>,
+    answer: oneshot::Sender<Result<T, HopError>>,
 }
 
 impl<T, F> Task<T, F> {
     /// `has_begun` becomes true when it begins; whoever waits keeps it for as long.
-    pub(super) fn new(what: Option<What>, job: F, has_begun: &Arc<AtomicBool>, answer: oneshot::Sender<T>) -> Self {
+    pub(super) fn new(
+        what: Option<What>,
+        job: F,
+        has_begun: &Arc<AtomicBool>,
+        answer: oneshot::Sender<Result<T, HopError>>,
+    ) -> Self {
         Self { what, job, has_begun: Arc::clone(has_begun), answer }
     }
 }
@@ -46,6 +58,14 @@ impl<T: Send, F: FnOnce() -> T + Send> Job for Task<T, F> {
         Arc::downgrade(&self.has_begun)
     }
 
+    fn is_listing(&self) -> bool {
+        self.what.as_ref().is_some_and(|(action, _)| *action == LIST)
+    }
+
+    fn refuse(self: Box<Self>, why: HopError) {
+        let _ = self.answer.send(Err(why));
+    }
+
     fn run(self: Box<Self>, ended: &dyn Fn()) {
         let Self { what: _, job, has_begun, answer } = *self;
         has_begun.store(true, Ordering::Relaxed);
@@ -55,7 +75,7 @@ impl<T: Send, F: FnOnce() -> T + Send> Job for Task<T, F> {
         ended();
         // A panic is told by the answer that never comes.
         if let Ok(value) = result {
-            let _ = answer.send(value);
+            let _ = answer.send(Ok(value));
         }
         allocator::collect();
     }
