@@ -23,13 +23,14 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::at_once::RootReader;
 use super::file_meta::{CLOCK_TICK, EntityTag, has_content_of, is_settled, meta_of};
 use super::glance::Glances;
-use super::hops::{HopError, Hops};
+use super::hops::{HopError, Hops, LIST};
 use super::reopen::reopen;
 use super::root::{Gone, Root};
 use super::sendable::Sendable;
 use super::{Data, Filter, Glance, Key, Listing, Load, Meta, Object, ReadAtOnce, Store, StoreError};
 use links::{Hidden, refused};
 use open_file::OpenFile;
+use scan::Page;
 use walk::{Stop, walk};
 
 /// Which symbolic links below the root are followed.
@@ -348,7 +349,17 @@ impl Store for LocalStore {
         keep: Filter,
     ) -> Result<Option<Listing>, StoreError> {
         let (wanted, after) = (key.clone(), after.map(str::to_owned));
-        self.hop("list", key, move |store| store.list_now(&wanted, after.as_deref(), limit, &keep)).await
+        // A directory may be large: what nobody waits for any more is not read to its end.
+        let waits = Arc::new(());
+        let is_wanted = Arc::downgrade(&waits);
+        let list = move |store: &Self| {
+            let page =
+                Page { after: after.as_deref(), limit, keep: &keep, is_wanted: &|| is_wanted.strong_count() > 0 };
+            store.list_now(&wanted, &page)
+        };
+        let listed = self.hop(LIST, key, list).await;
+        drop(waits);
+        listed
     }
 
     async fn identity(&self, key: &Key) -> Result<Option<u64>, StoreError> {
