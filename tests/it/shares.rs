@@ -460,3 +460,41 @@ fn listings_of_few_entries_do_not_wait_for_slow_clients() {
     drop(slow);
     assert_eq!(list("/many/?format=json"), (200, 2000));
 }
+
+#[test]
+fn calls_to_storage_of_one_client_delay_those_of_others_by_turns_only() {
+    let n5 = volume();
+    let big = n5.root().join("big");
+    std::fs::create_dir(&big).unwrap();
+    for n in 0..20_000 {
+        std::os::unix::fs::symlink("../v", big.join(format!("{n:05}"))).unwrap();
+    }
+    let program = Program::start(&served(&n5, ""));
+    let mut greedy: Vec<_> = (0..300).map(|_| program.connect_from("127.0.0.2")).collect();
+    for connection in &mut greedy {
+        connection.ask("/info/big");
+    }
+    let answered = Arc::new(AtomicUsize::new(0));
+    let readers: Vec<_> = greedy
+        .into_iter()
+        .map(|mut connection| {
+            let answered = Arc::clone(&answered);
+            std::thread::spawn(move || {
+                let status = connection.head().map(|reply| reply.status);
+                answered.fetch_add(1, Ordering::Relaxed);
+                status
+            })
+        })
+        .collect();
+    assert!(comes_true(|| answered.load(Ordering::Relaxed) > 0));
+    let mut honest = program.connect_from("127.0.0.3");
+    for path in ["/v/0/0", "/v/1/1", "/v/?format=json", "/info/v", "/slice/v?start=5,5&size=600,600"] {
+        let before = answered.load(Ordering::Relaxed);
+        assert_eq!(status(&mut honest, path), Some(200), "{path}");
+        let meanwhile = answered.load(Ordering::Relaxed) - before;
+        assert!(meanwhile <= 40, "{path} waited for {meanwhile} answers to the other");
+    }
+    for reader in readers {
+        assert_eq!(reader.join().unwrap(), Some(200));
+    }
+}
