@@ -310,7 +310,7 @@ impl Shared {
         let place = state.running.iter().position(|call| call.id == id);
         let ended = place.map(|place| state.running.remove(place));
         if let Some(call) = &ended {
-            state.queue.end(call.client, cost);
+            state.queue.end(call.client, cost.is_some(), cost);
         }
         state.stirred = Instant::now();
         drop(state);
@@ -329,7 +329,7 @@ impl Shared {
             if let Some((client, job, is_busy)) = state.queue.pop(taken) {
                 // What nobody waits for says nothing about the disk.
                 if !job.is_wanted() {
-                    state.queue.end(client, None);
+                    state.queue.end(client, job.is_listing(), None);
                     // Not under the lock: it may hold the last of the hops, whose end takes it.
                     drop(state);
                     drop(job);
@@ -540,9 +540,9 @@ mod tests {
         let (mut own, mut greedy) = (Hanging::new(0), Hanging::new(1));
         for n in 1..=THREADS + 8 {
             if n <= THREADS / 4 {
-                own.begin(&hops)
+                own.begin(&hops);
             } else {
-                greedy.begin(&hops)
+                greedy.begin(&hops);
             }
             until(&hops, |load| load.running == n.min(THREADS) && load.running + load.queued == n).await;
         }

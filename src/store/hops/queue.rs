@@ -43,8 +43,10 @@ pub(super) struct Queue {
 struct Line {
     waiting: VecDeque<Box<dyn Job>>,
     running: usize,
-    /// Time at a core of the latest listings, on average.
-    cost: Duration,
+    /// How many of these are listings.
+    listings: usize,
+    /// Time at a core of the latest listings, on average; `None` where none has ended.
+    cost: Option<Duration>,
     /// When a call last ended, or began while none ran.
     stirred: Option<Instant>,
 }
@@ -55,14 +57,20 @@ impl Line {
     }
 
     fn is_busy(&self) -> bool {
-        self.cost >= BUSY && self.stirred.is_some_and(|stirred| stirred.elapsed() < MEMORY)
+        self.cost.is_some_and(|cost| cost >= BUSY) && self.stirred.is_some_and(|stirred| stirred.elapsed() < MEMORY)
+    }
+
+    /// Whether the next one may be a listing. Of a client of which nothing is known one may, whatever others do.
+    fn may_list(&self, taken: Taken) -> bool {
+        let is_free = if self.cost.is_some() { !self.is_busy() } else { self.listings == 0 };
+        is_free || taken.busy < taken.most_busy
     }
 }
 
 /// Threads that are taken in a moment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Taken {
-    /// By listings that take much of a core.
+    /// By listings that take much of a core, or may.
     pub(super) busy: usize,
     /// How many these may have.
     pub(super) most_busy: usize,
@@ -103,7 +111,7 @@ impl Queue {
     }
 
     /// The next job whose client may have a thread, which it has from now on, and whether it is a listing that takes much
-    /// of a core.
+    /// of a core, or may.
     pub(super) fn pop(&mut self, taken: Taken) -> Option<(Client, Box<dyn Job>, bool)> {
         let place = self.turns.iter().position(|client| self.may_begin(*client, taken))?;
         let client = self.turns.remove(place)?;
@@ -117,17 +125,20 @@ impl Queue {
         if !line.waiting.is_empty() {
             self.turns.push_back(client);
         }
-        let is_busy = job.is_listing() && line.is_busy();
+        line.listings += usize::from(job.is_listing());
+        let may_be_busy = line.is_busy() || line.cost.is_none();
+        let is_busy = job.is_listing() && may_be_busy && client != Client::default();
         Some((client, job, is_busy))
     }
 
-    /// A job of `client` has ended; a listing took that much of a core.
-    pub(super) fn end(&mut self, client: Client, cost: Option<Duration>) {
+    /// A job of `client` has ended; a listing that was run took that much of a core.
+    pub(super) fn end(&mut self, client: Client, is_listing: bool, cost: Option<Duration>) {
         if let Some(line) = self.lines.get_mut(&client) {
             line.running = line.running.saturating_sub(1);
+            line.listings = line.listings.saturating_sub(usize::from(is_listing));
             line.stirred = Some(Instant::now());
             if let Some(cost) = cost {
-                line.cost = (line.cost * (LATEST - 1) + cost) / LATEST;
+                line.cost = Some(line.cost.map_or(cost, |before| (before * (LATEST - 1) + cost) / LATEST));
             }
         }
         self.settle(client);
@@ -148,7 +159,7 @@ impl Queue {
         let most = (SHARED / (self.active + usize::from(is_new)).max(1)).max(1);
         line.is_none_or(|line| {
             let is_listing = line.waiting.front().is_some_and(|job| job.is_listing());
-            line.running < most && !(is_listing && taken.busy >= taken.most_busy && line.is_busy())
+            line.running < most && (!is_listing || line.may_list(taken))
         })
     }
 
@@ -237,7 +248,7 @@ mod tests {
         }
 
         fn end(&mut self, client: u64, cost: Option<u64>) {
-            self.queue.end(Client::new(client), cost.map(Duration::from_millis));
+            self.queue.end(Client::new(client), cost.is_some(), cost.map(Duration::from_millis));
         }
 
         fn is_as_new(&self) -> bool {
@@ -258,7 +269,7 @@ mod tests {
         let mut order = Vec::new();
         while let Some((client, ..)) = queued.queue.pop(NONE) {
             order.push(client);
-            queued.queue.end(client, None);
+            queued.queue.end(client, false, None);
         }
         assert_eq!(order[..6], [1, 2, 3, 1, 2, 1].map(Client::new));
         assert!(order.len() == 303 && queued.is_as_new());
@@ -297,19 +308,17 @@ mod tests {
         let mut queued = Queued::default();
         queued.push(1, LIST, 20);
         queued.push(2, LIST, 20);
-        assert_eq!(queued.begun(NONE).len(), 40, "nothing is known of them");
-        for client in [1, 2] {
-            for _ in 0..20 {
-                queued.end(client, Some(50));
-            }
-            queued.push(client, LIST, 100);
+        assert_eq!(queued.begun(NONE), [1, 2, 1, 2], "nothing is known of them");
+        for client in [1, 1, 2, 2] {
+            queued.end(client, Some(50));
         }
-        let begun = queued.begun(NONE);
-        assert_eq!((count(&begun, 1), count(&begun, 2)), (2, 2));
+        assert_eq!(queued.begun(NONE), [1, 2, 1, 2]);
         let all = Taken { busy: 4, most_busy: 4 };
-        queued.push(3, LIST, 1);
+        queued.push(3, LIST, 2);
         queued.push(4, "read", 2);
         assert_eq!(queued.begun(all), [3, 4, 4]);
+        queued.end(3, Some(1));
+        assert_eq!(queued.begun(all), [3]);
         assert!(!queued.queue.has_next(all) && queued.queue.has_next(NONE));
         // Short ones are forgiven.
         for _ in 0..16 {

@@ -47,7 +47,7 @@ pub(super) struct Running {
     pub(super) waiter: Weak<AtomicBool>,
     /// Whose call it is.
     pub(super) client: Client,
-    /// Whether it is a listing that takes much of a core.
+    /// Whether it is a listing that takes much of a core, or may.
     pub(super) is_busy: bool,
 }
 

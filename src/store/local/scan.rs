@@ -61,7 +61,7 @@ impl LocalStore {
             Err(error) => return self.absent(&root, error, key),
         };
         let mut left_out = LeftOut::default();
-        let found = self.scan(&directory, page, &mut left_out)?;
+        let found = Self::scan(&directory, page, &mut left_out)?;
         if left_out.unnamed > 0 {
             let left_out = left_out.unnamed;
             tracing::warn!(directory = %key, left_out, "names that are not UTF-8 or cannot be addressed are not listed");
@@ -87,7 +87,7 @@ impl LocalStore {
     }
 
     /// The first entries of a directory, by their names, that may be listed: one more than a page has. None is looked at.
-    fn scan(&self, directory: &File, page: &Page<'_>, left_out: &mut LeftOut) -> io::Result<Found> {
+    fn scan(directory: &File, page: &Page<'_>, left_out: &mut LeftOut) -> io::Result<Found> {
         // The smallest `limit + 1` names are kept, so that memory stays bounded in any directory.
         let mut smallest: BinaryHeap<Candidate> = BinaryHeap::new();
         let mut more = false;
