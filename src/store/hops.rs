@@ -268,10 +268,8 @@ impl Shared {
     /// Sees to it that a thread comes for what is next in the queue. An error says that there is no thread at all, and none
     /// to be had: then the queue has been emptied.
     fn muster(self: &Arc<Self>, mut state: MutexGuard<'_, State>) -> Option<io::Error> {
-        if !state.queue.has_next(state.taken()) {
-            return None;
-        }
-        if state.called + state.coming >= state.queue.len() {
+        let has_thread = state.idle > 0 || state.threads < THREADS;
+        if !has_thread || state.called + state.coming >= state.queue.len() || !state.queue.has_next(state.taken()) {
             return None;
         }
         if state.idle > 0 {
@@ -279,9 +277,6 @@ impl Shared {
             state.called += 1;
             drop(state);
             self.work.notify_one();
-            return None;
-        }
-        if state.threads >= THREADS {
             return None;
         }
         state.threads += 1;
