@@ -7,6 +7,7 @@ mod share;
 mod state;
 
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -195,7 +196,7 @@ impl Shares {
         if let Some(share) = self.try_count(party, units) {
             return share;
         }
-        self.wait(party, |sender| Place::new(units, Kind::Counted, sender)).await
+        self.wait(party, &AtomicBool::new(false), |sender| Place::new(units, Kind::Counted, sender)).await
     }
 
     /// Waits for `party`'s turn to have as many units. Dropping the future gives it up.
@@ -209,20 +210,26 @@ impl Shares {
             return share;
         }
         let place = |sender| Place { beside, ..Place::new(units, Kind::Taken, sender) };
+        let is_served = AtomicBool::new(false);
         let Some(mut clients) = joint::clients() else {
-            return self.wait(party, place).await;
+            return self.wait(party, &is_served, place).await;
         };
-        let (mut places, mut known) = (FuturesUnordered::from_iter([self.wait(party, place)]), vec![party.0]);
+        let first = self.wait(party, &is_served, place);
+        let (mut places, mut known) = (FuturesUnordered::from_iter([first]), vec![party.0]);
         loop {
             for client in &*clients.borrow_and_update() {
                 if !known.contains(client) {
                     known.push(*client);
-                    places.push(self.wait((*client, party.1), place));
+                    places.push(self.wait((*client, party.1), &is_served, place));
                 }
             }
             tokio::select! {
                 biased;
-                Some(share) = places.next() => return share,
+                Some(share) = places.next() => {
+                    // The clients' other places are not given up.
+                    is_served.store(true, Ordering::Relaxed);
+                    return share;
+                }
                 Ok(()) = clients.changed() => {}
             }
         }
@@ -233,13 +240,20 @@ impl Shares {
     /// client.
     pub async fn take_for_stream(&self, party: Party, units: usize, beside: usize, stream: &Arc<()>) -> Share {
         let stream = Some(Arc::downgrade(stream));
-        self.wait(party, |sender| Place { beside, stream, ..Place::new(units, Kind::Taken, sender) }).await
+        let place = |sender| Place { beside, stream, ..Place::new(units, Kind::Taken, sender) };
+        self.wait(party, &AtomicBool::new(false), place).await
     }
 
-    async fn wait(&self, party: Party, place: impl FnOnce(oneshot::Sender<Share>) -> Place) -> Share {
+    /// Waits in the line of `party`. The place costs nothing if the future is dropped after `is_served` has become true.
+    async fn wait(
+        &self,
+        party: Party,
+        is_served: &AtomicBool,
+        place: impl FnOnce(oneshot::Sender<Share>) -> Place,
+    ) -> Share {
         let (sender, receiver) = oneshot::channel();
         self.state().line(party).waiting.push_back(place(sender));
-        let mut waiting = Waiting { shares: self, party, receiver };
+        let mut waiting = Waiting { shares: self, party, is_served, receiver };
         self.hand_out();
         // A sender goes with a share, or when its place was given up.
         (&mut waiting.receiver).await.unwrap_or_else(|_| self.share(party, 0, Kind::Counted))
@@ -270,6 +284,8 @@ impl Shares {
 struct Waiting<'a> {
     shares: &'a Shares,
     party: Party,
+    /// Whether its work has a share by another place.
+    is_served: &'a AtomicBool,
     receiver: oneshot::Receiver<Share>,
 }
 
@@ -278,8 +294,17 @@ impl Drop for Waiting<'_> {
         if self.receiver.is_terminated() {
             return;
         }
-        self.receiver.close();
-        self.shares.state().leave(self.party);
+        let is_served = self.is_served.load(Ordering::Relaxed);
+        {
+            // Under the lock, or another place of the party that is dropped now removes this one.
+            let mut state = self.shares.state();
+            self.receiver.close();
+            state.leave(self.party, is_served);
+            if is_served && let Ok(mut share) = self.receiver.try_recv() {
+                // Both shares came at once.
+                state.take_back(self.party, std::mem::take(&mut share.units), share.kind, None);
+            }
+        }
         // Others may have waited for it.
         self.shares.hand_out();
     }
@@ -577,6 +602,41 @@ mod tests {
         assert!((&mut other).now_or_never().is_some(), "the client's next one stops others again");
         drop((second, held, other));
         assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn however_many_shares_are_given_up_the_debt_is_bounded() {
+        let shares = Shares::new(640, most(639), Cost::Units);
+        let held = shares.take(party(1), 300).now_or_never().unwrap();
+        let places: Vec<_> = (0..20).map(|_| wait(&shares, 2, 400)).collect();
+        let other = wait(&shares, 3, 500);
+        // It has had much.
+        shares.state().line(party(3)).spent = 1_000_000;
+        let _kept = wait(&shares, 2, 400);
+        drop(places);
+        assert_eq!(shares.state().line(party(2)).spent, 640);
+        drop((other, held));
+    }
+
+    #[test]
+    fn clients_that_hold_much_leave_others_some_of_what_may_pass() {
+        for (small, of_others) in [(64, 64), (64, 1000), (60, 7), (64, 1)] {
+            let shares = Shares::new(64_000, Most { alone: 48_000, among_others: 32_000 }, Cost::Units);
+            let _held: Vec<Share> =
+                (1..=16).map(|client| shares.take(party(client), 2500).now_or_never().unwrap()).collect();
+            let _large = wait(&shares, 17, 30_000);
+            let mut passed = Vec::new();
+            for client in 1..=16 {
+                passed.extend(std::iter::from_fn(|| shares.take(party(client), of_others).now_or_never()));
+            }
+            let mut honest = shares.take(party(18), small).boxed();
+            let mut share = (&mut honest).now_or_never();
+            if share.is_none() {
+                passed.pop();
+                share = (&mut honest).now_or_never();
+            }
+            assert!(share.is_some(), "{small} beside {} of {of_others}", passed.len());
+        }
     }
 
     #[test]

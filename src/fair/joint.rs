@@ -289,6 +289,33 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_client_is_not_charged_for_a_place_whose_work_is_done_in_the_turn_of_another() {
+        // With so many units in use, there is enough for one of its places, or for both.
+        for in_use in [100, 0] {
+            let (shares, joints) = (Shares::new(640, Most::ANY, Cost::Units), Joints::default());
+            let take = |client: u64, units| shares.take((Client::new(client), 0), units).boxed();
+            let (held, _in_use) = (take(9, 400).await, take(8, in_use).await);
+            let mut joined = Client::new(1).works(async { joints.join("block") }).await;
+            let ours = shares.clone();
+            let shared = joined.spawn(async move { ours.take((Client::new(1), 0), 300).await });
+            tokio::task::yield_now().await;
+            // It has more to do, and stops another client.
+            let (mut more, mut other) = (take(1, 600), take(3, 300));
+            assert!((&mut more).now_or_never().is_none() && (&mut other).now_or_never().is_none());
+            let wanted = Client::new(2).works(async { joints.join("block") }).await;
+            tokio::task::yield_now().await;
+            // It is the second one's turn.
+            shares.state().line((Client::new(1), 0)).spent = 100;
+            drop((other, held));
+            let share = shared.await.unwrap();
+            assert_eq!(share.party.0, Client::new(2));
+            assert_eq!(shares.state().line((Client::new(1), 0)).spent, 100, "{in_use}");
+            assert_eq!(shares.free(), 340 - in_use);
+            drop((share, more, wanted, joined));
+        }
+    }
+
+    #[tokio::test]
     async fn who_comes_later_wants_what_was_begun_for_it_already_too() {
         let (shares, joints) = (Shares::new(1, Most::ANY, Cost::Units), Joints::default());
         let take = |client: u64| shares.take((Client::new(client), 0), 1).boxed();

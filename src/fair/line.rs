@@ -9,6 +9,9 @@ use tokio::sync::oneshot;
 use super::share::Kind;
 use super::{Party, Share};
 
+/// Of what a line holds, one part in so many counts as if it had passed others with it.
+const HELD_PART: usize = 16;
+
 /// Most units that one client has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Most {
@@ -49,6 +52,14 @@ pub(super) struct Line {
     /// Of these, units of shares that passed others.
     pub(super) passed: usize,
     pub(super) waiting: VecDeque<Place>,
+}
+
+impl Line {
+    /// Units that bound with how many more it may pass others: with fewer, the more it holds already. Else clients that hold much
+    /// would leave too little for one that holds nothing.
+    pub(super) fn counts_as_passed(&self) -> usize {
+        self.passed.saturating_add(self.held.saturating_sub(self.passed) / HELD_PART)
+    }
 }
 
 /// Of one that waits.

@@ -114,7 +114,7 @@ impl State {
                 if most_units < usize::MAX
                     && (place.stream.is_some()
                         || units > most_units
-                        || line.passed.saturating_add(units) > most_of_client)
+                        || line.counts_as_passed().saturating_add(units) > most_of_client)
                 {
                     break;
                 }
@@ -192,13 +192,17 @@ impl State {
 
     /// Removes the places of `party` that were given up. One that others had to wait for costs what it would have held: a client that
     /// asks for large shares again and again, and gives them up, would always be first and stop the others at no cost.
-    pub(super) fn leave(&mut self, party: Party) {
-        let cost = self.cost;
+    /// It costs nothing if `is_served`: its work has a share by another place.
+    pub(super) fn leave(&mut self, party: Party, is_served: bool) {
+        let is_charged = self.cost == Cost::Units && !is_served;
+        // However many are given up together, others go first only until all units have been lent once.
+        let most = self.clock.saturating_add(self.all as u64);
         let Some(line) = self.lines.iter_mut().find(|line| line.party == party) else { return };
         line.waiting.retain(|place| {
             let is_left = place.sender.is_closed();
-            if is_left && cost == Cost::Units && place.has_stopped_others.get() {
-                line.spent = line.spent.saturating_add(place.units as u64);
+            if is_left && is_charged && place.has_stopped_others.get() {
+                let spent = line.spent.saturating_add(place.units as u64);
+                line.spent = line.spent.max(spent.min(most));
             }
             !is_left
         });

@@ -165,6 +165,26 @@ async fn every_parameter_of_a_slice_is_in_the_readme() {
 }
 
 #[test]
+fn the_memory_for_viewers_is_what_the_server_announces() {
+    /// Of the program itself, which nothing announces.
+    const REST_MIB: u64 = 64;
+    let operations = read("docs/OPERATIONS.md");
+    let rows = rows(&operations, "viewers");
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        let mut config = Config::default();
+        config.server.threads = 2;
+        config.server.max_connections = row[1].parse().unwrap();
+        config.limits.concurrent_requests = row[1].parse().unwrap();
+        let (number, unit) = row[2].split_once(' ').unwrap();
+        config.cache.decoded = number.parse::<u64>().unwrap() << if unit == "GiB" { 30 } else { 20 };
+        let announced = [config.memory_bytes(), config.connections_bytes(), config.sockets_bytes()];
+        let sum = announced.iter().map(|bytes| bytes >> 20).sum::<u64>() + REST_MIB;
+        assert_eq!(row[3], format!("{sum} MiB"), "{} viewers", row[0]);
+    }
+}
+
+#[test]
 fn the_import_table_is_that_of_the_architecture_test() {
     let words =
         |text: &str, quote: char| -> Vec<String> { text.split(quote).skip(1).step_by(2).map(str::to_owned).collect() };
