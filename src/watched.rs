@@ -17,8 +17,8 @@ const REPEATED: u32 = 60;
 /// `O_NONBLOCK`.
 const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 
-/// Longer files are refused.
-const FILE_BYTES: u64 = 16 << 20;
+/// Longer files are refused: what is made of one, and of the next while it is read, is in what the process has for itself.
+const FILE_BYTES: u64 = 4 << 20;
 
 /// What files say, kept up to date by a thread that ends with this.
 pub struct Watched<T> {
@@ -108,7 +108,7 @@ fn read_all<const FILES: usize>(paths: [&Path; FILES]) -> Result<[String; FILES]
 /// The text of a small file, which is no container's.
 ///
 /// # Errors
-/// In words: it cannot be read, is no text, or has more than 16 MiB.
+/// In words: it cannot be read, is no text, or has more than 4 MiB.
 pub fn read(path: &Path) -> Result<String, String> {
     // A named pipe would keep the reader until somebody writes.
     let file = std::fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path);

@@ -3,7 +3,6 @@
 //! The file holds no token, only SHA-256 of each. That is enough here, where a password would need a slow hash: a token is
 //! 256 random bits, made by [`issue`] and never chosen, so that nobody can try them all however fast the hash is.
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
@@ -60,7 +59,15 @@ impl std::fmt::Display for Digest {
     }
 }
 
+/// A token of the file. A file of 4 MiB can have 50,000 of them, or two million groups, which take no more memory than their
+/// text: it is read again when the token is used.
 struct Entry {
+    digest: Digest,
+    line: Box<str>,
+}
+
+/// What a line says.
+struct Said {
     digest: Digest,
     expires: Option<SystemTime>,
     caller: Caller,
@@ -68,14 +75,15 @@ struct Entry {
 
 /// The tokens of a file.
 pub(super) struct Tokens {
-    buckets: HashMap<u64, Vec<Entry>>,
+    /// By [`Digest::bucket`].
+    entries: Vec<Entry>,
     /// Compared with where nothing is found, so that this takes the same time.
     nothing: Digest,
 }
 
 impl std::fmt::Debug for Tokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokens").field("tokens", &self.buckets.len()).finish_non_exhaustive()
+        f.debug_struct("Tokens").field("tokens", &self.entries.len()).finish_non_exhaustive()
     }
 }
 
@@ -90,38 +98,46 @@ impl Tokens {
         if !text.ends_with('\n') {
             return Err("the last line does not end: the file is empty or cut off".to_owned());
         }
-        let mut tokens = Self { buckets: HashMap::new(), nothing: Digest([0; 32]) };
+        let mut numbered = Vec::new();
         for (number, line) in text.lines().enumerate().map(|(n, line)| (n + 1, line.trim())) {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let entry = Entry::parse(line).map_err(|why| format!("line {number}: {why}"))?;
-            let bucket = tokens.buckets.entry(entry.digest.bucket()).or_default();
-            if bucket.iter().any(|other| other.digest.is(&entry.digest)) {
+            let said = Said::parse(line).map_err(|why| format!("line {number}: {why}"))?;
+            numbered.push((number, Entry { digest: said.digest, line: line.into() }));
+        }
+        numbered.sort_by_key(|(_, entry)| entry.digest.0);
+        for pair in numbered.windows(2) {
+            if let [(_, first), (number, second)] = pair
+                && first.digest.is(&second.digest)
+            {
                 return Err(format!("line {number}: the same token stands there twice"));
             }
-            bucket.push(entry);
         }
-        Ok(tokens)
+        let entries = numbered.into_iter().map(|(_, entry)| entry).collect();
+        Ok(Self { entries, nothing: Digest([0; 32]) })
     }
 
     /// Whose token this is.
     pub(super) fn caller(&self, token: &str, now: SystemTime) -> Result<Caller, Rejection> {
         let presented = Digest::of(token);
-        let bucket = self.buckets.get(&presented.bucket()).map_or(&[][..], Vec::as_slice);
-        let found = bucket.iter().find(|entry| entry.digest.is(&presented));
-        if bucket.is_empty() {
+        let bucket = presented.bucket();
+        let first = self.entries.partition_point(|entry| entry.digest.bucket() < bucket);
+        let mut candidates =
+            self.entries[first..].iter().take_while(|entry| entry.digest.bucket() == bucket).peekable();
+        if candidates.peek().is_none() {
             let _ = self.nothing.is(&presented);
         }
-        let entry = found.ok_or(Rejection::Unknown)?;
-        if entry.expires.is_some_and(|end| end <= now) {
+        let found = candidates.find(|entry| entry.digest.is(&presented));
+        let said = found.and_then(|entry| Said::parse(&entry.line).ok()).ok_or(Rejection::Unknown)?;
+        if said.expires.is_some_and(|end| end <= now) {
             return Err(Rejection::Expired);
         }
-        Ok(entry.caller.clone())
+        Ok(said.caller)
     }
 }
 
-impl Entry {
+impl Said {
     fn parse(line: &str) -> Result<Self, String> {
         if line.contains(PREFIX) {
             return Err("this is a token: the file holds hashes, which `n5-server token` prints beside it".to_owned());

@@ -17,8 +17,7 @@ pub const PAGE: usize = 4 << 10;
 /// Most pages of a run.
 const MOST_PAGES: usize = 16;
 
-/// Addresses that are reserved. None is given back: those of runs of each length suffice for as much memory as they ever had at
-/// once.
+/// Addresses that are reserved. They are never unmapped: each length of runs keeps its own, as many as it needed at its peak.
 const REGION_BYTES: usize = 1 << 40;
 
 /// Most free bytes that a shard keeps resident, and all shards together.
@@ -215,12 +214,12 @@ pub(super) unsafe fn give_back(run: *mut u8, bytes: usize) {
     let surplus = shard.take_all();
     drop(shard);
     let mut common = common();
-    surplus.drain(region, |page, pages| common.kept.push(region, page, pages));
-    if common.kept.bytes <= KEPT_BYTES {
+    if common.kept.bytes < KEPT_BYTES {
+        surplus.drain(region, |page, pages| common.kept.push(region, page, pages));
         return;
     }
-    let surplus = common.kept.take_all();
     drop(common);
+    // No more than a shard has, so that no thread is kept for long.
     let mut emptied = Lists::new();
     surplus.drain(region, |page, pages| {
         region.empty(page, pages);

@@ -11,8 +11,9 @@ pub(super) fn warn(needed: u64) {
         tracing::warn!(
             limit_bytes = limit,
             needed_bytes = needed,
-            "the system ends this process under load: its memory limit is below what caches, budgets and connections may \
-             take; raise it, or lower [cache], the budgets of [limits] or server.max_connections"
+            "the system ends this process under load: its memory limit is below what caches, budgets, threads and \
+             connections may take; raise it, or lower [cache], the budgets of [limits], server.threads or \
+             server.max_connections"
         );
     }
 }

@@ -18,6 +18,15 @@ const THREAD_BYTES: u64 = 8 << 20;
 /// Threads whose memory is in what the process takes for itself.
 const THREADS_INCLUDED: u64 = 2;
 
+/// Memory of a thread that waits for a container's disk: measured 0.1 MiB (`docs/HOSTILE.md`).
+const DISK_THREAD_BYTES: u64 = 128 << 10;
+
+/// Threads that wait for the disk of one container at most, those that it may have whatever others have, and those that all
+/// containers share beyond these.
+const DISK_THREADS: usize = 64;
+const OWN_DISK_THREADS: usize = 4;
+const COMMON_DISK_THREADS: usize = 180;
+
 /// Memory of a connection that has used the HTTP library, without streams of HTTP/2 and with a head of ordinary length,
 /// as measured, and of an encrypted one.
 const CONNECTION_BYTES: u64 = 34 << 10;
@@ -232,8 +241,8 @@ impl Config {
         SEND_QUEUES_BYTES
     }
 
-    /// The most memory that caches, budgets and the threads beyond two can hold together, in bytes; connections and the rest
-    /// of the process come on top.
+    /// The most memory that caches, budgets and further threads can hold together, in bytes; connections and the rest of the
+    /// process come on top.
     pub fn memory_bytes(&self) -> u64 {
         let Self { cache, limits, .. } = self;
         [cache.decoded, cache.stored, limits.slice_budget, limits.decode_budget, limits.transfer_budget]
@@ -241,9 +250,18 @@ impl Config {
             .fold(ATTRIBUTES_BYTES.saturating_add(self.threads_bytes()), u64::saturating_add)
     }
 
-    /// The most memory that the threads beyond two take for themselves, in bytes.
+    /// The most memory that threads take for themselves beyond two of `server.threads` and those of one container, in bytes.
     pub fn threads_bytes(&self) -> u64 {
-        (self.threads() as u64).saturating_sub(THREADS_INCLUDED).saturating_mul(THREAD_BYTES)
+        let serving = (self.threads() as u64).saturating_sub(THREADS_INCLUDED).saturating_mul(THREAD_BYTES);
+        let waiting = (self.disk_threads().saturating_sub(DISK_THREADS) as u64).saturating_mul(DISK_THREAD_BYTES);
+        serving.saturating_add(waiting)
+    }
+
+    /// The most threads that wait for the disks of all containers.
+    pub fn disk_threads(&self) -> usize {
+        let containers = self.containers.len().max(1);
+        let shared = OWN_DISK_THREADS.saturating_mul(containers).saturating_add(COMMON_DISK_THREADS);
+        DISK_THREADS.saturating_mul(containers).min(shared)
     }
 
     /// Threads that serve connections, and jobs on the CPU lane at once: `server.threads`, or one for each core.

@@ -19,7 +19,7 @@ use super::shared::share;
 use super::{CacheSettings, ReadError, cache_of, forget, nudging};
 use crate::fair::{self, Joints};
 use crate::metrics::{self, Lookup, StoreOperation};
-use crate::store::{Data, Key, Meta, Object, Store, StoreError};
+use crate::store::{Data, Inline, Key, Meta, Object, Store, StoreError};
 
 pub(super) const CACHE: metrics::Cache = metrics::Cache::Stored;
 
@@ -344,29 +344,47 @@ impl Objects {
         }
     }
 
+    /// Reads a small object, or opens another one.
     async fn fetch_once(&self, store: &dyn Store, key: &Key) -> Result<Option<Fetched>, ReadError> {
-        // A store that hangs holds no memory that others wait for; how much it takes is known when it answers.
-        let inline_bytes = self.inline_bytes_now();
-        let mut permit = if hold::is_silent(store) { None } else { Some(self.take(inline_bytes).await?) };
-        let mut reading = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(key, inline_bytes)));
-        let in_time = if permit.is_some() { tokio::time::timeout(HOLDING, &mut reading).await.ok() } else { None };
-        let object = if let Some(object) = in_time {
-            object?
-        } else {
-            permit = None;
-            reading.await?
-        };
-        let Some(Object { meta, data }) = object else { return Ok(None) };
-        Ok(Some(match data {
-            Data::Whole(bytes) => {
-                let len = bytes.len() as u64;
-                metrics::store_read_bytes(store.backend(), len);
-                let mut permit = if let Some(permit) = permit { permit } else { self.take(len).await? };
-                permit.shrink(len);
-                Fetched::Whole(meta, bytes, permit)
-            }
-            Data::Open(reader) => Fetched::Large(LargeObject::new(meta, reader, store.backend(), self.clone())),
-        }))
+        let mut may_read = true;
+        loop {
+            // A store that hangs holds no memory that others wait for; how much it takes is known when it answers.
+            let has_memory = may_read && !hold::is_silent(store);
+            let inline = Inline::new(if has_memory { self.inline_bytes_now() } else { 0 });
+            let mut permit = if has_memory { Some(self.take(inline.bytes()).await?) } else { None };
+            let mut reading = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(key, &inline)));
+            let in_time = if has_memory { tokio::time::timeout(HOLDING, &mut reading).await.ok() } else { None };
+            let object = if let Some(object) = in_time {
+                object?
+            } else {
+                // A read that has not begun has no memory any more.
+                inline.forbid();
+                permit = None;
+                reading.await?
+            };
+            let Some(Object { meta, data }) = object else { return Ok(None) };
+            let bytes = match data {
+                Data::Whole(bytes) => bytes,
+                Data::Open(reader) => {
+                    let large = LargeObject::new(meta, reader, store.backend(), self.clone());
+                    return Ok(Some(Fetched::Large(large)));
+                }
+            };
+            let len = bytes.len() as u64;
+            metrics::store_read_bytes(store.backend(), len);
+            let mut permit = match permit {
+                Some(permit) => permit,
+                // They do not wait for memory, of which there may be none for long: they are read again.
+                None if may_read && len > 0 => {
+                    may_read = false;
+                    continue;
+                }
+                // Of a store that opens nothing.
+                None => self.take(len).await?,
+            };
+            permit.shrink(len);
+            return Ok(Some(Fetched::Whole(meta, bytes, permit)));
+        }
     }
 }
 

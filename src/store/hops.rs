@@ -7,8 +7,8 @@ mod queue;
 mod state;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -22,15 +22,27 @@ use crate::fair::Client;
 
 pub(super) use self::job::LIST;
 
-/// Calls of one store that wait for its disk at once; further ones queue up.
+/// Most calls of one store that wait for its disk at once; further ones queue up.
 const THREADS: usize = 64;
+
+/// Threads that a store may have whatever the others have.
+const OWN_THREADS: usize = 4;
+
+/// Further threads that all stores of the process share: three stores that hang leave some to the others.
+const COMMON_THREADS: usize = 180;
+
+/// Most threads of so many stores.
+pub fn most_threads(stores: usize) -> usize {
+    let shared = OWN_THREADS.saturating_mul(stores).saturating_add(COMMON_THREADS);
+    THREADS.saturating_mul(stores).min(shared)
+}
+
+/// Those of [`COMMON_THREADS`] that are free.
+static COMMON: LazyLock<Arc<AtomicUsize>> = LazyLock::new(|| Arc::new(AtomicUsize::new(COMMON_THREADS)));
 
 /// As many of them at most, for each of which memory and somebody who waits are kept: those of 1,024 slices that load 8
 /// blocks each, twice over. With a disk that takes a millisecond the last one waits for a quarter of a second.
 const QUEUE: usize = 16 << 10;
-
-/// How often a full queue is searched for what nobody waits for any more.
-const TIDY: Duration = Duration::from_millis(50);
 
 /// A thread ends when it has had nothing to do for this long.
 const IDLE: Duration = Duration::from_secs(10);
@@ -52,7 +64,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const SAME: usize = 4;
 
 /// Threads for listings that take much of a core, for each core: one may wait for the disk meanwhile.
-const BUSY_PER_CORE: usize = 2;
+const COSTLY_PER_CORE: usize = 2;
 
 /// What a call is for: what is done, and to what.
 pub(super) type What = (&'static str, Key);
@@ -94,7 +106,7 @@ struct Shared {
     work: Condvar,
     /// A job has ended.
     ended: Notify,
-    /// One has that nobody waited for any more.
+    /// A job has ended that nobody waited for any more.
     left: Notify,
     stall: Duration,
     deadline: Duration,
@@ -111,13 +123,14 @@ impl std::fmt::Debug for Shared {
 impl Hops {
     /// For jobs that take at most `deadline`; no thread yet.
     pub(super) fn new(deadline: Duration) -> Self {
-        Self::with(deadline, QUEUE)
+        Self::with(deadline, QUEUE, Arc::clone(&COMMON))
     }
 
-    fn with(deadline: Duration, most_queued: usize) -> Self {
+    fn with(deadline: Duration, most_queued: usize, common: Arc<AtomicUsize>) -> Self {
         let stall = (deadline / STALL_PART).max(LEAST_STALL).min(deadline);
         let state = State {
             queue: Queue::default(),
+            common,
             threads: 0,
             idle: 0,
             called: 0,
@@ -128,8 +141,9 @@ impl Hops {
             stirred: Instant::now(),
             tried: None,
             tidied: Instant::now(),
+            tidy_at: 0,
             is_closed: false,
-            most_busy: BUSY_PER_CORE * std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            most_costly: COSTLY_PER_CORE * std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         };
         Self(Arc::new(Owner {
             shared: Arc::new(Shared {
@@ -164,7 +178,7 @@ impl Hops {
         shared.begin(client, Box::new(Task::new(what, job, &has_begun, answer)))?;
         let died =
             |_: oneshot::error::RecvError| HopError::Thread(io::Error::other("a job that waits for the disk died"));
-        let (begun, mut wait) = (Instant::now(), shared.stall);
+        let (begun, mut wait) = (Instant::now(), shared.stall / 4);
         loop {
             if let Ok(result) = tokio::time::timeout(wait, &mut result).await {
                 return result.map_err(died)?;
@@ -245,8 +259,9 @@ impl Shared {
     /// most in it has to make room.
     fn begin(self: &Arc<Self>, client: Client, job: Box<dyn Job>) -> Result<(), HopError> {
         let mut state = self.lock();
-        if state.queue.len() >= self.most_queued {
-            let unwanted = if state.tidied.elapsed() < TIDY { Vec::new() } else { state.take_unwanted() };
+        let is_full = state.queue.len() >= self.most_queued;
+        let unwanted = state.tidy(is_full);
+        if is_full || !unwanted.is_empty() {
             let is_full = state.queue.len() >= self.most_queued;
             let refused = if is_full { state.queue.make_room(client) } else { None };
             drop(state);
@@ -268,7 +283,7 @@ impl Shared {
     /// Sees to it that a thread comes for what is next in the queue. An error says that there is no thread at all, and none
     /// to be had: then the queue has been emptied.
     fn muster(self: &Arc<Self>, mut state: MutexGuard<'_, State>) -> Option<io::Error> {
-        let has_thread = state.idle > 0 || state.threads < THREADS;
+        let has_thread = state.idle > 0 || state.may_grow();
         if !has_thread || state.called + state.coming >= state.queue.len() || !state.queue.has_next(state.taken()) {
             return None;
         }
@@ -279,14 +294,16 @@ impl Shared {
             self.work.notify_one();
             return None;
         }
-        state.threads += 1;
+        if !state.grow() {
+            return None;
+        }
         state.coming += 1;
         drop(state);
         let shared = Arc::clone(self);
         let spawned = std::thread::Builder::new().name("n5-disk".to_owned()).spawn(move || shared.serve());
         let Err(error) = spawned else { return None };
         let mut state = self.lock();
-        state.threads -= 1;
+        state.shrink();
         state.coming -= 1;
         if state.threads > 0 {
             // Those there are will come to it.
@@ -300,12 +317,13 @@ impl Shared {
         Some(error)
     }
 
+    /// `cost`: of a listing, how long it had a core.
     fn end(&self, id: u64, cost: Option<Duration>) {
         let mut state = self.lock();
         let place = state.running.iter().position(|call| call.id == id);
         let ended = place.map(|place| state.running.remove(place));
         if let Some(call) = &ended {
-            state.queue.end(call.client, cost.is_some(), cost);
+            state.queue.end(call.client, cost.is_some(), cost.unwrap_or_default());
         }
         state.stirred = Instant::now();
         drop(state);
@@ -321,10 +339,10 @@ impl Shared {
         state.coming -= 1;
         loop {
             let taken = state.taken();
-            if let Some((client, job, is_busy)) = state.queue.pop(taken) {
+            if let Some((client, job, is_costly)) = state.queue.pop(taken) {
                 // What nobody waits for says nothing about the disk.
                 if !job.is_wanted() {
-                    state.queue.end(client, job.is_listing(), None);
+                    state.queue.end(client, job.is_listing(), Duration::ZERO);
                     // Not under the lock: it may hold the last of the hops, whose end takes it.
                     drop(state);
                     drop(job);
@@ -338,7 +356,7 @@ impl Shared {
                 state.begun += 1;
                 let id = state.begun;
                 let (what, waiter) = (job.what(), job.waiter());
-                state.running.push(Running { id, what, since: now, waiter, client, is_busy });
+                state.running.push(Running { id, what, since: now, waiter, client, is_costly });
                 // One end may have let several begin.
                 self.muster(state);
                 let begun = job.is_listing().then(time_at_core);
@@ -361,7 +379,7 @@ impl Shared {
                 }
             }
         }
-        state.threads -= 1;
+        state.shrink();
     }
 }
 
@@ -377,9 +395,17 @@ mod tests {
 
     use super::*;
 
+    fn hops_with(deadline: Duration) -> Hops {
+        hops_for(deadline, QUEUE)
+    }
+
+    fn hops_for(deadline: Duration, most_queued: usize) -> Hops {
+        Hops::with(deadline, most_queued, Arc::new(AtomicUsize::new(COMMON_THREADS)))
+    }
+
     /// Hops of which `count` calls hang until the sender is dropped.
     fn hanging(count: usize) -> (Hops, mpsc::Sender<()>, tokio::task::JoinSet<Result<(), HopError>>) {
-        let hops = Hops::new(Duration::from_secs(3));
+        let hops = hops_with(Duration::from_secs(3));
         let (end, is_to_end) = mpsc::channel::<()>();
         let is_to_end = Arc::new(Mutex::new(is_to_end));
         let mut calls = tokio::task::JoinSet::new();
@@ -453,7 +479,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_queue_is_bounded_and_whoever_has_left_it_takes_no_room() {
-        let hops = Hops::with(Duration::from_secs(60), 4);
+        let hops = hops_for(Duration::from_secs(60), 4);
         let (end, is_to_end) = mpsc::channel::<()>();
         let is_to_end = Arc::new(Mutex::new(is_to_end));
         let mut calls = tokio::task::JoinSet::new();
@@ -470,7 +496,7 @@ mod tests {
         // None of these waits any more; what runs does not know.
         calls.abort_all();
         while calls.join_next().await.is_some() {}
-        hops.0.shared.lock().tidied = Instant::now().checked_sub(TIDY).unwrap();
+        hops.0.shared.lock().tidied = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
         let (queued, last) = (hops.clone(), hops.clone());
         let queued = tokio::spawn(async move { queued.run(None, || 7).await.unwrap() });
         until(&hops, |load| load.queued == 1).await;
@@ -509,7 +535,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_whose_calls_hang_keeps_no_other_waiting_and_learns_of_it() {
-        let hops = Hops::new(Duration::from_secs(3));
+        let hops = hops_with(Duration::from_secs(3));
         let mut hanging = Hanging::new(1);
         (0..THREADS + 8).for_each(|_| hanging.begin(&hops));
         until(&hops, |load| load.queued == THREADS / 4 + 8).await;
@@ -531,7 +557,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_refuses_whoever_fills_it() {
-        let hops = Hops::with(Duration::from_secs(60), 8);
+        let hops = hops_for(Duration::from_secs(60), 8);
         let (mut own, mut greedy) = (Hanging::new(0), Hanging::new(1));
         for n in 1..=THREADS + 8 {
             if n <= THREADS / 4 {
@@ -556,7 +582,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_job_that_panics_is_an_error_and_its_thread_goes_on() {
-        let hops = Hops::new(Duration::from_secs(5));
+        let hops = hops_with(Duration::from_secs(5));
         assert!(matches!(hops.run(None, || panic!("broken")).await, Err(HopError::Thread(_))));
         assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
         assert_eq!(hops.load(), Load::default());
@@ -596,7 +622,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_hangs_alone_takes_few_threads_however_often_it_is_asked_for() {
-        let hops = Hops::new(Duration::from_secs(2));
+        let hops = hops_with(Duration::from_secs(2));
         let (end, is_to_end) = mpsc::channel::<()>();
         let is_to_end = Arc::new(Mutex::new(is_to_end));
         let what = |path: &str| Some(("read", Key::parse(path).unwrap()));
@@ -633,7 +659,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_gives_up_and_asks_again_takes_few_threads() {
-        let hops = Hops::new(Duration::from_secs(60));
+        let hops = hops_with(Duration::from_secs(60));
         let (end, is_to_end) = mpsc::channel::<()>();
         let is_to_end = Arc::new(Mutex::new(is_to_end));
         let what = || Some(("read", Key::parse("slow").unwrap()));
@@ -662,7 +688,7 @@ mod tests {
 
     #[tokio::test]
     async fn threads_that_are_too_many_end_although_all_are_woken_in_turn() {
-        let hops = Hops::new(Duration::from_secs(60));
+        let hops = hops_with(Duration::from_secs(60));
         let gate = Arc::new(std::sync::Barrier::new(9));
         let all: Vec<_> = (0..8)
             .map(|_| {
@@ -697,5 +723,49 @@ mod tests {
             assert!(Instant::now() < until, "{} threads are left", hops.0.shared.lock().threads);
         }
         hops.run(None, || ()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn stores_share_further_threads_and_each_has_some_of_its_own() {
+        let common = Arc::new(AtomicUsize::new(2));
+        let stores = [(); 2].map(|()| Hops::with(Duration::from_secs(60), QUEUE, Arc::clone(&common)));
+        let (end, is_to_end) = mpsc::channel::<()>();
+        let is_to_end = Arc::new(Mutex::new(is_to_end));
+        let mut calls = tokio::task::JoinSet::new();
+        for store in &stores {
+            for client in 0..20 {
+                let (store, is_to_end) = (store.clone(), Arc::clone(&is_to_end));
+                let hangs =
+                    async move { store.run(None, move || is_to_end.lock().unwrap().recv().unwrap_or(())).await };
+                calls.spawn(Client::new(1 + client).works(hangs));
+            }
+            until(store, |load| load.running + load.queued == 20).await;
+        }
+        let [first, second] = &stores;
+        until(second, |load| load.running == OWN_THREADS).await;
+        assert_eq!(first.load().running, OWN_THREADS + 2);
+        drop(end);
+        while let Some(call) = calls.join_next().await {
+            call.unwrap().unwrap();
+        }
+        drop(stores);
+        while common.load(Ordering::Relaxed) < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn calls_that_are_given_up_do_not_pile_up_in_the_queue() {
+        let (hops, end, mut calls) = hanging(OWN_THREADS);
+        until(&hops, |load| load.running == OWN_THREADS).await;
+        hops.0.shared.lock().common.store(0, Ordering::Relaxed);
+        for _ in 0..10_000 {
+            let mut call = Box::pin(hops.run(None, || ()));
+            assert!(futures_util::poll!(&mut call).is_pending());
+            drop(call);
+            assert!(hops.load().queued <= 1024);
+        }
+        drop(end);
+        while calls.join_next().await.is_some() {}
     }
 }

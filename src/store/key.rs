@@ -6,11 +6,14 @@ use std::sync::Arc;
 /// Most path segments of a key.
 const MAX_DEPTH: usize = 256;
 
+/// Most bytes of a key: `PATH_MAX` of Linux, beyond which no file is opened.
+const MAX_LEN: usize = 4096;
+
 /// Path of an object or directory below the root of a store, `""` for the root itself.
 ///
 /// - Segments are separated by single `/`; there is none at either end.
 /// - No segment is empty, `.` or `..`, or holds `/`, a backslash, NUL or another control character.
-/// - At most 256 segments.
+/// - At most 256 segments, and 4,096 bytes.
 ///
 /// Names are compared as bytes: no case folding, no normalisation.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,6 +35,9 @@ pub enum KeyError {
     /// Too many segments.
     #[error("the path has more than {MAX_DEPTH} segments")]
     Depth,
+    /// Too many bytes.
+    #[error("the path has more than {MAX_LEN} bytes")]
+    Length,
 }
 
 impl Key {
@@ -59,6 +65,9 @@ impl Key {
             }
             path.push_str(segment);
         }
+        if path.len() > MAX_LEN {
+            return Err(KeyError::Length);
+        }
         Ok(Self(path.into()))
     }
 
@@ -67,6 +76,9 @@ impl Key {
     /// # Errors
     /// As [`Self::from_segments`].
     pub fn parse(path: &str) -> Result<Self, KeyError> {
+        if path.len() > MAX_LEN {
+            return Err(KeyError::Length);
+        }
         for (depth, segment) in path.split('/').enumerate() {
             if depth == MAX_DEPTH {
                 return Err(KeyError::Depth);

@@ -27,7 +27,7 @@ use super::hops::{HopError, Hops, LIST};
 use super::reopen::reopen;
 use super::root::{Gone, Root};
 use super::sendable::Sendable;
-use super::{Data, Filter, Glance, Key, Listing, Load, Meta, Object, ReadAtOnce, Store, StoreError};
+use super::{Data, Filter, Glance, Inline, Key, Listing, Load, Meta, Object, ReadAtOnce, Store, StoreError};
 use links::{Hidden, refused};
 use open_file::OpenFile;
 use scan::Page;
@@ -226,7 +226,7 @@ impl LocalStore {
         }
     }
 
-    fn get_now(&self, key: &Key, inline_bytes: u64) -> io::Result<Option<Found>> {
+    fn get_now(&self, key: &Key, inline: &Inline) -> io::Result<Option<Found>> {
         let root = self.root.open()?;
         // A file that is being written is read again a little later: a clock's tick apart, its times tell versions apart.
         for _ in 0..ATTEMPTS {
@@ -235,7 +235,7 @@ impl LocalStore {
                 Ok(None) => return Ok(None),
                 Err(error) => return self.missing(&root, error, key),
             };
-            let meta = meta_of(&metadata, self.tag);
+            let (meta, inline_bytes) = (meta_of(&metadata, self.tag), inline.bytes());
             if meta.len > inline_bytes && !is_settled(&metadata) {
                 // Its pieces could not be told from those of the next version.
                 std::thread::sleep(CLOCK_TICK);
@@ -313,9 +313,9 @@ impl Store for LocalStore {
         self.has_openat2 && self.glances.is_unchanged(self.root.path(), key, version)
     }
 
-    async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
-        let wanted = key.clone();
-        let found = self.hop("read", key, move |store| store.get_now(&wanted, inline_bytes)).await?;
+    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError> {
+        let (wanted, inline) = (key.clone(), inline.clone());
+        let found = self.hop("read", key, move |store| store.get_now(&wanted, &inline)).await?;
         Ok(found.map(|(meta, data)| {
             let data = match data {
                 Ok(bytes) => Data::Whole(bytes),

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Data, Entry, Filter, Glance, Keep, Key, Listing, Meta, Object, Store, StoreError};
+use super::{Data, Entry, Filter, Glance, Inline, Keep, Key, Listing, Meta, Object, Store, StoreError};
 
 /// Objects that never change, by key.
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ impl Store for MemoryStore {
         self.objects.get(key).is_some_and(|(meta, _)| meta.version == version)
     }
 
-    async fn get(&self, key: &Key, _: u64) -> Result<Option<Object>, StoreError> {
+    async fn get(&self, key: &Key, _: &Inline) -> Result<Option<Object>, StoreError> {
         Ok(self.objects.get(key).map(|(meta, bytes)| Object { meta: meta.clone(), data: Data::Whole(bytes.clone()) }))
     }
 

@@ -15,12 +15,14 @@ mod unopened;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use file_meta::EntityTag;
+pub use hops::most_threads;
 pub use key::{Key, KeyError};
 pub use local::{LocalStore, SymlinkPolicy};
 pub use memory::MemoryStore;
@@ -67,11 +69,11 @@ pub trait Store: fmt::Debug + Send + Sync {
         false
     }
 
-    /// An object: its bytes where they are at most `inline_bytes`, else a handle to read them from.
+    /// An object: its bytes where `inline` allows as many when it is opened, else a handle to read them from.
     ///
     /// # Errors
     /// [`StoreError`] when the object cannot be read.
-    async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError>;
+    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError>;
 
     /// What reads objects without waiting for anything, for the next few milliseconds: what is the same for all of them is
     /// done once. `None` where it would or might wait: then [`Self::get`] tells. A store that cannot know always waits.
@@ -172,6 +174,28 @@ pub struct Facts {
     pub changed: Option<(i128, u64)>,
     /// As [`Meta::version`].
     pub version: u64,
+}
+
+/// How many bytes of an object [`Store::get`] reads at once. Whoever called it may forbid that while the call waits: then
+/// there is no memory for them any more. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Inline(Arc<AtomicU64>);
+
+impl Inline {
+    /// At most so many bytes.
+    pub fn new(bytes: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(bytes)))
+    }
+
+    /// How many bytes may be read now.
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// From now on nothing is read.
+    pub fn forbid(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
 }
 
 /// An object found by [`Store::get`].

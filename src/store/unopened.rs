@@ -4,7 +4,7 @@ use std::path::Path;
 
 use async_trait::async_trait;
 
-use super::{Filter, Key, Listing, Meta, Object, Store, StoreError};
+use super::{Filter, Inline, Key, Listing, Meta, Object, Store, StoreError};
 
 /// Stands for a tree that is not there yet: all that is asked of it is lost from sight, and nothing is missing.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Store for Unopened {
         self.gone()
     }
 
-    async fn get(&self, _key: &Key, _inline_bytes: u64) -> Result<Option<Object>, StoreError> {
+    async fn get(&self, _key: &Key, _inline: &Inline) -> Result<Option<Object>, StoreError> {
         self.gone()
     }
 

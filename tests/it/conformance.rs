@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use n5_server::store::{
-    Data, Entry, Filter, Glance, Keep, Key, LocalStore, MemoryStore, Meta, Store, StoreError, SymlinkPolicy,
+    Data, Entry, Filter, Glance, Inline, Keep, Key, LocalStore, MemoryStore, Meta, Store, StoreError, SymlinkPolicy,
 };
 use tempfile::TempDir;
 
@@ -26,7 +26,7 @@ fn key(path: &str) -> Key {
 }
 
 async fn bytes(store: &dyn Store, path: &str, inline: u64) -> Option<Bytes> {
-    let object = store.get(&key(path), inline).await.unwrap()?;
+    let object = store.get(&key(path), &Inline::new(inline)).await.unwrap()?;
     assert_eq!(Some(object.meta.clone()), store.head(&key(path)).await.unwrap());
     Some(match object.data {
         Data::Whole(bytes) => bytes,
@@ -47,7 +47,7 @@ async fn suite(store: &dyn Store) {
     }
     // Missing things, directories, paths through files: no object, no error.
     for path in ["x", "a", "a/0", "", "a/0/0/0", "attributes.json/x", "b/c/d/e/f", "A", "%61"] {
-        assert!(store.get(&key(path), 100).await.unwrap().is_none(), "{path}");
+        assert!(store.get(&key(path), &Inline::new(100)).await.unwrap().is_none(), "{path}");
         assert!(store.head(&key(path)).await.unwrap().is_none(), "{path}");
     }
     glances(store).await;
@@ -136,7 +136,7 @@ async fn filters(store: &dyn Store) {
 }
 
 async fn ranges(store: &dyn Store) {
-    let object = store.get(&key("a/0/0"), 0).await.unwrap().unwrap();
+    let object = store.get(&key("a/0/0"), &Inline::new(0)).await.unwrap().unwrap();
     if let Data::Open(reader) = object.data {
         assert_eq!(reader.read_at(3..7).await.unwrap(), "3456");
         assert_eq!(reader.read_at(10..10).await.unwrap(), "");
@@ -202,7 +202,7 @@ async fn links_are_followed_as_far_as_the_policy_says() {
         for name in ["relative", "absolute", "winding", "b/around", "alias"] {
             let path = format!("{name}/0/0");
             assert_eq!(
-                store.get(&key(&path), 100).await.is_ok_and(|found| found.is_some()),
+                store.get(&key(&path), &Inline::new(100)).await.is_ok_and(|found| found.is_some()),
                 inside,
                 "{policy:?} {path}"
             );
@@ -222,7 +222,7 @@ async fn links_are_followed_as_far_as_the_policy_says() {
         for path in ["out/secret", "out/nothing"] {
             let is_there = out && path == "out/secret";
             for found in [
-                store.get(&key(path), 100).await.map(|found| found.is_some()),
+                store.get(&key(path), &Inline::new(100)).await.map(|found| found.is_some()),
                 store.head(&key(path)).await.map(|found| found.is_some()),
                 store.head_many(vec![key("a/0/0"), key(path)]).await.map(|found| found[1].is_some()),
             ] {
@@ -273,7 +273,7 @@ async fn what_a_link_hides_is_not_missing() {
             // Whether something is there, outside, is not told.
             let is_refused = is_denied || policy == SymlinkPolicy::Inside && path.starts_with("absolute");
             let path = key(path);
-            for found in [store.get(&path, 100).await.map(drop), store.head(&path).await.map(drop)] {
+            for found in [store.get(&path, &Inline::new(100)).await.map(drop), store.head(&path).await.map(drop)] {
                 match found {
                     Err(StoreError::NotFollowed(at)) if is_refused => assert_eq!(at, path),
                     Err(StoreError::LeadsNowhere(at)) if !is_refused => assert_eq!(at, path),
@@ -285,11 +285,11 @@ async fn what_a_link_hides_is_not_missing() {
         }
         // Behind a link that leads somewhere there may be nothing.
         for path in ["sound/9", "sound/9/9", "sound/0/0/below"] {
-            let found = store.get(&key(path), 100).await;
+            let found = store.get(&key(path), &Inline::new(100)).await;
             assert!(if is_denied { found.is_err() } else { found.unwrap().is_none() }, "{policy:?} {path}");
         }
         for path in ["nothing", "a/9/9"] {
-            assert!(store.get(&key(path), 100).await.unwrap().is_none());
+            assert!(store.get(&key(path), &Inline::new(100)).await.unwrap().is_none());
             assert_eq!(store.glance(&key(path)), if by_steps { Glance::Unknown } else { Glance::Missing });
             assert_eq!(at_once(&store, &key(path)), (!by_steps).then_some(None), "as fast as ever");
         }
@@ -304,7 +304,7 @@ async fn what_is_neither_file_nor_directory_is_missing_and_does_not_wait() {
     let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("8")).unwrap();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     for name in ["7", "8"] {
-        assert!(store.get(&key(name), 100).await.unwrap().is_none());
+        assert!(store.get(&key(name), &Inline::new(100)).await.unwrap().is_none());
         assert!(!store.is_directory(&key(name)).await.unwrap());
     }
     let names = store.list(&Key::root(), None, 99, Keep::all()).await.unwrap().unwrap().entries;
@@ -333,18 +333,25 @@ async fn a_root_that_is_replaced_is_found_again() {
     assert_eq!(bytes(&store, "1", 10).await.unwrap(), "old");
     fs::remove_dir_all(&root).unwrap();
     assert!(store.probe().await.is_err());
-    assert!(matches!(store.get(&key("1"), 10).await, Err(StoreError::Gone(_))), "lost from sight, not missing");
+    assert!(
+        matches!(store.get(&key("1"), &Inline::new(10)).await, Err(StoreError::Gone(_))),
+        "lost from sight, not missing"
+    );
     fs::create_dir(&root).unwrap();
     fs::write(root.join("1"), "new").unwrap();
     store.probe().await.unwrap();
-    assert!(matches!(store.get(&key("1"), 10).await.unwrap().unwrap().data, Data::Whole(new) if new == "new"));
+    assert!(
+        matches!(store.get(&key("1"), &Inline::new(10)).await.unwrap().unwrap().data, Data::Whole(new) if new == "new")
+    );
 }
 
 #[tokio::test]
 async fn an_open_object_keeps_its_bytes_when_its_name_is_taken() {
     let dir = tree();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
-    let Data::Open(reader) = store.get(&key("a/0/0"), 0).await.unwrap().unwrap().data else { panic!("not open") };
+    let Data::Open(reader) = store.get(&key("a/0/0"), &Inline::new(0)).await.unwrap().unwrap().data else {
+        panic!("not open")
+    };
     fs::write(dir.path().join("new"), "replaced!!").unwrap();
     fs::rename(dir.path().join("new"), dir.path().join("a/0/0")).unwrap();
     assert_eq!(reader.read_at(0..10).await.unwrap(), "0123456789");
@@ -354,7 +361,9 @@ async fn an_open_object_keeps_its_bytes_when_its_name_is_taken() {
 async fn an_open_object_that_is_written_over_is_never_read_as_two_versions() {
     let dir = tree();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
-    let Data::Open(reader) = store.get(&key("a/0/0"), 0).await.unwrap().unwrap().data else { panic!("not open") };
+    let Data::Open(reader) = store.get(&key("a/0/0"), &Inline::new(0)).await.unwrap().unwrap().data else {
+        panic!("not open")
+    };
     assert_eq!(reader.read_at(0..5).await.unwrap(), "01234");
     fs::write(dir.path().join("a/0/0"), "abcdefghij").unwrap();
     assert!(matches!(reader.read_at(5..10).await, Err(StoreError::Torn(_))));
@@ -365,7 +374,7 @@ async fn a_large_file_is_opened_when_its_times_tell_its_versions_apart() {
     let dir = TempDir::new().unwrap();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     fs::write(dir.path().join("0"), "just written").unwrap();
-    let opened = store.get(&key("0"), 0).await.unwrap().unwrap();
+    let opened = store.get(&key("0"), &Inline::new(0)).await.unwrap().unwrap();
     assert!(matches!(opened.data, Data::Open(_)));
     assert_eq!(store.head(&key("0")).await.unwrap().unwrap().version, opened.meta.version);
 }
@@ -395,7 +404,7 @@ async fn below_a_root_that_is_not_there_nothing_is_missing() {
         for key in [&there, &missing] {
             assert_eq!(store.glance(key), Glance::Unknown);
             assert_eq!(at_once(&store, key), None);
-            assert!(matches!(store.get(key, 99).await, Err(StoreError::Gone(_))));
+            assert!(matches!(store.get(key, &Inline::new(99)).await, Err(StoreError::Gone(_))));
             assert!(matches!(store.head(key).await, Err(StoreError::Gone(_))));
             assert!(matches!(store.is_directory(key).await, Err(StoreError::Gone(_))));
         }
@@ -403,8 +412,8 @@ async fn below_a_root_that_is_not_there_nothing_is_missing() {
         assert!(matches!(store.probe().await, Err(StoreError::Gone(_))));
         let _ = fs::remove_file(&root);
         fs::rename(&away, &root).unwrap();
-        assert!(store.get(&there, 99).await.unwrap().is_some());
-        assert!(store.get(&missing, 99).await.unwrap().is_none());
+        assert!(store.get(&there, &Inline::new(99)).await.unwrap().is_some());
+        assert!(store.get(&missing, &Inline::new(99)).await.unwrap().is_none());
     }
 }
 

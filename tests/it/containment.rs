@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use n5_server::store::{Data, Glance, Keep, Key, LocalStore, Store, StoreError, SymlinkPolicy};
+use n5_server::store::{Data, Glance, Inline, Keep, Key, LocalStore, Store, StoreError, SymlinkPolicy};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tempfile::TempDir;
 
@@ -67,7 +67,7 @@ async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
         is_ours(facts.len);
     }
     for inline in [100, 0] {
-        let Ok(Some(object)) = store.get(&path, inline).await else { continue };
+        let Ok(Some(object)) = store.get(&path, &Inline::new(inline)).await else { continue };
         is_ours(object.meta.len);
         let bytes = match object.data {
             Data::Whole(bytes) => bytes,
@@ -219,7 +219,7 @@ async fn the_writer_of_a_fifo_waits_as_if_nobody_had_looked() {
         for store in [store.clone(), store.without_openat2()] {
             for path in ["fifo", "to-fifo"] {
                 let path = key(path);
-                assert!(!matches!(store.get(&path, 100).await, Ok(Some(_))));
+                assert!(!matches!(store.get(&path, &Inline::new(100)).await, Ok(Some(_))));
                 assert!(!matches!(store.head(&path).await, Ok(Some(_))));
                 assert!(store.open_at_once(&path, 100).is_none());
                 let read = store.at_once().and_then(|mut reader| reader.get(&path, 100, &mut Vec::new()));

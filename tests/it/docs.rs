@@ -165,6 +165,19 @@ async fn every_parameter_of_a_slice_is_in_the_readme() {
 }
 
 #[test]
+fn the_threads_that_wait_for_disks_are_those_that_are_announced() {
+    let mut config = Config::default();
+    assert_eq!(config.disk_threads(), n5_server::store::most_threads(1));
+    let memory = config.memory_bytes();
+    let container: n5_server::config::ContainerConfig = toml::from_str("root = \"/data\"").unwrap();
+    for count in 1..=100 {
+        config.containers.push(container.clone());
+        assert_eq!(config.disk_threads(), n5_server::store::most_threads(count), "{count}");
+    }
+    assert_eq!((config.disk_threads(), config.memory_bytes() - memory), (580, (580 - 64) << 17));
+}
+
+#[test]
 fn the_memory_for_viewers_is_what_the_server_announces() {
     /// Of the program itself, which nothing announces.
     const REST_MIB: u64 = 64;

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use n5_server::container::{Container, Resources};
-use n5_server::store::{Filter, Key, Listing, MemoryStore, Meta, Object, Store, StoreError};
+use n5_server::store::{Filter, Inline, Key, Listing, MemoryStore, Meta, Object, Store, StoreError};
 use n5_server::verify::{Checkpoint, Earlier, Ended, Event, Job, KINDS, Listener, Totals};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -645,12 +645,12 @@ impl Store for Failing {
         self.0.head(key).await
     }
 
-    async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
+    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError> {
         match key.as_str() {
             // As a local store answers where permission is denied.
             "a/1" | "closed/attributes.json" => Ok(None),
             "a/0" | "b/0/attributes.json" => Err(refuse(key)),
-            _ => self.0.get(key, inline_bytes).await,
+            _ => self.0.get(key, inline).await,
         }
     }
 
@@ -949,8 +949,8 @@ impl Store for Uneven {
         self.inner.head(key).await
     }
 
-    async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
-        self.inner.get(key, inline_bytes).await
+    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError> {
+        self.inner.get(key, inline).await
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {

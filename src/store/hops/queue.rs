@@ -5,21 +5,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::THREADS;
 use super::job::Job;
 use crate::fair::Client;
 
-/// Threads that clients have together, as long as they are no more than these. The others begin at once what a client asks
-/// that had nothing running.
-const SHARED: usize = THREADS / 4 * 3;
-
-/// Listings of a client whose latest ones took so much of a core each, on average, share a few threads with other such
-/// listings: with more of them they end no earlier, and everybody else waits for a core. Other calls mostly wait for the
-/// disk, or copy what it has.
-const BUSY: Duration = Duration::from_millis(5);
-
-/// The latest listing counts as one part in so many of that average.
-const LATEST: u32 = 4;
+/// A client with a listing that took so much of a core shares a few threads with others like it for its next ones: more of
+/// them at once end no earlier, and everybody else waits for a core. Other calls mostly wait for the disk, or copy what it
+/// has.
+const COSTLY: Duration = Duration::from_millis(5);
 
 /// How long that is remembered.
 const MEMORY: Duration = Duration::from_secs(10);
@@ -41,39 +33,64 @@ pub(super) struct Queue {
 
 #[derive(Default)]
 struct Line {
-    waiting: VecDeque<Box<dyn Job>>,
+    listings: VecDeque<Box<dyn Job>>,
+    others: VecDeque<Box<dyn Job>>,
     running: usize,
-    /// How many of these are listings.
-    listings: usize,
-    /// Time at a core of the latest listings, on average; `None` where none has ended.
-    cost: Option<Duration>,
+    running_listings: usize,
+    /// Whether the last job that began was none of the listings.
+    is_turn_of_listing: bool,
+    /// When a listing last took [`COSTLY`].
+    costly: Option<Instant>,
     /// When a call last ended, or began while none ran.
     stirred: Option<Instant>,
 }
 
 impl Line {
+    fn waiting(&self) -> usize {
+        self.listings.len() + self.others.len()
+    }
+
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running == 0
+        self.waiting() == 0 && self.running == 0
     }
 
-    fn is_busy(&self) -> bool {
-        self.cost.is_some_and(|cost| cost >= BUSY) && self.stirred.is_some_and(|stirred| stirred.elapsed() < MEMORY)
+    fn is_costly(&self) -> bool {
+        self.costly.is_some_and(|since| since.elapsed() < MEMORY)
     }
 
-    /// Whether the next one may be a listing. Of a client of which nothing is known one may, whatever others do.
+    /// Whether the next one may be a listing. Of a client that had none that took long a few may, whatever others do.
     fn may_list(&self, taken: Taken) -> bool {
-        let is_free = if self.cost.is_some() { !self.is_busy() } else { self.listings == 0 };
-        is_free || taken.busy < taken.most_busy
+        let most = if self.is_costly() { 0 } else { (taken.most_costly / 2).max(1) };
+        self.running_listings < most || taken.costly < taken.most_costly && self.is_costly()
+    }
+
+    /// Where the next job waits that may begin: listings and others in turn.
+    fn next(&mut self, may_list: bool) -> Option<&mut VecDeque<Box<dyn Job>>> {
+        let may_list = may_list && !self.listings.is_empty();
+        if may_list && (self.is_turn_of_listing || self.others.is_empty()) {
+            return Some(&mut self.listings);
+        }
+        (!self.others.is_empty()).then_some(&mut self.others)
     }
 }
 
 /// Threads that are taken in a moment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Taken {
-    /// By listings that take much of a core, or may.
-    pub(super) busy: usize,
+    /// By listings of clients of which some took much of a core.
+    pub(super) costly: usize,
     /// How many these may have.
-    pub(super) most_busy: usize,
+    pub(super) most_costly: usize,
+    /// How many threads there are and may be.
+    pub(super) most_threads: usize,
+}
+
+impl Taken {
+    /// Threads that clients have together, as long as they are no more than these. The rest stay free for clients that have
+    /// nothing running.
+    fn shared(self) -> usize {
+        self.most_threads / 4 * 3
+    }
 }
 
 impl Queue {
@@ -91,54 +108,56 @@ impl Queue {
         if line.is_idle() && client != Client::default() {
             self.active += 1;
         }
-        if line.waiting.is_empty() {
+        if line.waiting() == 0 {
             self.turns.push_back(client);
         }
-        line.waiting.push_back(job);
+        let waiting = if job.is_listing() { &mut line.listings } else { &mut line.others };
+        waiting.push_back(job);
         self.len += 1;
     }
 
     /// Takes the newest job of the client that has the most, if it has more than `client` would have with another one.
     pub(super) fn make_room(&mut self, client: Client) -> Option<Box<dyn Job>> {
-        let own = self.lines.get(&client).map_or(0, |line| line.waiting.len());
-        let line = self.lines.values_mut().max_by_key(|line| line.waiting.len())?;
-        if line.waiting.len() <= own + 1 {
+        let own = self.lines.get(&client).map_or(0, Line::waiting);
+        let line = self.lines.values_mut().max_by_key(|line| line.waiting())?;
+        if line.waiting() <= own + 1 {
             return None;
         }
         self.len -= 1;
         // It has another one, and keeps its turn.
-        line.waiting.pop_back()
+        if line.listings.len() > line.others.len() { line.listings.pop_back() } else { line.others.pop_back() }
     }
 
-    /// The next job whose client may have a thread, which it has from now on, and whether it is a listing that takes much
-    /// of a core, or may.
+    /// The next job whose client may have a thread, which it has from now on, and whether the client has had a listing that
+    /// took much of a core, and this is one.
     pub(super) fn pop(&mut self, taken: Taken) -> Option<(Client, Box<dyn Job>, bool)> {
-        let place = self.turns.iter().position(|client| self.may_begin(*client, taken))?;
+        let place = self.turns.iter().position(|client| self.may_begin_next(*client, taken))?;
         let client = self.turns.remove(place)?;
         let line = self.lines.get_mut(&client)?;
-        let job = line.waiting.pop_front()?;
+        let may_list = client == Client::default() || line.may_list(taken);
+        let job = line.next(may_list)?.pop_front()?;
         self.len -= 1;
         if line.running == 0 {
             line.stirred = Some(Instant::now());
         }
         line.running += 1;
-        if !line.waiting.is_empty() {
+        line.running_listings += usize::from(job.is_listing());
+        line.is_turn_of_listing = !job.is_listing();
+        if line.waiting() > 0 {
             self.turns.push_back(client);
         }
-        line.listings += usize::from(job.is_listing());
-        let may_be_busy = line.is_busy() || line.cost.is_none();
-        let is_busy = job.is_listing() && may_be_busy && client != Client::default();
-        Some((client, job, is_busy))
+        let is_costly = job.is_listing() && line.is_costly() && client != Client::default();
+        Some((client, job, is_costly))
     }
 
     /// A job of `client` has ended; a listing that was run took that much of a core.
-    pub(super) fn end(&mut self, client: Client, is_listing: bool, cost: Option<Duration>) {
+    pub(super) fn end(&mut self, client: Client, is_listing: bool, cost: Duration) {
         if let Some(line) = self.lines.get_mut(&client) {
             line.running = line.running.saturating_sub(1);
-            line.listings = line.listings.saturating_sub(usize::from(is_listing));
+            line.running_listings = line.running_listings.saturating_sub(usize::from(is_listing));
             line.stirred = Some(Instant::now());
-            if let Some(cost) = cost {
-                line.cost = Some(line.cost.map_or(cost, |before| (before * (LATEST - 1) + cost) / LATEST));
+            if cost >= COSTLY {
+                line.costly = line.stirred;
             }
         }
         self.settle(client);
@@ -146,7 +165,14 @@ impl Queue {
 
     /// Whether somebody waits who may have a thread.
     pub(super) fn has_next(&self, taken: Taken) -> bool {
-        self.turns.iter().any(|client| self.may_begin(*client, taken))
+        self.turns.iter().any(|client| self.may_begin_next(*client, taken))
+    }
+
+    /// Whether one of the jobs of `client` that wait may have a thread.
+    fn may_begin_next(&self, client: Client, taken: Taken) -> bool {
+        let Some(line) = self.lines.get(&client) else { return false };
+        let may_list = || client == Client::default() || line.may_list(taken);
+        self.may_begin(client, taken) && (!line.others.is_empty() || !line.listings.is_empty() && may_list())
     }
 
     /// Whether one more call of `client` may have a thread: it has fewer than its part of them.
@@ -156,11 +182,8 @@ impl Queue {
         }
         let line = self.lines.get(&client);
         let is_new = line.is_none_or(Line::is_idle);
-        let most = (SHARED / (self.active + usize::from(is_new)).max(1)).max(1);
-        line.is_none_or(|line| {
-            let is_listing = line.waiting.front().is_some_and(|job| job.is_listing());
-            line.running < most && (!is_listing || line.may_list(taken))
-        })
+        let most = (taken.shared() / (self.active + usize::from(is_new)).max(1)).max(1);
+        line.is_none_or(|line| line.running < most)
     }
 
     /// Whether none of the calls of `client` has ended for `stall`, while some run.
@@ -184,13 +207,15 @@ impl Queue {
         let mut taken = Vec::new();
         for client in std::mem::take(&mut self.turns) {
             let Some(line) = self.lines.get_mut(&client) else { continue };
-            let (left, others): (Vec<_>, Vec<_>) = line.waiting.drain(..).partition(|job| is_taken(&**job));
-            line.waiting = others.into();
-            if !line.waiting.is_empty() {
+            for waiting in [&mut line.listings, &mut line.others] {
+                let (left, others): (Vec<_>, Vec<_>) = waiting.drain(..).partition(|job| is_taken(&**job));
+                *waiting = others.into();
+                self.len -= left.len();
+                taken.extend(left);
+            }
+            if line.waiting() > 0 {
                 self.turns.push_back(client);
             }
-            self.len -= left.len();
-            taken.extend(left);
             self.settle(client);
         }
         taken
@@ -199,10 +224,14 @@ impl Queue {
     /// After something has left the line of `client`.
     fn settle(&mut self, client: Client) {
         let Some(line) = self.lines.get(&client).filter(|line| line.is_idle()) else { return };
+        let is_costly = line.is_costly();
         if client != Client::default() {
             self.active = self.active.saturating_sub(1);
         }
-        if !line.is_busy() || self.lines.len() > REMEMBERED {
+        if is_costly && self.lines.len() > REMEMBERED {
+            self.lines.retain(|_, line| !line.is_idle() || line.is_costly());
+        }
+        if !is_costly || self.lines.len() > REMEMBERED {
             self.lines.remove(&client);
         }
     }
@@ -218,7 +247,8 @@ mod tests {
     use super::*;
     use crate::store::Key;
 
-    const NONE: Taken = Taken { busy: 0, most_busy: 4 };
+    const NONE: Taken = Taken { costly: 0, most_costly: 4, most_threads: 64 };
+    const SHARED: usize = 48;
 
     /// Whose jobs are wanted as long as the receivers are there.
     #[derive(Default)]
@@ -240,24 +270,20 @@ mod tests {
         /// The clients of the jobs that may begin, and do.
         fn begun(&mut self, mut taken: Taken) -> Vec<u64> {
             let mut begun = Vec::new();
-            while let Some((client, _, is_busy)) = self.queue.pop(taken) {
-                taken.busy += usize::from(is_busy);
+            while let Some((client, _, is_costly)) = self.queue.pop(taken) {
+                taken.costly += usize::from(is_costly);
                 begun.push((0..9).find(|number| Client::new(*number) == client).unwrap());
             }
             begun
         }
 
         fn end(&mut self, client: u64, cost: Option<u64>) {
-            self.queue.end(Client::new(client), cost.is_some(), cost.map(Duration::from_millis));
+            self.queue.end(Client::new(client), cost.is_some(), Duration::from_millis(cost.unwrap_or(0)));
         }
 
         fn is_as_new(&self) -> bool {
             self.queue.lines.is_empty() && self.queue.turns.is_empty() && self.queue.len == 0 && self.queue.active == 0
         }
-    }
-
-    fn count(begun: &[u64], client: u64) -> usize {
-        begun.iter().filter(|other| **other == client).count()
     }
 
     #[test]
@@ -269,7 +295,7 @@ mod tests {
         let mut order = Vec::new();
         while let Some((client, ..)) = queued.queue.pop(NONE) {
             order.push(client);
-            queued.queue.end(client, false, None);
+            queued.queue.end(client, false, Duration::ZERO);
         }
         assert_eq!(order[..6], [1, 2, 3, 1, 2, 1].map(Client::new));
         assert!(order.len() == 303 && queued.is_as_new());
@@ -313,18 +339,39 @@ mod tests {
             queued.end(client, Some(50));
         }
         assert_eq!(queued.begun(NONE), [1, 2, 1, 2]);
-        let all = Taken { busy: 4, most_busy: 4 };
-        queued.push(3, LIST, 2);
+        let all = Taken { costly: 4, ..NONE };
+        queued.push(3, LIST, 3);
         queued.push(4, "read", 2);
-        assert_eq!(queued.begun(all), [3, 4, 4]);
+        assert_eq!(queued.begun(all), [3, 4, 3, 4]);
         queued.end(3, Some(1));
         assert_eq!(queued.begun(all), [3]);
         assert!(!queued.queue.has_next(all) && queued.queue.has_next(NONE));
-        // Short ones are forgiven.
-        for _ in 0..16 {
-            queued.end(1, Some(0));
+        // Short ones do not outweigh one that took long.
+        queued.end(1, Some(50));
+        queued.end(1, Some(0));
+        assert!(queued.begun(all).is_empty());
+        // Other calls of the same client do not wait for them.
+        queued.push(1, "read", 2);
+        assert_eq!(queued.begun(all), [1, 1]);
+        // After some time, they are forgiven.
+        let long_ago = Instant::now().checked_sub(MEMORY).unwrap();
+        queued.queue.lines.get_mut(&Client::new(2)).unwrap().costly = Some(long_ago);
+        queued.end(2, Some(0));
+        queued.end(2, Some(0));
+        assert_eq!(queued.begun(all), [2, 2]);
+    }
+
+    #[test]
+    fn listings_and_other_calls_of_a_client_take_turns() {
+        let mut queued = Queued::default();
+        queued.push(1, "read", 100);
+        queued.push(1, LIST, 2);
+        let mut listings = Vec::new();
+        for n in 0..4 {
+            let (_, job, _) = queued.queue.pop(NONE).unwrap();
+            listings.extend(job.is_listing().then_some(n));
         }
-        assert!(count(&queued.begun(all), 1) > 0);
+        assert_eq!(listings, [1, 3]);
     }
 
     #[test]

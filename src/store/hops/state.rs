@@ -1,19 +1,27 @@
 //! What runs and waits for the disk of one store, and what that says of the disk.
 
-use std::sync::Weak;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::job::Job;
 use super::queue::{Queue, Taken};
-use super::{IDLE, SAME, THREADS, TRIAL, What};
+use super::{IDLE, OWN_THREADS, SAME, THREADS, TRIAL, What};
 use crate::fair::Client;
 
 /// A listing that has run for longer than this waits for the disk, whatever the client's others did.
-const AT_WORK: Duration = Duration::from_secs(1);
+const AT_WORK: Duration = Duration::from_secs(5);
+
+/// The queue is not searched for calls that nobody waits for while it has fewer.
+const LEAST_TIDY: usize = 1024;
+
+/// How often a full queue is searched for them at most.
+const TIDY: Duration = Duration::from_millis(50);
 
 pub(super) struct State {
     pub(super) queue: Queue,
+    /// Threads beyond [`OWN_THREADS`] that this store and the others may still have.
+    pub(super) common: Arc<AtomicUsize>,
     pub(super) threads: usize,
     /// Those that wait for work, but for those that have been called.
     pub(super) idle: usize,
@@ -21,9 +29,9 @@ pub(super) struct State {
     pub(super) called: usize,
     /// Those that have been started, and are on their way.
     pub(super) coming: usize,
-    /// The fewest that were idle at once, and since when: they are woken in turn, so that none would end by itself.
+    /// Least number of idle threads since that time. They are woken in turn, so that none is ever idle for [`IDLE`].
     pub(super) fewest_idle: (usize, Instant),
-    /// What runs; at most [`THREADS`].
+    /// What runs; no more than there are threads.
     pub(super) running: Vec<Running>,
     /// Jobs that have begun so far.
     pub(super) begun: u64,
@@ -31,11 +39,12 @@ pub(super) struct State {
     pub(super) stirred: Instant,
     /// When a stalled store was last asked nevertheless.
     pub(super) tried: Option<Instant>,
-    /// When what nobody waits for was last taken out of a full queue.
+    /// When the queue was last searched for calls that nobody waits for, and how many it has when it is again.
     pub(super) tidied: Instant,
+    pub(super) tidy_at: usize,
     pub(super) is_closed: bool,
-    /// Threads for listings that take much of a core.
-    pub(super) most_busy: usize,
+    /// Threads for listings of clients of which some took much of a core.
+    pub(super) most_costly: usize,
 }
 
 /// A call that a thread is in.
@@ -47,11 +56,37 @@ pub(super) struct Running {
     pub(super) waiter: Weak<AtomicBool>,
     /// Whose call it is.
     pub(super) client: Client,
-    /// Whether it is a listing that takes much of a core, or may.
-    pub(super) is_busy: bool,
+    /// Whether it is a listing of a client of which some took much of a core.
+    pub(super) is_costly: bool,
 }
 
 impl State {
+    /// How many threads there are and may be.
+    fn most_threads(&self) -> usize {
+        self.threads.max(OWN_THREADS).saturating_add(self.common.load(Ordering::Relaxed)).min(THREADS)
+    }
+
+    /// Whether there may be one more thread.
+    pub(super) fn may_grow(&self) -> bool {
+        self.threads < self.most_threads()
+    }
+
+    /// Counts one more thread, if there may be one.
+    pub(super) fn grow(&mut self) -> bool {
+        let take = || self.common.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(1));
+        let may = self.threads < THREADS && (self.threads < OWN_THREADS || take().is_ok());
+        self.threads += usize::from(may);
+        may
+    }
+
+    /// Counts one thread less.
+    pub(super) fn shrink(&mut self) {
+        if self.threads > OWN_THREADS {
+            self.common.fetch_add(1, Ordering::Relaxed);
+        }
+        self.threads -= 1;
+    }
+
     pub(super) fn is_stalled(&self, stall: Duration) -> bool {
         !self.running.is_empty() && self.stirred.elapsed() > stall
     }
@@ -66,25 +101,35 @@ impl State {
 
     /// Threads that are taken now.
     pub(super) fn taken(&self) -> Taken {
-        let is_busy = |call: &&Running| call.is_busy && call.since.elapsed() < AT_WORK;
-        Taken { busy: self.running.iter().filter(is_busy).count(), most_busy: self.most_busy }
+        let is_at_work = |call: &&Running| call.is_costly && call.since.elapsed() < AT_WORK;
+        Taken {
+            costly: self.running.iter().filter(is_at_work).count(),
+            most_costly: self.most_costly,
+            most_threads: self.most_threads(),
+        }
     }
 
     /// Whether all threads that a call of `client` may have hang.
     pub(super) fn has_no_thread_for_more(&self, client: Client, stall: Duration) -> bool {
-        let is_full = self.running.len() >= THREADS && self.is_stalled(stall);
+        let is_full = self.running.len() >= self.most_threads() && self.is_stalled(stall);
         is_full || (self.queue.is_stalled(client, stall) && !self.queue.may_begin(client, self.taken()))
     }
 
-    /// Takes those out of the queue for which nobody waits any more.
-    pub(super) fn take_unwanted(&mut self) -> Vec<Box<dyn Job>> {
+    /// Takes those out of the queue for which nobody waits any more, each time that it has doubled, or is full: they are never
+    /// many more than those that are wanted, and each is looked at a few times only.
+    pub(super) fn tidy(&mut self, is_full: bool) -> Vec<Box<dyn Job>> {
+        if self.queue.len() < self.tidy_at && !(is_full && self.tidied.elapsed() >= TIDY) {
+            return Vec::new();
+        }
+        let unwanted = self.queue.take_unwanted();
         self.tidied = Instant::now();
-        self.queue.take_unwanted()
+        self.tidy_at = self.queue.len().saturating_mul(2).max(LEAST_TIDY);
+        unwanted
     }
 
     /// Whether one more call of a stalled store, of `client`, may find out if it still is.
     pub(super) fn may_try(&mut self, client: Client) -> bool {
-        let may = self.running.len() < THREADS
+        let may = self.running.len() < self.most_threads()
             && self.queue.may_begin(client, self.taken())
             && self.tried.is_none_or(|tried| tried.elapsed() > TRIAL);
         if may {

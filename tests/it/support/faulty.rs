@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use n5_server::store::{Data, Filter, Key, Listing, Load, Meta, Object, ReadAt, Store, StoreError};
+use n5_server::store::{Data, Filter, Inline, Key, Listing, Load, Meta, Object, ReadAt, Store, StoreError};
 use tokio::sync::Semaphore;
 
 /// What becomes of a request for an object.
@@ -151,9 +151,9 @@ impl Store for Faulty {
         self.inner.head(key).await
     }
 
-    async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
+    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError> {
         self.meet(key).await?;
-        let mut found = self.inner.get(key, inline_bytes).await?;
+        let mut found = self.inner.get(key, inline).await?;
         let hangs = matches!(&*self.script.lock().unwrap(), Some((hits, Fault::ReadingHangs)) if hits(key));
         if let Some(Object { data: Data::Open(reader), .. }) = found.as_mut().filter(|_| hangs) {
             let (gate, come) = (Arc::clone(&self.gate), Arc::clone(&self.hanging));

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use axum::http::HeaderValue;
 use n5_server::container::{Container, Resources, Settings};
 use n5_server::http::{App, Mount, router};
-use n5_server::store::{Filter, Key, Listing, Meta, Object, Store, StoreError};
+use n5_server::store::{Filter, Inline, Key, Listing, Meta, Object, Store, StoreError};
 use tokio::sync::Semaphore;
 
 use super::{Client, options};
@@ -135,7 +135,7 @@ impl Store for Probe {
         self.inner.head(key).await
     }
 
-    async fn get(&self, key: &Key, inline_bytes: u64) -> Result<Option<Object>, StoreError> {
+    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError> {
         if is_block(key) {
             self.gets.fetch_add(1, Ordering::SeqCst);
             self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -148,7 +148,7 @@ impl Store for Probe {
                 return Err(StoreError::Io { action: "read", key: key.clone(), cause });
             }
         }
-        self.inner.get(key, inline_bytes).await
+        self.inner.get(key, inline).await
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
