@@ -112,6 +112,26 @@ async fn a_bad_block_is_decoded_once_as_long_as_its_file_is_the_same() {
     assert_eq!(&client.get("/slice/bad").await.body[..], &[0; 1000][..]);
 }
 
+#[tokio::test]
+async fn a_read_that_has_given_its_memory_back_only_opens_its_file() {
+    let n5 = N5::new();
+    one_block(&n5, "v", 1000, &bzip2(&[7; 1000]));
+    let probe = Probe::new(local(n5.root()));
+    let client = Client::new(Arc::<Probe>::clone(&probe), Settings { stored_cache: 0, ..settings() }, options());
+    assert_eq!(client.get("/v/0").await.status, 200);
+    assert!(probe.inline_bytes() > 0);
+    probe.close();
+    let late = tokio::spawn({
+        let client = client.clone();
+        async move { client.get("/slice/v").await }
+    });
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    probe.open();
+    let late = late.await.unwrap();
+    assert_eq!((late.status.as_u16(), &late.body[..]), (200, &[7; 1000][..]));
+    assert_eq!((probe.inline_bytes(), probe.gets()), (0, 2));
+}
+
 /// What may only be due to the moment is tried again.
 #[tokio::test]
 async fn a_fault_of_the_store_is_not_remembered() {

@@ -1,7 +1,7 @@
 //! Stores that count, wait or fail on behalf of a real one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use axum::http::HeaderValue;
@@ -17,6 +17,7 @@ use super::{Client, options};
 pub struct Probe {
     inner: Arc<dyn Store>,
     gets: AtomicUsize,
+    inline_bytes: AtomicU64,
     /// Of them, those that wait at the gate.
     waiting: AtomicUsize,
     heads: AtomicUsize,
@@ -35,6 +36,7 @@ impl Probe {
         Arc::new(Self {
             inner,
             gets: AtomicUsize::new(0),
+            inline_bytes: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             heads: AtomicUsize::new(0),
             lists: AtomicUsize::new(0),
@@ -75,6 +77,11 @@ impl Probe {
     /// Blocks read so far.
     pub fn gets(&self) -> usize {
         self.gets.load(Ordering::SeqCst)
+    }
+
+    /// Bytes that the last read of a block could read at once when it began.
+    pub fn inline_bytes(&self) -> u64 {
+        self.inline_bytes.load(Ordering::SeqCst)
     }
 
     /// Reads of blocks that wait now, and that somebody waits for.
@@ -142,6 +149,7 @@ impl Store for Probe {
             let waits = Waits(&self.waiting);
             drop(self.gate.acquire().await);
             drop(waits);
+            self.inline_bytes.store(inline.bytes(), Ordering::SeqCst);
             let failing = self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
             if failing.is_ok() {
                 let cause = Arc::new(std::io::Error::from_raw_os_error(5));
