@@ -6,7 +6,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use super::problem::{INVALID_PARAMETER, Problem};
 use crate::container::ATTRIBUTES;
-use crate::store::Key;
+use crate::store::{Key, KeyError};
 use crate::view;
 
 /// Every byte that is not unreserved in a URI.
@@ -137,8 +137,14 @@ impl Target {
                 segments.push(decode(raw)?.into_owned());
             }
         }
-        Key::from_segments(&segments)
-            .map_err(|error| Problem::new(INVALID_PARAMETER, format!("{error}; see the path rules in the README")))?;
+        match Key::from_segments(&segments) {
+            Ok(_) => {}
+            // No file has such a path.
+            Err(KeyError::Length) => return Err(Problem::missing()),
+            Err(error) => {
+                return Err(Problem::new(INVALID_PARAMETER, format!("{error}; see the path rules in the README")));
+            }
+        }
         let found = segments.first().and_then(|first| views().find(|(name, _)| name == first));
         let (view, named) = found.map_or((View::Stored, false), |(_, view)| (view, true));
         if named {

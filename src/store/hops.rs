@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{Notify, oneshot};
 
 use self::job::{Job, Task};
@@ -19,8 +18,6 @@ use self::queue::Queue;
 use self::state::{Running, State};
 use super::{Key, Load};
 use crate::fair::Client;
-
-pub(super) use self::job::LIST;
 
 /// Most calls of one store that wait for its disk at once; further ones queue up.
 const THREADS: usize = 64;
@@ -62,9 +59,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// So many calls for the same that have run for as long as it takes to be stalled are enough: what hangs is that alone,
 /// and further ones would take the threads of all others.
 const SAME: usize = 4;
-
-/// Threads for listings that take much of a core, for each core: one may wait for the disk meanwhile.
-const COSTLY_PER_CORE: usize = 2;
 
 /// What a call is for: what is done, and to what.
 pub(super) type What = (&'static str, Key);
@@ -143,7 +137,6 @@ impl Hops {
             tidied: Instant::now(),
             tidy_at: 0,
             is_closed: false,
-            most_costly: COSTLY_PER_CORE * std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         };
         Self(Arc::new(Owner {
             shared: Arc::new(Shared {
@@ -197,6 +190,11 @@ impl Hops {
             }
             wait = if is_queued { left.min(shared.stall / 4) } else { left };
         }
+    }
+
+    /// Longest time that a job is waited for.
+    pub(super) fn deadline(&self) -> Duration {
+        self.0.deadline
     }
 
     /// What is waited for now.
@@ -284,7 +282,10 @@ impl Shared {
     /// to be had: then the queue has been emptied.
     fn muster(self: &Arc<Self>, mut state: MutexGuard<'_, State>) -> Option<io::Error> {
         let has_thread = state.idle > 0 || state.may_grow();
-        if !has_thread || state.called + state.coming >= state.queue.len() || !state.queue.has_next(state.taken()) {
+        if !has_thread
+            || state.called + state.coming >= state.queue.len()
+            || !state.queue.has_next(state.most_threads())
+        {
             return None;
         }
         if state.idle > 0 {
@@ -317,13 +318,12 @@ impl Shared {
         Some(error)
     }
 
-    /// `cost`: of a listing, how long it had a core.
-    fn end(&self, id: u64, cost: Option<Duration>) {
+    fn end(&self, id: u64) {
         let mut state = self.lock();
         let place = state.running.iter().position(|call| call.id == id);
         let ended = place.map(|place| state.running.remove(place));
         if let Some(call) = &ended {
-            state.queue.end(call.client, cost.is_some(), cost.unwrap_or_default());
+            state.queue.end(call.client);
         }
         state.stirred = Instant::now();
         drop(state);
@@ -338,11 +338,11 @@ impl Shared {
         let mut state = self.lock();
         state.coming -= 1;
         loop {
-            let taken = state.taken();
-            if let Some((client, job, is_costly)) = state.queue.pop(taken) {
+            let threads = state.most_threads();
+            if let Some((client, job)) = state.queue.pop(threads) {
                 // What nobody waits for says nothing about the disk.
                 if !job.is_wanted() {
-                    state.queue.end(client, job.is_listing(), Duration::ZERO);
+                    state.queue.end(client);
                     // Not under the lock: it may hold the last of the hops, whose end takes it.
                     drop(state);
                     drop(job);
@@ -356,11 +356,10 @@ impl Shared {
                 state.begun += 1;
                 let id = state.begun;
                 let (what, waiter) = (job.what(), job.waiter());
-                state.running.push(Running { id, what, since: now, waiter, client, is_costly });
+                state.running.push(Running { id, what, since: now, waiter, client });
                 // One end may have let several begin.
                 self.muster(state);
-                let begun = job.is_listing().then(time_at_core);
-                job.run(&|| self.end(id, begun.map(|begun| time_at_core().saturating_sub(begun))));
+                job.run(&|| self.end(id));
                 state = self.lock();
             } else if state.is_closed || state.is_surplus() {
                 break;
@@ -381,12 +380,6 @@ impl Shared {
         }
         state.shrink();
     }
-}
-
-/// How long the calling thread has had a core.
-fn time_at_core() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -183,9 +183,12 @@ mod tests {
     }
 
     #[test]
-    fn the_depth_is_bounded() {
+    fn depth_and_length_are_bounded() {
         assert!(Key::from_segments(vec!["a"; 256]).is_ok());
         assert_eq!(Key::from_segments(vec!["a"; 257]), Err(KeyError::Depth));
+        assert!(Key::from_segments(["a".repeat(MAX_LEN)]).is_ok() && Key::parse(&"a".repeat(MAX_LEN)).is_ok());
+        assert_eq!(Key::from_segments(["a", &"a".repeat(MAX_LEN)]), Err(KeyError::Length));
+        assert_eq!(Key::parse(&"a".repeat(MAX_LEN + 1)), Err(KeyError::Length));
     }
 
     #[test]

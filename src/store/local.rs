@@ -23,7 +23,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::at_once::RootReader;
 use super::file_meta::{CLOCK_TICK, EntityTag, has_content_of, is_settled, meta_of};
 use super::glance::Glances;
-use super::hops::{HopError, Hops, LIST};
+use super::hops::{HopError, Hops};
+use super::listings;
 use super::reopen::reopen;
 use super::root::{Gone, Root};
 use super::sendable::Sendable;
@@ -357,9 +358,9 @@ impl Store for LocalStore {
                 Page { after: after.as_deref(), limit, keep: &keep, is_wanted: &|| is_wanted.strong_count() > 0 };
             store.list_now(&wanted, &page)
         };
-        let listed = self.hop(LIST, key, list).await;
+        let listed = listings::in_turn(self.hops.deadline(), self.hop("list", key, list)).await;
         drop(waits);
-        listed
+        listed.unwrap_or_else(|| Err(StoreError::Timeout("list", key.clone())))
     }
 
     async fn identity(&self, key: &Key) -> Result<Option<u64>, StoreError> {

@@ -5,6 +5,7 @@ mod file_meta;
 mod glance;
 mod hops;
 mod key;
+mod listings;
 mod local;
 mod memory;
 mod reopen;

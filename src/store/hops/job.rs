@@ -9,17 +9,12 @@ use tokio::sync::oneshot;
 use super::{HopError, What};
 use crate::allocator;
 
-/// What is done by a job that lists a directory.
-pub(in super::super) const LIST: &str = "list";
-
 /// A job and whoever waits for it.
 pub(super) trait Job: Send {
     fn is_wanted(&self) -> bool;
     fn what(&self) -> Option<What>;
     /// Dangling when nobody waits for it any more, once it runs.
     fn waiter(&self) -> Weak<AtomicBool>;
-    /// Whether it lists a directory.
-    fn is_listing(&self) -> bool;
     /// Tells whoever waits that it is not run.
     fn refuse(self: Box<Self>, why: HopError);
     /// Runs it, and `ended` before anybody has the answer.
@@ -56,10 +51,6 @@ impl<T: Send, F: FnOnce() -> T + Send> Job for Task<T, F> {
 
     fn waiter(&self) -> Weak<AtomicBool> {
         Arc::downgrade(&self.has_begun)
-    }
-
-    fn is_listing(&self) -> bool {
-        self.what.as_ref().is_some_and(|(action, _)| *action == LIST)
     }
 
     fn refuse(self: Box<Self>, why: HopError) {

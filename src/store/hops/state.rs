@@ -5,12 +5,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::job::Job;
-use super::queue::{Queue, Taken};
+use super::queue::Queue;
 use super::{IDLE, OWN_THREADS, SAME, THREADS, TRIAL, What};
 use crate::fair::Client;
-
-/// A listing that has run for longer than this waits for the disk, whatever the client's others did.
-const AT_WORK: Duration = Duration::from_secs(5);
 
 /// The queue is not searched for calls that nobody waits for while it has fewer.
 const LEAST_TIDY: usize = 1024;
@@ -43,8 +40,6 @@ pub(super) struct State {
     pub(super) tidied: Instant,
     pub(super) tidy_at: usize,
     pub(super) is_closed: bool,
-    /// Threads for listings of clients of which some took much of a core.
-    pub(super) most_costly: usize,
 }
 
 /// A call that a thread is in.
@@ -56,13 +51,11 @@ pub(super) struct Running {
     pub(super) waiter: Weak<AtomicBool>,
     /// Whose call it is.
     pub(super) client: Client,
-    /// Whether it is a listing of a client of which some took much of a core.
-    pub(super) is_costly: bool,
 }
 
 impl State {
     /// How many threads there are and may be.
-    fn most_threads(&self) -> usize {
+    pub(super) fn most_threads(&self) -> usize {
         self.threads.max(OWN_THREADS).saturating_add(self.common.load(Ordering::Relaxed)).min(THREADS)
     }
 
@@ -99,20 +92,10 @@ impl State {
         is_long && fewest > 0
     }
 
-    /// Threads that are taken now.
-    pub(super) fn taken(&self) -> Taken {
-        let is_at_work = |call: &&Running| call.is_costly && call.since.elapsed() < AT_WORK;
-        Taken {
-            costly: self.running.iter().filter(is_at_work).count(),
-            most_costly: self.most_costly,
-            most_threads: self.most_threads(),
-        }
-    }
-
     /// Whether all threads that a call of `client` may have hang.
     pub(super) fn has_no_thread_for_more(&self, client: Client, stall: Duration) -> bool {
         let is_full = self.running.len() >= self.most_threads() && self.is_stalled(stall);
-        is_full || (self.queue.is_stalled(client, stall) && !self.queue.may_begin(client, self.taken()))
+        is_full || (self.queue.is_stalled(client, stall) && !self.queue.may_begin(client, self.most_threads()))
     }
 
     /// Takes those out of the queue for which nobody waits any more, each time that it has doubled, or is full: they are never
@@ -130,7 +113,7 @@ impl State {
     /// Whether one more call of a stalled store, of `client`, may find out if it still is.
     pub(super) fn may_try(&mut self, client: Client) -> bool {
         let may = self.running.len() < self.most_threads()
-            && self.queue.may_begin(client, self.taken())
+            && self.queue.may_begin(client, self.most_threads())
             && self.tried.is_none_or(|tried| tried.elapsed() > TRIAL);
         if may {
             self.tried = Some(Instant::now());
