@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::fair::{Client, Cost, Most, Shares};
 
 /// Listings at work at once, for each core: some wait for the disk meanwhile.
-const PER_CORE: usize = 4;
+const PER_CORE: usize = 2;
 
 /// A listing that takes longer mostly waits for the disk. Others do not wait for it any more.
 const AT_WORK: Duration = Duration::from_secs(1);
