@@ -36,6 +36,7 @@ mod shared;
 mod sight;
 mod slice;
 mod stats;
+mod versions;
 mod wanted;
 mod whole;
 
