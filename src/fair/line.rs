@@ -55,8 +55,8 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Units that bound with how many more it may pass others: with fewer, the more it holds already. Else clients that hold much
-    /// would leave too little for one that holds nothing.
+    /// Units that count as if it had passed others with them. The more a client holds, the less it may pass others with: else
+    /// clients that hold much would leave too little for one that holds nothing.
     pub(super) fn counts_as_passed(&self) -> usize {
         self.passed.saturating_add(self.held.saturating_sub(self.passed) / HELD_PART)
     }

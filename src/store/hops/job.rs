@@ -13,7 +13,7 @@ use crate::allocator;
 pub(super) trait Job: Send {
     fn is_wanted(&self) -> bool;
     fn what(&self) -> Option<What>;
-    /// Dangling when nobody waits for it any more, once it runs.
+    /// Cannot be upgraded once the job runs and its caller has gone.
     fn waiter(&self) -> Weak<AtomicBool>;
     /// Tells whoever waits that it is not run.
     fn refuse(self: Box<Self>, why: HopError);
