@@ -9,7 +9,6 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::bands::{self, Bands, Bounds, Refusal, Widths, plan};
 use super::budget::Budget;
 use super::cost::{Counted, most_touched};
-use super::versions::Versions;
 use super::{Access, Container, Dataset, ReadError};
 use crate::n5::{Codec, ConvertError, Coords, DataType, Region, convert};
 
@@ -33,8 +32,6 @@ pub struct Slice {
     pub(super) memory_waited: Duration,
     /// Held by every piece of a stream that has not been sent yet.
     pub(super) pieces: Arc<()>,
-    /// Where it leaves in bands: what those so far were made of.
-    pub(super) versions: Option<Arc<Versions>>,
 }
 
 impl Slice {
@@ -262,7 +259,6 @@ impl Container {
         // Where small bands would decode blocks too often, it is planned as ever.
         let slowed = if sending.is_slowed { planned(small).ok() } else { None };
         let ((bytes, bands), in_parts) = slowed.map_or_else(|| planned(bounds), Ok)?;
-        let versions = bands.is_some().then(|| Arc::new(Versions::new(dataset, &region)));
         let (dataset, converted, pieces) = (Arc::clone(dataset), converted.cloned(), Arc::new(()));
         Ok(Slice {
             dataset,
@@ -277,7 +273,6 @@ impl Container {
             has_begun: false,
             memory_waited: Duration::ZERO,
             pieces,
-            versions,
         })
     }
 }

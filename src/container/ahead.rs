@@ -88,7 +88,7 @@ impl Container {
                 }
                 let (block, times) = result?;
                 stats.count_load(times);
-                work.count(stats, &position, block.stored.as_ref(), block.checked());
+                stats.count(&position, &block);
                 loaded.push(Item::Hit(position, block));
             }
             work.paste(loaded, stats).await?;

@@ -21,7 +21,6 @@ use super::footprint;
 use super::fresh;
 use super::permit::Permit;
 use super::stats::ReadStats;
-use super::versions::Versions;
 use super::wanted::Audience;
 use super::{Dataset, ReadError};
 use crate::cpu::{Length, Turn};
@@ -73,8 +72,6 @@ pub(super) struct Work {
     pub(super) block_bytes: u64,
     /// Bytes that come into a core's cache when all samples are taken out of decoded blocks.
     pub(super) sample_bytes: u64,
-    /// Where these are blocks of a band: what those before were made of.
-    pub(super) versions: Option<Arc<Versions>>,
 }
 
 /// What a job has of its own: memory that it uses for one block after the other, and what it did.
@@ -190,14 +187,6 @@ impl Work {
         }
     }
 
-    /// Counts a block, or the hole there, by facts about what is stored, as compared at `moment`.
-    pub(super) fn count(&self, stats: &mut ReadStats, position: &GridPosition, stored: Option<&Meta>, moment: u64) {
-        stats.count_stored(position, stored, moment);
-        if let Some(versions) = &self.versions {
-            versions.count(position, stored);
-        }
-    }
-
     fn paste_loaded(&self, position: &GridPosition, loaded: &Loaded, bench: &mut Bench) {
         let Some(block) = &loaded.block else { return };
         let started = Instant::now();
@@ -216,7 +205,7 @@ impl Work {
             return None;
         }
         bench.stats.count_load(times);
-        self.count(&mut bench.stats, position, loaded.stored.as_ref(), loaded.checked());
+        bench.stats.count(position, &loaded);
         self.paste_loaded(position, &loaded, bench);
         Some(())
     }
@@ -286,7 +275,7 @@ impl Work {
             bench.stats.assemble += started.elapsed();
         }
         bench.stats.count_load(times);
-        self.count(&mut bench.stats, position, meta.as_ref(), checked);
+        bench.stats.count_stored(position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), checked);
         Some(())
     }
 

@@ -1,5 +1,7 @@
 //! What is known of a stored block: its elements, that there is none, or why it does not decode.
 
+use std::sync::Arc;
+
 use super::fresh::Checked;
 use super::{Dataset, ReadError};
 use crate::n5::{Block, BlockError, Coords, GridPosition};
@@ -12,20 +14,22 @@ pub(super) struct Loaded {
     pub(super) block: Option<Block>,
     /// Why the stored block cannot be decoded; then there is none, and no hole either.
     pub(super) fault: Option<Box<BlockError>>,
-    /// Facts about the stored block.
-    pub(super) stored: Option<Meta>,
+    /// Entity tag and version of the stored block.
+    pub(super) stored: Option<(Arc<str>, u64)>,
     pub(super) checked: Checked,
 }
 
 impl Loaded {
     /// A block of the stored object that `meta` describes, compared with the store at the moment `checked`.
     pub(super) fn new(block: Block, meta: Meta, checked: u64) -> Self {
-        Self { block: Some(block), fault: None, stored: Some(meta), checked: Checked::at(checked) }
+        let stored = Some((meta.etag, meta.version));
+        Self { block: Some(block), fault: None, stored, checked: Checked::at(checked) }
     }
 
     /// The stored object that `meta` describes, which does not decode, as compared with the store at the moment `checked`.
     pub(super) fn faulty(fault: BlockError, meta: Meta, checked: u64) -> Self {
-        Self { block: None, fault: Some(Box::new(fault)), stored: Some(meta), checked: Checked::at(checked) }
+        let stored = Some((meta.etag, meta.version));
+        Self { block: None, fault: Some(Box::new(fault)), stored, checked: Checked::at(checked) }
     }
 
     /// `Ok` where it is a block that decodes, or a hole.
@@ -51,7 +55,7 @@ impl Loaded {
     }
 
     pub(super) fn version(&self) -> Option<u64> {
-        self.stored.as_ref().map(|meta| meta.version)
+        self.stored.as_ref().map(|(_, version)| *version)
     }
 
     /// Whether the block consists of exactly these elements.

@@ -36,7 +36,6 @@ mod shared;
 mod sight;
 mod slice;
 mod stats;
-mod versions;
 mod wanted;
 mod whole;
 

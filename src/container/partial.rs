@@ -70,7 +70,7 @@ impl Container {
         let mut blocks = std::pin::pin!(blocks.buffer_unordered(BLOCKS));
         while let Some((position, meta, moment, times)) = blocks.try_next().await? {
             stats.count_load(times);
-            work.count(stats, &position, meta.as_ref(), moment);
+            stats.count_stored(&position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), moment);
         }
         Ok(())
     }

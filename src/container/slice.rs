@@ -253,11 +253,7 @@ impl Container {
             since: access.data_since,
             block_bytes,
             sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
-            versions: slice.versions.clone(),
         });
-        if let Some(versions) = &slice.versions {
-            versions.begin_band(region);
-        }
         let passes = self.passes_through(slice, block_bytes);
         let mut positions = dataset.attributes.grid().covering(region);
         loop {
@@ -275,7 +271,7 @@ impl Container {
                 items.push(match loaded {
                     Some(loaded) => {
                         stats.hits += 1;
-                        work.count(stats, &position, loaded.stored.as_ref(), loaded.checked());
+                        stats.count(&position, &loaded);
                         Item::Hit(position, loaded)
                     }
                     None if self.is_read_in_parts(slice, region, &position) => {
@@ -294,12 +290,6 @@ impl Container {
             self.paste_parts(&work, region, in_parts, stats).await?;
             let belief = self.believe_if(stats.missing > missing, access, dataset, &asked);
             self.held(dataset, Box::pin(belief)).await?;
-            if let (Some(versions), Some(last)) = (&slice.versions, asked.last()) {
-                versions.compare_before(last)?;
-            }
-        }
-        if let Some(versions) = &slice.versions {
-            versions.end_band(region)?;
         }
         let work = Arc::into_inner(work).ok_or_else(|| ReadError::Died("a job has outlived its slice".to_owned()))?;
         let canvas = work.canvas;

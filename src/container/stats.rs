@@ -42,13 +42,14 @@ pub struct ReadStats {
 
 impl ReadStats {
     pub(super) fn count(&mut self, position: &GridPosition, loaded: &Loaded) {
-        self.count_stored(position, loaded.stored.as_ref(), loaded.checked());
+        let stored = loaded.stored.as_ref().map(|(etag, version)| (&**etag, *version));
+        self.count_stored(position, stored, loaded.checked());
     }
 
-    /// Counts a block, or the hole there, by facts about what is stored, as compared at `moment`.
-    pub(super) fn count_stored(&mut self, position: &GridPosition, stored: Option<&Meta>, moment: u64) {
+    /// Counts a block, or the hole there, by entity tag and version of what is stored, as compared at `moment`.
+    pub(super) fn count_stored(&mut self, position: &GridPosition, stored: Option<(&str, u64)>, moment: u64) {
         match stored {
-            Some(meta) => self.fingerprint.add(position, &meta.etag, meta.version),
+            Some((etag, version)) => self.fingerprint.add(position, etag, version),
             None => self.missing += 1,
         }
         self.checked = Some(self.checked.map_or(moment, |earlier| earlier.min(moment)));
@@ -96,7 +97,7 @@ impl Fingerprint {
 
     /// Counts a block that exists.
     pub fn add(&mut self, position: &GridPosition, etag: &str, version: u64) {
-        let seed = seed_of(position);
+        let seed = position.iter().fold(0u64, |seed, p| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(*p + 1));
         // Sums, so that the order of reading does not matter.
         self.tags = self.tags.wrapping_add(xxh3_128_with_seed(etag.as_bytes(), seed));
         self.versions = self.versions.wrapping_add(xxh3_64_with_seed(&version.to_le_bytes(), seed));
@@ -108,11 +109,6 @@ impl Fingerprint {
         self.versions = self.versions.wrapping_add(other.versions);
         self.blocks += other.blocks;
     }
-}
-
-/// A number that stands for a position.
-pub(super) fn seed_of(position: &GridPosition) -> u64 {
-    position.iter().fold(0u64, |seed, p| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(*p + 1))
 }
 
 impl Container {

@@ -37,7 +37,6 @@ mod precomputed;
 mod readiness;
 mod reencoded;
 mod reload;
-mod replaced;
 mod shares;
 mod slice;
 mod slice_formats;
