@@ -110,7 +110,7 @@ mod tests {
     async fn a_piece_of_an_answer_that_has_begun_waits_longer_for_memory() {
         let settings = CacheSettings { capacity_bytes: 0, weigh_frequency: false };
         let objects = Objects::new(settings, 1 << 20, Duration::from_millis(20));
-        let meta = Meta { len: 32 << 20, modified: None, etag: "\"x\"".into(), version: 1, content: 1 };
+        let meta = Meta { len: 32 << 20, modified: None, etag: "\"x\"".into(), version: 1 };
         let large = LargeObject::new(meta, Arc::new(Zeros), "memory", objects.clone());
         let held = objects.take(1 << 20).await.unwrap();
         assert!(objects.take(1 << 10).await.is_err());

@@ -201,8 +201,7 @@ impl Container {
         // What is cached counts as stored bytes do. (Nobody who holds these waits for a share of the other.)
         let permit = self.resources.objects.take(len).await.map_err(Uncached::Failed)?;
         let bytes = permit.of_cache().own(footprint::cached(bytes, false));
-        let meta =
-            Meta { len, modified: None, etag: format!("{tags:032x}").into(), version: versions, content: versions };
+        let meta = Meta { len, modified: None, etag: format!("{tags:032x}").into(), version: versions };
         Ok(Arc::new(Entry { object: Some((meta, bytes)), is_nothing: false, checked }))
     }
 }

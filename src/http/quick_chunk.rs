@@ -50,13 +50,7 @@ pub(super) fn answer(begun: &Begun<'_>, asked: &Asked<'_>, access: Access) -> Op
         }
     };
     mount.container.count(Lookup::Hit);
-    let facts = Meta {
-        len: ready.bytes.len() as u64,
-        modified: None,
-        etag: ready.etag.as_str().into(),
-        version: 0,
-        content: 0,
-    };
+    let facts = Meta { len: ready.bytes.len() as u64, modified: None, etag: ready.etag.as_str().into(), version: 0 };
     let mut said = Said::new(facts, false);
     said.route = view.name();
     let body = Content::Bytes(begun.counted(asked, mount, ready.bytes.clone())?);

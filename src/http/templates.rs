@@ -36,7 +36,7 @@ impl Templates {
         let template = |mount: &Mount| {
             let found = |status, is_json| {
                 let mut headers = HeaderMap::new();
-                let meta = Meta { len: 0, modified: None, etag: Arc::from("\"\""), version: 0, content: 0 };
+                let meta = Meta { len: 0, modified: None, etag: Arc::from("\"\""), version: 0 };
                 stored::describe(&mut headers, status, &meta, mount, is_json);
                 headers.remove(ETAG);
                 lines(headers, status, options, &cors)

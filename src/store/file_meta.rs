@@ -78,39 +78,30 @@ struct Stamp {
 
 impl Stamp {
     fn hash(&self) -> u64 {
-        xxh3_64(&self.bytes())
-    }
-
-    /// As [`Self::hash`], of all but the change time.
-    fn content(&self) -> u64 {
-        xxh3_64(&self.bytes()[..64])
-    }
-
-    fn bytes(&self) -> [u8; 80] {
         let (device, inode) = self.file;
         let facts = [i128::from(self.len), self.modified, i128::from(inode), i128::from(device), self.changed];
         let mut bytes = [0u8; 80];
         for (slot, fact) in bytes.chunks_exact_mut(16).zip(facts) {
             slot.copy_from_slice(&fact.to_le_bytes());
         }
-        bytes
+        xxh3_64(&bytes)
     }
 
     fn facts(&self, tag: EntityTag) -> Facts {
         let Self { len, modified, changed, file: (_, inode) } = *self;
         let changed = (tag == EntityTag::Inode).then_some((changed, inode));
-        Facts { len, modified, changed, version: self.hash() ^ unsettled(modified), content: self.content() }
+        Facts { len, modified, changed, version: self.hash() ^ unsettled(modified) }
     }
 }
 
 impl From<Facts> for Meta {
     fn from(facts: Facts) -> Self {
-        let Facts { len, modified, changed, version, content } = facts;
+        let Facts { len, modified, changed, version } = facts;
         let (etag, modified) = match changed {
             None => (format!("\"{len:x}-{modified:x}\""), modified),
             Some((changed, inode)) => (format!("\"{len:x}-{modified:x}-{changed:x}-{inode:x}\""), changed),
         };
-        Self { len, modified: time(modified), etag: etag.into(), version, content }
+        Self { len, modified: time(modified), etag: etag.into(), version }
     }
 }
 

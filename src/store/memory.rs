@@ -29,7 +29,6 @@ impl MemoryStore {
                 modified: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(modified_seconds)),
                 etag: Arc::from(format!("\"{:x}-{version:x}\"", bytes.len())),
                 version,
-                content: version,
             };
             store.add_to_parents(&key);
             store.objects.insert(key, (meta, bytes));

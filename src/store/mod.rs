@@ -149,9 +149,6 @@ pub struct Meta {
     pub etag: Arc<str>,
     /// Changes whenever the object is replaced or written, as far as the store can tell.
     pub version: u64,
-    /// The same, but stays while the object keeps its bytes: however fresh it is, and whatever else of it changes. Two writes
-    /// in place may have the same.
-    pub content: u64,
 }
 
 /// What [`Store::glance`] sees.
@@ -178,8 +175,6 @@ pub struct Facts {
     pub changed: Option<(i128, u64)>,
     /// As [`Meta::version`].
     pub version: u64,
-    /// As [`Meta::content`].
-    pub content: u64,
 }
 
 /// How many bytes of an object [`Store::get`] reads at once. Whoever called it may forbid that while the call waits: then
