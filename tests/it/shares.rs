@@ -456,7 +456,8 @@ fn listings_of_few_entries_do_not_wait_for_slow_clients() {
     };
     assert_eq!(list("/?format=json"), (200, 3));
     assert_eq!(list("/v/?format=json"), (200, 1));
-    assert_eq!(list("/many/?format=json").0, 503);
+    // Their first parts may not have come yet.
+    assert!(comes_true(|| list("/many/?format=json").0 == 503));
     drop(slow);
     assert_eq!(list("/many/?format=json"), (200, 2000));
 }
