@@ -284,7 +284,7 @@ impl Shares {
 struct Waiting<'a> {
     shares: &'a Shares,
     party: Party,
-    /// Whether its work has a share by another place.
+    /// True once the work has got its share through another place.
     is_served: &'a AtomicBool,
     receiver: oneshot::Receiver<Share>,
 }

@@ -66,7 +66,7 @@ struct Entry {
     line: Box<str>,
 }
 
-/// What a line says.
+/// The parsed form of a line.
 struct Said {
     digest: Digest,
     expires: Option<SystemTime>,

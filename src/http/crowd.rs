@@ -52,8 +52,8 @@ impl Crowd {
         }
     }
 
-    /// Whether one of the client's requests has to leave: more than `most` wait, and the client has no fewer than others
-    /// have on average.
+    /// Returns true if one of the client's requests has to leave: more than `most` wait, and the client has at least the
+    /// average number.
     fn is_one_too_many(&self, client: Client, most: usize) -> bool {
         let own = self.of.get(&client).copied().unwrap_or(0);
         self.all > most && own.saturating_mul(self.of.len()) >= self.all
@@ -102,8 +102,8 @@ impl Crowds {
         Self { of: mounts.iter().map(|_| Mutex::default()).collect(), most }
     }
 
-    /// What `work`, for the container at that place among all, comes to. It is given up where its storage answers nobody,
-    /// too many wait for that, and the client has no fewer of them than others; a container without others keeps nobody out.
+    /// Does `work` for the container at that place among all. It gives up if the container's storage does not answer, too many
+    /// requests wait for it, and the client has at least the average number of them. A container that is alone refuses none.
     ///
     /// # Errors
     /// 503, and those of the work.

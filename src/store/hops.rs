@@ -100,7 +100,7 @@ struct Shared {
     work: Condvar,
     /// A job has ended.
     ended: Notify,
-    /// A job has ended that nobody waited for any more.
+    /// A job has ended whose caller had gone.
     left: Notify,
     stall: Duration,
     deadline: Duration,
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_refuses_whoever_fills_it() {
+    async fn a_full_queue_refuses_the_client_that_fills_it() {
         let hops = hops_for(Duration::from_secs(60), 8);
         let (mut own, mut greedy) = (Hanging::new(0), Hanging::new(1));
         for n in 1..=THREADS + 8 {

@@ -15,7 +15,7 @@ pub(super) trait Job: Send {
     fn what(&self) -> Option<What>;
     /// Cannot be upgraded once the job runs and its caller has gone.
     fn waiter(&self) -> Weak<AtomicBool>;
-    /// Tells whoever waits that it is not run.
+    /// Tells the caller that it is not run.
     fn refuse(self: Box<Self>, why: HopError);
     /// Runs it, and `ended` before anybody has the answer.
     fn run(self: Box<Self>, ended: &dyn Fn());

@@ -94,7 +94,7 @@ impl Queue {
         self.settle(client);
     }
 
-    /// Whether a client waits that may have one of `threads`.
+    /// Returns true if a client that waits may have one of `threads`.
     pub(super) fn has_next(&self, threads: usize) -> bool {
         self.turns.iter().any(|client| self.may_begin(*client, threads))
     }
