@@ -211,6 +211,7 @@ impl Server {
         let viewer = serving.app.viewer().map(|viewer| viewer.directory().display().to_string());
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
         tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, connections_bytes, sockets_bytes, "listening");
+        metrics::memory_bound(bound);
         memory_limit::warn(needed_bytes(&self.config));
         let mut out = std::io::stdout().lock();
         // Nobody may be reading; the log has it, too.

@@ -19,9 +19,9 @@ use names::{
     ACCEPT_ERRORS, ACCESS_REFUSALS, ACCESS_RELOAD_FAILURES, BLOCKS_DECODED, BROKEN_ANSWERS, BUDGET_BYTES,
     BUDGET_CAPACITY, BUILD_INFO, CACHE_BYTES, CACHE_CAPACITY, CACHE_EVICTIONS, CACHE_REQUESTS, CANCELLED,
     CONFIG_SUCCESSFUL, CONFIG_TIMESTAMP, CONNECTIONS_CLOSED, CONTAINERS_UNREADY, CPU_RUNNING, DECODE_DURATION,
-    DECODE_ERRORS, ENCODE_DURATION, HTTP_DURATION, HTTP_IN_FLIGHT, HTTP_RESPONSE_BYTES, LOG_DROPPED, QUEUE_DURATION,
-    QUEUE_WAITING, READY, REQUESTS_SHED, STORE_CALLS, STORE_DURATION, STORE_ERRORS, STORE_READ_BYTES, STORES_STALLED,
-    TLS_HANDSHAKES, TLS_NOT_AFTER, TLS_RELOAD_FAILURES, TRACES_DROPPED, TRACES_EXPORTED,
+    DECODE_ERRORS, ENCODE_DURATION, HTTP_DURATION, HTTP_IN_FLIGHT, HTTP_RESPONSE_BYTES, LOG_DROPPED, MEMORY_BOUND,
+    QUEUE_DURATION, QUEUE_WAITING, READY, REQUESTS_SHED, STORE_CALLS, STORE_DURATION, STORE_ERRORS, STORE_READ_BYTES,
+    STORES_STALLED, TLS_HANDSHAKES, TLS_NOT_AFTER, TLS_RELOAD_FAILURES, TRACES_DROPPED, TRACES_EXPORTED,
 };
 pub use names::{Description, Kind, NAMES};
 
@@ -221,6 +221,11 @@ pub fn budget_capacity(budget: Budget, bytes: u64) {
     gauge!(BUDGET_CAPACITY, "budget" => budget.name()).set(as_f64(bytes));
 }
 
+/// Memory that caches, budgets and threads take at most.
+pub fn memory_bound(bytes: u64) {
+    gauge!(MEMORY_BOUND).set(as_f64(bytes));
+}
+
 /// Memory was taken from a budget.
 pub fn budget_taken(budget: Budget, bytes: u64) {
     gauge!(BUDGET_BYTES, "budget" => budget.name()).increment(as_f64(bytes));
@@ -309,6 +314,7 @@ mod tests {
         accept_error();
         block_decoded("gzip", Duration::from_millis(1));
         decode_error("gzip");
+        memory_bound(1 << 20);
         budget_capacity(Budget::Slice, 100);
         budget_taken(Budget::Slice, 30);
         budget_returned(Budget::Slice, 10);

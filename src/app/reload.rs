@@ -149,8 +149,12 @@ impl Reloader {
         state.resources.come_into_force();
         let app = self.serving().app.successor(state.mounts.list(), Arc::clone(&state.resources), state.options());
         self.0.news.send_replace(Serving::new(&state.config, app));
+        metrics::memory_bound(state.config.memory_bytes());
+        let needed_bytes = super::needed_bytes(&state.config);
+        if needed_bytes != super::needed_bytes(&last.config) {
+            memory_limit::warn(needed_bytes);
+        }
         if !Arc::ptr_eq(&last.resources, &state.resources) {
-            memory_limit::warn(super::needed_bytes(&state.config));
             tokio::spawn(super::trim(Arc::downgrade(&state.resources), state.trimming.clone()));
             tokio::spawn(retire(Arc::downgrade(&last.resources), state.resources.settings().clone()));
         }

@@ -18,7 +18,7 @@ use crate::store::{Key, Store, StoreError};
 pub(super) const HOLDING: Duration = Duration::from_secs(1);
 
 /// How often a request that waits for storage looks if others need the memory it holds. It gives up where they did twice.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 /// How many wait for a share of a budget: all of them, and those of one container.
 #[derive(Debug, Clone, Default)]

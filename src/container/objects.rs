@@ -104,6 +104,16 @@ enum Fetched {
     Large(LargeObject),
 }
 
+impl Fetched {
+    /// An object of `store` that has been read, with memory for as many bytes or more.
+    fn whole(store: &dyn Store, meta: Meta, bytes: Bytes, mut permit: Permit) -> Self {
+        let len = bytes.len() as u64;
+        metrics::store_read_bytes(store.backend(), len);
+        permit.shrink(len);
+        Self::Whole(meta, bytes, permit)
+    }
+}
+
 /// What a load found.
 enum Loaded {
     Entry(Arc<Entry>),
@@ -346,45 +356,49 @@ impl Objects {
 
     /// Reads a small object, or opens another one.
     async fn fetch_once(&self, store: &dyn Store, key: &Key) -> Result<Option<Fetched>, ReadError> {
-        let mut may_read = true;
-        loop {
-            // A store that hangs holds no memory that others wait for; how much it takes is known when it answers.
-            let has_memory = may_read && !hold::is_silent(store);
-            let inline = Inline::new(if has_memory { self.inline_bytes_now() } else { 0 });
-            let mut permit = if has_memory { Some(self.take(inline.bytes()).await?) } else { None };
-            let mut reading = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(key, &inline)));
-            let in_time = if has_memory { tokio::time::timeout(HOLDING, &mut reading).await.ok() } else { None };
-            let object = if let Some(object) = in_time {
-                object?
-            } else {
-                // A read that has not begun has no memory any more.
+        // A store that hangs holds no memory that others wait for; how much it takes is known when it answers.
+        let has_memory = !hold::is_silent(store);
+        let inline = Inline::new(if has_memory { self.inline_bytes_now() } else { 0 });
+        let mut permit = if has_memory { Some(self.take(inline.bytes()).await?) } else { None };
+        let mut reading = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(key, &inline)));
+        let mut wait = HOLDING;
+        let object = loop {
+            if permit.is_none() {
+                break reading.await?;
+            }
+            if let Ok(object) = tokio::time::timeout(wait, &mut reading).await {
+                break object?;
+            }
+            if self.budget.is_waited_for() {
                 inline.forbid();
                 permit = None;
-                reading.await?
-            };
-            let Some(Object { meta, data }) = object else { return Ok(None) };
-            let bytes = match data {
-                Data::Whole(bytes) => bytes,
-                Data::Open(reader) => {
-                    let large = LargeObject::new(meta, reader, store.backend(), self.clone());
-                    return Ok(Some(Fetched::Large(large)));
-                }
-            };
-            let len = bytes.len() as u64;
-            metrics::store_read_bytes(store.backend(), len);
-            let mut permit = match permit {
-                Some(permit) => permit,
-                // They do not wait for memory, of which there may be none for long: they are read again.
-                None if may_read && len > 0 => {
-                    may_read = false;
-                    continue;
-                }
-                // Of a store that opens nothing.
-                None => self.take(len).await?,
-            };
-            permit.shrink(len);
-            return Ok(Some(Fetched::Whole(meta, bytes, permit)));
+            }
+            wait = hold::LOOK;
+        };
+        let Some(Object { meta, data }) = object else { return Ok(None) };
+        match (data, permit) {
+            (Data::Whole(bytes), Some(permit)) => Ok(Some(Fetched::whole(store, meta, bytes, permit))),
+            (Data::Open(reader), _) if meta.len > self.inline_bytes => {
+                Ok(Some(Fetched::Large(LargeObject::new(meta, reader, store.backend(), self.clone()))))
+            }
+            // Neither bytes nor open files are kept while memory is waited for.
+            (data, permit) => {
+                drop((data, permit));
+                self.fetch_with(store, key, meta.len).await
+            }
         }
+    }
+
+    /// As [`Self::fetch_once`], with memory for `len` bytes.
+    async fn fetch_with(&self, store: &dyn Store, key: &Key, len: u64) -> Result<Option<Fetched>, ReadError> {
+        let (inline, permit) = (Inline::new(len), self.take(len).await?);
+        let reading = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(key, &inline)));
+        let object = hold::unless_needed(store, &self.budget, key, reading).await??;
+        let Some(Object { meta, data }) = object else { return Ok(None) };
+        Ok(Some(match data {
+            Data::Whole(bytes) => Fetched::whole(store, meta, bytes, permit),
+            Data::Open(reader) => Fetched::Large(LargeObject::new(meta, reader, store.backend(), self.clone())),
+        }))
     }
 }
 

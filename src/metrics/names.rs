@@ -60,6 +60,7 @@ pub(super) const ACCEPT_ERRORS: &str = "n5_accept_errors_total";
 pub(super) const CANCELLED: &str = "n5_requests_cancelled_total";
 pub(super) const BUDGET_BYTES: &str = "n5_budget_bytes";
 pub(super) const BUDGET_CAPACITY: &str = "n5_budget_capacity_bytes";
+pub(super) const MEMORY_BOUND: &str = "n5_memory_bound_bytes";
 pub(super) const ACCESS_REFUSALS: &str = "n5_access_refusals_total";
 pub(super) const ACCESS_RELOAD_FAILURES: &str = "n5_access_reload_failures_total";
 pub(super) const TLS_HANDSHAKES: &str = "n5_tls_handshakes_total";
@@ -127,6 +128,7 @@ pub const NAMES: &[Description] = {
         row(ACCEPT_ERRORS, Counter, None, &[], "Connections that could not be accepted, such as for want of descriptors."),
         row(BUDGET_BYTES, Gauge, BYTES, &["budget"], "Memory taken from a budget."),
         row(BUDGET_CAPACITY, Gauge, BYTES, &["budget"], "Memory of a budget."),
+        row(MEMORY_BOUND, Gauge, BYTES, &[], "Memory that caches, budgets and threads take at most, as the start-up line says."),
         row(TRACES_EXPORTED, Counter, None, &[], "Traces of requests that a collector took."),
         row(TRACES_DROPPED, Counter, None, &["reason"], "Traces given up: too many at once (queue), or the collector took none (collector)."),
         row(READY, Gauge, None, &[], "What /readyz says: 1 for ready, 0 for not."),

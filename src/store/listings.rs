@@ -5,12 +5,14 @@ use std::future::Future;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use super::hops::Hops;
 use crate::fair::{Client, Cost, Most, Shares};
 
 /// Listings at work at once, for each core: some wait for the disk meanwhile.
 const PER_CORE: usize = 2;
 
-/// A listing that takes longer mostly waits for the disk. Others do not wait for it any more.
+/// A listing that takes longer mostly waits for the disk. Others do not wait for it any more, nor does one take a turn whose
+/// store has answered nothing for as long.
 const AT_WORK: Duration = Duration::from_secs(1);
 
 /// Listings of all stores of the process.
@@ -25,9 +27,13 @@ fn shares(listings: usize) -> Shares {
     Shares::new(listings, most, Cost::Time)
 }
 
-/// What `listing` comes to when it is its client's turn; `None` if that takes longer than `deadline`.
-pub(super) async fn in_turn<T>(deadline: Duration, listing: impl Future<Output = T>) -> Option<T> {
-    by(&LISTINGS, deadline, AT_WORK, listing).await
+/// What `listing`, for which `hops` has a thread, comes to when it is its client's turn; `None` if that takes longer than the
+/// deadline of `hops`.
+pub(super) async fn in_turn<T>(hops: &Hops, listing: impl Future<Output = T>) -> Option<T> {
+    if hops.load().silent >= AT_WORK {
+        return Some(listing.await);
+    }
+    by(&LISTINGS, hops.deadline(), AT_WORK, listing).await
 }
 
 async fn by<T>(shares: &Shares, deadline: Duration, at_work: Duration, listing: impl Future<Output = T>) -> Option<T> {
@@ -79,5 +85,30 @@ mod tests {
         assert!((&mut held).now_or_never().is_none());
         let late = Client::new(2).works(by(&shares, Duration::from_millis(20), Duration::MAX, async { 7 }));
         assert_eq!(late.await, None);
+    }
+
+    #[tokio::test]
+    async fn listings_of_a_store_that_does_not_answer_take_no_turns() {
+        let (hung, (end, is_to_end)) = (Hops::new(Duration::from_secs(60)), std::sync::mpsc::channel::<()>());
+        let hop = hung.clone();
+        let call = tokio::spawn(async move { hop.run(None, move || is_to_end.recv()).await });
+        while hung.load().silent < AT_WORK {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let waiting: Vec<_> = (0..400)
+            .map(|n| {
+                let hung = hung.clone();
+                tokio::spawn(Client::new(n % 4).works(async move { in_turn(&hung, pending::<()>()).await }))
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        let other = Hops::new(Duration::from_secs(60));
+        let listed = Client::new(9).works(in_turn(&other, async { 7 }));
+        assert_eq!(tokio::time::timeout(AT_WORK / 2, listed).await, Ok(Some(7)));
+        drop(end);
+        assert!(call.await.unwrap().is_ok());
+        for one in waiting {
+            one.abort();
+        }
     }
 }

@@ -7,7 +7,7 @@ mod scan;
 mod walk;
 
 use std::fs::{File, Metadata};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -30,7 +30,7 @@ use super::root::{Gone, Root};
 use super::sendable::Sendable;
 use super::{Data, Filter, Glance, Inline, Key, Listing, Load, Meta, Object, ReadAtOnce, Store, StoreError};
 use links::{Hidden, refused};
-use open_file::OpenFile;
+use open_file::{OpenFile, read_whole};
 use scan::Page;
 use walk::{Stop, walk};
 
@@ -227,7 +227,7 @@ impl LocalStore {
         }
     }
 
-    fn get_now(&self, key: &Key, inline: &Inline) -> io::Result<Option<Found>> {
+    fn get_now(&self, key: &Key, inline: &Inline, is_wanted: impl Fn() -> bool) -> io::Result<Option<Found>> {
         let root = self.root.open()?;
         // A file that is being written is read again a little later: a clock's tick apart, its times tell versions apart.
         for _ in 0..ATTEMPTS {
@@ -236,20 +236,17 @@ impl LocalStore {
                 Ok(None) => return Ok(None),
                 Err(error) => return self.missing(&root, error, key),
             };
-            let (meta, inline_bytes) = (meta_of(&metadata, self.tag), inline.bytes());
-            if meta.len > inline_bytes && !is_settled(&metadata) {
-                // Its pieces could not be told from those of the next version.
-                std::thread::sleep(CLOCK_TICK);
-                continue;
-            }
-            if meta.len > inline_bytes {
+            let meta = meta_of(&metadata, self.tag);
+            // The caller may give back the memory meanwhile.
+            let may_read = || meta.len <= inline.bytes() && is_wanted();
+            if let Some(bytes) = read_whole(&mut file, meta.len, may_read)? {
+                let after = file.metadata()?;
+                if bytes.len() as u64 == meta.len && has_content_of(&after, &metadata) && is_settled(&after) {
+                    return Ok(Some((meta, Ok(bytes.into()))));
+                }
+            } else if is_settled(&metadata) {
+                // Pieces of another one could not be told from those of the next version.
                 return Ok(Some((meta, Err((file, metadata)))));
-            }
-            let mut bytes = Vec::with_capacity(usize::try_from(meta.len).unwrap_or(0).saturating_add(1));
-            file.by_ref().take(meta.len.saturating_add(1)).read_to_end(&mut bytes)?;
-            let after = file.metadata()?;
-            if bytes.len() as u64 == meta.len && has_content_of(&after, &metadata) && is_settled(&after) {
-                return Ok(Some((meta, Ok(bytes.into()))));
             }
             std::thread::sleep(CLOCK_TICK);
         }
@@ -316,8 +313,12 @@ impl Store for LocalStore {
 
     async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError> {
         let (wanted, inline) = (key.clone(), inline.clone());
-        let found = self.hop("read", key, move |store| store.get_now(&wanted, &inline)).await?;
-        Ok(found.map(|(meta, data)| {
+        let waits = Arc::new(());
+        let is_wanted = Arc::downgrade(&waits);
+        let get = move |store: &Self| store.get_now(&wanted, &inline, || is_wanted.strong_count() > 0);
+        let found = self.hop("read", key, get).await;
+        drop(waits);
+        Ok(found?.map(|(meta, data)| {
             let data = match data {
                 Ok(bytes) => Data::Whole(bytes),
                 Err(file) => {
@@ -358,9 +359,9 @@ impl Store for LocalStore {
                 Page { after: after.as_deref(), limit, keep: &keep, is_wanted: &|| is_wanted.strong_count() > 0 };
             store.list_now(&wanted, &page)
         };
-        let listed = listings::in_turn(self.hops.deadline(), self.hop("list", key, list)).await;
+        let listed = listings::in_turn(&self.hops, self.hop("list", key, list)).await;
         drop(waits);
-        listed.unwrap_or_else(|| Err(StoreError::Timeout("list", key.clone())))
+        listed.unwrap_or_else(|| Err(StoreError::Crowded("list", key.clone())))
     }
 
     async fn identity(&self, key: &Key) -> Result<Option<u64>, StoreError> {

@@ -113,23 +113,32 @@ async fn a_bad_block_is_decoded_once_as_long_as_its_file_is_the_same() {
 }
 
 #[tokio::test]
-async fn a_read_that_has_given_its_memory_back_only_opens_its_file() {
+async fn a_read_gives_its_memory_back_when_others_wait_for_it_and_only_opens_its_file() {
     let n5 = N5::new();
     one_block(&n5, "v", 1000, &bzip2(&[7; 1000]));
+    one_block(&n5, "w", 1000, &bzip2(&[8; 1000]));
     let probe = Probe::new(local(n5.root()));
-    let client = Client::new(Arc::<Probe>::clone(&probe), Settings { stored_cache: 0, ..settings() }, options());
-    assert_eq!(client.get("/v/0").await.status, 200);
-    assert!(probe.inline_bytes() > 0);
+    // For one read at a time, as long as the length of an object is not known.
+    let small = Settings { stored_cache: 0, transfer_budget: 100 << 10, ..settings() };
+    let client = Client::new(Arc::<Probe>::clone(&probe), small, options());
     probe.close();
-    let late = tokio::spawn({
+    let get = |path| {
         let client = client.clone();
-        async move { client.get("/slice/v").await }
-    });
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+        tokio::spawn(async move { client.get(path).await })
+    };
+    let first = get("/slice/v");
+    until("the first is read", || probe.waiting() == 1).await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    let second = get("/slice/w");
+    until("the second has its memory", || probe.waiting() == 2).await;
     probe.open();
-    let late = late.await.unwrap();
-    assert_eq!((late.status.as_u16(), &late.body[..]), (200, &[7; 1000][..]));
-    assert_eq!((probe.inline_bytes(), probe.gets()), (0, 2));
+    for (answer, value) in [(first, 7), (second, 8)] {
+        let answer = answer.await.unwrap();
+        assert_eq!((answer.status.as_u16(), &answer.body[..]), (200, &[value; 1000][..]));
+    }
+    // Nothing was read of the first one before it had memory again.
+    let len = fs::metadata(n5.root().join("v/0")).unwrap().len();
+    assert_eq!(probe.inline_bytes(), [0, len, 64 << 10]);
 }
 
 /// What may only be due to the moment is tried again.

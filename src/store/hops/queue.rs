@@ -204,6 +204,21 @@ mod tests {
     }
 
     #[test]
+    fn of_few_threads_one_client_has_three_quarters_and_each_of_two_one() {
+        let mut queued = Queued::default();
+        queued.push(1, 9);
+        let begun = |queued: &mut Queued| std::iter::from_fn(|| queued.queue.pop(4)).count();
+        assert_eq!(begun(&mut queued), 3);
+        queued.push(2, 9);
+        assert_eq!(begun(&mut queued), 1);
+        // The second goes on, and the first does not while it has more than its part.
+        queued.end(1);
+        assert_eq!(begun(&mut queued), 0);
+        queued.end(2);
+        assert_eq!(begun(&mut queued), 1);
+    }
+
+    #[test]
     fn a_client_with_many_calls_delays_others_by_a_turn() {
         let mut queued = Queued::default();
         queued.push(1, 300);

@@ -98,9 +98,11 @@ impl State {
         is_full || (self.queue.is_stalled(client, stall) && !self.queue.may_begin(client, self.most_threads()))
     }
 
-    /// Takes those out of the queue for which nobody waits any more, each time that it has doubled, or is full: they are never
-    /// many more than those that are wanted, and each is looked at a few times only.
+    /// Takes the calls out of the queue whose callers have gone, each time that it has doubled, or is full: they are never
+    /// many more than the others, and each is looked at a few times only.
     pub(super) fn tidy(&mut self, is_full: bool) -> Vec<Box<dyn Job>> {
+        // The queue has become shorter since.
+        self.tidy_at = self.tidy_at.min(self.queue.len().saturating_mul(4).max(LEAST_TIDY));
         if self.queue.len() < self.tidy_at && !(is_full && self.tidied.elapsed() >= TIDY) {
             return Vec::new();
         }

@@ -1,7 +1,7 @@
-//! An open file that is read piece by piece, as long as anybody waits for it.
+//! Reading open files step by step, as long as the caller waits and has memory for the bytes.
 
 use std::fs::{File, Metadata};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use bytes::Bytes;
 use super::{LocalStore, Written, has_content_of};
 use crate::store::{Key, ReadAt, StoreError};
 
-/// Bytes that are read before it is looked whether anybody still waits for them.
-const STEP_BYTES: usize = 1 << 20;
+/// Bytes that are read between two looks at whether they are still wanted: as many as a thread may hold beyond its caller's
+/// memory (`DISK_THREAD_BYTES` of the configuration).
+const STEP_BYTES: usize = 128 << 10;
 
 /// A file that stays the same one when its name is given to another.
 #[derive(Debug)]
@@ -50,6 +51,24 @@ impl ReadAt for OpenFile {
             other => other,
         }
     }
+}
+
+/// The bytes of a file of `len` bytes, and one more if it has become longer; `None` when they are not wanted any more.
+///
+/// # Errors
+/// Those of the system.
+pub(super) fn read_whole(file: &mut impl Read, len: u64, is_wanted: impl Fn() -> bool) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0).saturating_add(1));
+    let mut left = len.saturating_add(1);
+    while is_wanted() {
+        let step = left.min(STEP_BYTES as u64);
+        let read = file.by_ref().take(step).read_to_end(&mut bytes)? as u64;
+        left = left.saturating_sub(read);
+        if read < step || left == 0 {
+            return Ok(Some(bytes));
+        }
+    }
+    Ok(None)
 }
 
 /// The bytes of `range`.
@@ -100,5 +119,21 @@ mod tests {
         let file = Counting(AtomicUsize::new(0));
         let error = read(&file, 0..16 << 20, || file.0.load(Ordering::Relaxed) < 2).unwrap_err();
         assert_eq!((error.kind(), file.0.into_inner()), (ErrorKind::Interrupted, 2));
+    }
+
+    #[test]
+    fn a_whole_file_is_read_as_long_as_it_is_wanted() {
+        for len in [0, 1, STEP_BYTES - 1, STEP_BYTES, 3 * STEP_BYTES + 5] {
+            let content: Vec<u8> = (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect();
+            let read = |of: &[u8]| read_whole(&mut &*of, len as u64, || true).unwrap().unwrap();
+            assert!(read(&content) == content, "{len}");
+            // One byte tells that the file is longer now.
+            assert_eq!(read(&[&content[..], b"more"].concat()).len(), len + 1);
+            assert_eq!(read(&content[..len / 2]).len(), len / 2);
+        }
+        let (looks, mut left) = (AtomicUsize::new(0), &vec![7; 4 * STEP_BYTES][..]);
+        let twice = || looks.fetch_add(1, Ordering::Relaxed) < 2;
+        assert_eq!(read_whole(&mut left, 4 << 20, twice).unwrap(), None);
+        assert_eq!(left.len(), 2 * STEP_BYTES);
     }
 }

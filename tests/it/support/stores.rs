@@ -1,7 +1,7 @@
 //! Stores that count, wait or fail on behalf of a real one.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use axum::http::HeaderValue;
@@ -17,7 +17,7 @@ use super::{Client, options};
 pub struct Probe {
     inner: Arc<dyn Store>,
     gets: AtomicUsize,
-    inline_bytes: AtomicU64,
+    inline_bytes: Mutex<Vec<u64>>,
     /// Of them, those that wait at the gate.
     waiting: AtomicUsize,
     heads: AtomicUsize,
@@ -36,7 +36,7 @@ impl Probe {
         Arc::new(Self {
             inner,
             gets: AtomicUsize::new(0),
-            inline_bytes: AtomicU64::new(0),
+            inline_bytes: Mutex::default(),
             waiting: AtomicUsize::new(0),
             heads: AtomicUsize::new(0),
             lists: AtomicUsize::new(0),
@@ -79,9 +79,11 @@ impl Probe {
         self.gets.load(Ordering::SeqCst)
     }
 
-    /// Bytes that the last read of a block could read at once when it began.
-    pub fn inline_bytes(&self) -> u64 {
-        self.inline_bytes.load(Ordering::SeqCst)
+    /// Bytes that reads of blocks could read at once when they began, in ascending order.
+    pub fn inline_bytes(&self) -> Vec<u64> {
+        let mut bytes = self.inline_bytes.lock().unwrap().clone();
+        bytes.sort_unstable();
+        bytes
     }
 
     /// Reads of blocks that wait now, and that somebody waits for.
@@ -149,7 +151,7 @@ impl Store for Probe {
             let waits = Waits(&self.waiting);
             drop(self.gate.acquire().await);
             drop(waits);
-            self.inline_bytes.store(inline.bytes(), Ordering::SeqCst);
+            self.inline_bytes.lock().unwrap().push(inline.bytes());
             let failing = self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
             if failing.is_ok() {
                 let cause = Arc::new(std::io::Error::from_raw_os_error(5));
