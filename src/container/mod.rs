@@ -15,6 +15,7 @@ mod cost;
 mod datasets;
 mod error;
 mod existing;
+mod fetch;
 mod footprint;
 mod fresh;
 mod hold;

@@ -9,9 +9,9 @@ use moka::future::Cache;
 
 use super::asked::Asked;
 use super::budget::Budget;
+use super::fetch::{Fetched, inline_bytes};
 use super::footprint;
 use super::fresh::{self, Access, Checked};
-use super::hold::{self, HOLDING};
 use super::large::{LargeObject, WeakLargeObject};
 use super::measured::measured;
 use super::permit::Permit;
@@ -19,15 +19,9 @@ use super::shared::share;
 use super::{CacheSettings, ReadError, cache_of, forget, nudging};
 use crate::fair::{self, Joints};
 use crate::metrics::{self, Lookup, StoreOperation};
-use crate::store::{Data, Inline, Key, Meta, Object, Store, StoreError};
+use crate::store::{Key, Meta, Store};
 
 pub(super) const CACHE: metrics::Cache = metrics::Cache::Stored;
-
-/// Objects up to this size are read in the same hop that opens them.
-const INLINE_BYTES: u64 = 1 << 20;
-
-/// Least of these where the budget is small.
-const LEAST_INLINE_BYTES: u64 = 64 << 10;
 
 /// Objects up to this size are read whole and may be cached; larger ones are read piece by piece.
 pub(super) const WHOLE_BYTES: u64 = 16 << 20;
@@ -98,22 +92,6 @@ pub(super) enum Source {
     Missing(u64),
 }
 
-/// What one look at the store found.
-enum Fetched {
-    Whole(Meta, Bytes, Permit),
-    Large(LargeObject),
-}
-
-impl Fetched {
-    /// An object of `store` that has been read, with memory for as many bytes or more.
-    fn whole(store: &dyn Store, meta: Meta, bytes: Bytes, mut permit: Permit) -> Self {
-        let len = bytes.len() as u64;
-        metrics::store_read_bytes(store.backend(), len);
-        permit.shrink(len);
-        Self::Whole(meta, bytes, permit)
-    }
-}
-
 /// What a load found.
 enum Loaded {
     Entry(Arc<Entry>),
@@ -131,8 +109,8 @@ pub(super) struct Objects {
     pub(super) lookups: metrics::Lookups,
     /// Larger objects that were sent from the kernel's memory; it decides which are cached.
     pub(super) sent: Arc<Asked>,
-    /// [`INLINE_BYTES`], or less where that is no small share of the budget, or fewer are left beside a full cache.
-    inline_bytes: u64,
+    /// Objects up to this size are read in the same hop that opens them.
+    pub(super) inline_bytes: u64,
     /// Who waits for what.
     pub(super) loading: Joints<EntryKey>,
 }
@@ -145,8 +123,7 @@ impl Objects {
             u32::try_from(bytes + name + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
         let budget = Budget::with_cache(metrics::Budget::Transfer, settings.held_bytes(), transfer_bytes, wait);
-        // A small share: it passes large ones, which wait for slow clients.
-        let inline_bytes = INLINE_BYTES.min(budget.small_bytes().max(LEAST_INLINE_BYTES)).min(transfer_bytes);
+        let inline_bytes = inline_bytes(&budget, transfer_bytes);
         Self {
             cache,
             budget,
@@ -315,90 +292,6 @@ impl Objects {
             loaded
         });
         load.await?
-    }
-
-    /// Reads an object, or opens it where it is too large to be held. One that becomes shorter meanwhile is
-    /// looked at once more.
-    async fn fetch(&self, store: &dyn Store, key: &Key) -> Result<Option<Stored>, ReadError> {
-        let mut second_look = false;
-        loop {
-            let large = match self.fetch_once(store, key).await? {
-                None => return Ok(None),
-                Some(Fetched::Whole(meta, bytes, permit)) => {
-                    return Ok(Some(Stored::Whole(meta, permit.of_cache().own(footprint::cached(bytes, false)))));
-                }
-                Some(Fetched::Large(large)) if large.meta().len > WHOLE_BYTES => return Ok(Some(Stored::Large(large))),
-                Some(Fetched::Large(large)) => large,
-            };
-            let permit = self.take(large.meta().len).await?;
-            match hold::unless_needed(store, &self.budget, key, Box::pin(large.all())).await? {
-                Ok(bytes) => {
-                    return Ok(Some(Stored::Whole(
-                        large.meta().clone(),
-                        permit.of_cache().own(footprint::cached(bytes, false)),
-                    )));
-                }
-                Err(ReadError::Store(StoreError::Short(_) | StoreError::Torn(_))) if !second_look => second_look = true,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Objects up to this size are read at once: smaller ones while requests wait for memory, so that more of them may pass large
-    /// ones.
-    fn inline_bytes_now(&self) -> u64 {
-        if self.budget.is_waited_for() {
-            self.inline_bytes.min((self.inline_bytes / 4).max(LEAST_INLINE_BYTES))
-        } else {
-            self.inline_bytes
-        }
-    }
-
-    /// Reads a small object, or opens another one.
-    async fn fetch_once(&self, store: &dyn Store, key: &Key) -> Result<Option<Fetched>, ReadError> {
-        // A store that hangs holds no memory that others wait for; how much it takes is known when it answers.
-        let has_memory = !hold::is_silent(store);
-        let inline = Inline::new(if has_memory { self.inline_bytes_now() } else { 0 });
-        let mut permit = if has_memory { Some(self.take(inline.bytes()).await?) } else { None };
-        let mut reading = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(key, &inline)));
-        let mut wait = HOLDING;
-        let object = loop {
-            if permit.is_none() {
-                break reading.await?;
-            }
-            if let Ok(object) = tokio::time::timeout(wait, &mut reading).await {
-                break object?;
-            }
-            if self.budget.is_waited_for() {
-                inline.forbid();
-                permit = None;
-            }
-            wait = hold::LOOK;
-        };
-        let Some(Object { meta, data }) = object else { return Ok(None) };
-        match (data, permit) {
-            (Data::Whole(bytes), Some(permit)) => Ok(Some(Fetched::whole(store, meta, bytes, permit))),
-            (Data::Open(reader), _) if meta.len > self.inline_bytes => {
-                Ok(Some(Fetched::Large(LargeObject::new(meta, reader, store.backend(), self.clone()))))
-            }
-            // Neither bytes nor open files are kept while memory is waited for.
-            (data, permit) => {
-                drop((data, permit));
-                self.fetch_with(store, key, meta.len).await
-            }
-        }
-    }
-
-    /// As [`Self::fetch_once`], with memory for `len` bytes.
-    async fn fetch_with(&self, store: &dyn Store, key: &Key, len: u64) -> Result<Option<Fetched>, ReadError> {
-        let (inline, permit) = (Inline::new(len), self.take(len).await?);
-        let reading = Box::pin(measured(StoreOperation::Get, store.backend(), store.get(key, &inline)));
-        let object = hold::unless_needed(store, &self.budget, key, reading).await??;
-        let Some(Object { meta, data }) = object else { return Ok(None) };
-        Ok(Some(match data {
-            Data::Whole(bytes) => Fetched::whole(store, meta, bytes, permit),
-            Data::Open(reader) => Fetched::Large(LargeObject::new(meta, reader, store.backend(), self.clone())),
-        }))
     }
 }
 
