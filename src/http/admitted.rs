@@ -56,12 +56,6 @@ struct ClientLine {
 }
 
 impl Admitted {
-    /// One more of no client, whatever the limit is.
-    pub(super) fn begin(&self) -> InFlight {
-        self.0.answered.fetch_add(1, Ordering::SeqCst);
-        InFlight { admitted: self.clone(), answered: None }
-    }
-
     /// One more of a client, of which so many are `answered`: where fewer than `limit` are and none waits, or as a spare one.
     pub(super) fn try_begin(&self, limit: usize, answered: &Answered) -> Option<InFlight> {
         let counts = &*self.0;
@@ -77,7 +71,7 @@ impl Admitted {
     /// One that is counted already.
     fn begun(&self, answered: &Answered) -> InFlight {
         answered.fetch_add(1, Ordering::SeqCst);
-        InFlight { admitted: self.clone(), answered: Some(Arc::clone(answered)) }
+        InFlight { admitted: self.clone(), answered: Arc::clone(answered) }
     }
 
     /// Waits until it is the turn of a request of `client` and fewer than `limit` are answered, or a spare place is left for it, for
@@ -118,6 +112,7 @@ impl Admitted {
         admitted
     }
 
+    #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.0.answered.load(Ordering::Relaxed)
     }
@@ -164,19 +159,17 @@ impl Drop for Left<'_> {
     }
 }
 
-/// A request that is answered, until dropped. Problems and what operations answer are sent without, but for those of
-/// [`super::quick`]: a client that takes nothing of them keeps no place.
+/// A request that is answered, until dropped. Problems, what operations answer, and answers that are in memory as a whole are sent
+/// without: a client that takes nothing of them keeps no place.
 #[derive(Debug)]
 pub(super) struct InFlight {
     admitted: Admitted,
-    answered: Option<Answered>,
+    answered: Answered,
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if let Some(answered) = &self.answered {
-            answered.fetch_sub(1, Ordering::SeqCst);
-        }
+        self.answered.fetch_sub(1, Ordering::SeqCst);
         self.admitted.0.answered.fetch_sub(1, Ordering::SeqCst);
         self.admitted.hand_out();
     }

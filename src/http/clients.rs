@@ -196,7 +196,7 @@ impl Clients {
             Some(in_flight) => in_flight,
             None => admitted.wait(client, answered, most, limits.wait).await.ok_or_else(shed)?,
         };
-        Ok(Place { account, limits, _request: request, _counted: counted, _in_flight: in_flight })
+        Ok(Place { account, limits, _request: request, _counted: counted, in_flight: Some(in_flight) })
     }
 
     /// A place among the requests that the client may have, where that is limited.
@@ -331,7 +331,7 @@ pub(super) struct Place {
     limits: Limits,
     // Dropped before the permit: whoever gets that is counted, and must not be one of two.
     _counted: Counted,
-    _in_flight: InFlight,
+    in_flight: Option<InFlight>,
     _request: Option<OwnedSemaphorePermit>,
 }
 
@@ -339,6 +339,11 @@ impl Place {
     /// Whether bytes are limited.
     pub(super) fn is_slowed(&self) -> bool {
         self.limits.bytes_per_second > 0
+    }
+
+    /// Gives up the place among all requests: nothing is left to do for the answer but to send it.
+    pub(super) fn is_made(&mut self) {
+        self.in_flight = None;
     }
 
     /// The answer, which keeps the place until it is sent, no faster than the client may have it.

@@ -175,11 +175,6 @@ impl App {
         self.shared.running.load(Ordering::Relaxed)
     }
 
-    /// Those of them that have a place among [`Options::concurrent_requests`].
-    fn admitted(&self) -> usize {
-        self.shared.admitted.count()
-    }
-
     /// The container that `segments` lead into and the key within; `Ok(None)` where several containers
     /// are served and no segment names one.
     fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {

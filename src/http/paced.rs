@@ -1,4 +1,5 @@
-//! The body of an answer that is sent no faster than its client may have it, and keeps its client's place until it is sent.
+//! The body of an answer that is sent no faster than its client may have it. It keeps its client's place until it is sent, and one
+//! among all requests as long as there is something left to do for it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -6,7 +7,9 @@ use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
 use tokio::time::{Instant, Sleep};
 
 use super::clients::Place;
@@ -18,6 +21,8 @@ const PIECE_BYTES: usize = 64 << 10;
 /// A body in pieces that leave when they are paid for.
 pub(super) struct Paced {
     body: Body,
+    /// The first frame, if it was there at once.
+    first: Option<Result<Frame<Bytes>, axum::Error>>,
     /// What has come of the body and not been sent.
     left: Bytes,
     /// The next piece has been paid for.
@@ -27,8 +32,21 @@ pub(super) struct Paced {
 }
 
 impl Paced {
-    pub(super) fn new(body: Body, place: Place) -> Self {
-        Self { body, left: Bytes::new(), is_due: false, pause: None, place }
+    pub(super) fn new(mut body: Body, mut place: Place) -> Self {
+        let has_length = http_body::Body::size_hint(&body).exact().is_some();
+        let first = if has_length { body.frame().now_or_never().flatten() } else { None };
+        if http_body::Body::is_end_stream(&body) {
+            // Its bytes are in memory, which counts for itself: a client that takes none of them keeps no other one waiting.
+            place.is_made();
+        }
+        Self { body, first, left: Bytes::new(), is_due: false, pause: None, place }
+    }
+
+    fn poll_body(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(first)),
+            None => http_body::Body::poll_frame(Pin::new(&mut self.body), context),
+        }
     }
 }
 
@@ -41,10 +59,10 @@ impl http_body::Body for Paced {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         if !self.place.is_slowed() {
-            return Pin::new(&mut self.body).poll_frame(context);
+            return self.poll_body(context);
         }
         if self.left.is_empty() {
-            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+            match ready!(self.poll_body(context)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => self.left = data,
                     Err(other) => return Poll::Ready(Some(Ok(other))),
@@ -68,11 +86,12 @@ impl http_body::Body for Paced {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.left.is_empty() && self.body.is_end_stream()
+        self.first.is_none() && self.left.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (inner, left) = (self.body.size_hint(), self.left.len() as u64);
+        let first = self.first.as_ref().and_then(|first| first.as_ref().ok()?.data_ref()).map_or(0, Bytes::len);
+        let (inner, left) = (self.body.size_hint(), (first + self.left.len()) as u64);
         let mut hint = SizeHint::new();
         hint.set_lower(inner.lower() + left);
         if let Some(upper) = inner.upper() {

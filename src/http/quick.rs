@@ -20,7 +20,7 @@ use super::problem::Problem;
 use super::recent::{self, Seen};
 use super::target::Target;
 use super::templates::Template;
-use super::{App, admitted, credentials, forwarded, is_request_id, quick_chunk, stored};
+use super::{App, credentials, forwarded, is_request_id, quick_chunk, stored};
 use crate::container::{ATTRIBUTES, AtOnce, Trail};
 use crate::store::{Key, Meta, Sendable};
 use crate::trace;
@@ -66,8 +66,6 @@ pub struct Reply {
     pub head: Vec<u8>,
     /// Empty for HEAD.
     pub body: Content,
-    /// Sent from here, it is one of those that keep others from being answered.
-    _admitted: admitted::InFlight,
     line: Line,
 }
 
@@ -185,10 +183,7 @@ fn asked<'a>(request: &httparse::Request<'_, 'a>) -> Asking<'a> {
 
 fn answer(app: &Arc<App>, peer: Option<IpAddr>, asked: &Asked<'_>) -> Option<Reply> {
     let (templates, started) = (&app.quick, Instant::now());
-    if (templates.by_origin && asked.has_origin)
-        || app.clients.are_slowed()
-        || app.admitted() >= app.options.concurrent_requests
-    {
+    if (templates.by_origin && asked.has_origin) || app.clients.are_slowed() {
         return None;
     }
     // Not to be told, wherever it stands.
@@ -340,7 +335,7 @@ impl Begun<'_> {
         let is_trusted = || forwarded::is_trusted(self.peer, &self.app.options.trusted_proxies);
         line.trace = trace::begin(asked.traceparent, is_trusted, || observe::shown(asked.path));
         let body = if asked.is_head { Content::none() } else { body };
-        Reply { head, body, line, _admitted: self.app.shared.admitted.begin() }
+        Reply { head, body, line }
     }
 }
 

@@ -365,6 +365,31 @@ async fn a_header_list_of_more_fields_than_any_client_sends_is_not_even_decoded(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whole_answers_that_are_not_taken_keep_no_place_from_others() {
+    let server = Program::start(&["limits.concurrent_requests=16", "limits.budget_wait=2s"]);
+    let asked: Vec<u8> = ["/v/attributes.json", "/v/0/0", "/info/v", "/slice/v?start=0,0&shape=4,4"]
+        .iter()
+        .enumerate()
+        .flat_map(|(n, path)| h2::request(2 * n as u32 + 1, path))
+        .collect();
+    let mut held = Vec::new();
+    for number in 0..60 {
+        let mut client = server.connect_from(&format!("127.0.1.{}", 1 + number), 4096).await;
+        client.write_all(&[h2::begin(&SHUT), asked.clone()].concat()).await.unwrap();
+        held.push(client);
+        // Their answers are made.
+        let asked = 4.0 * f64::from(number + 1);
+        server.comes_to("n5_http_requests_in_flight", |running| running >= asked).await;
+        server.comes_to("n5_queue_waiting{queue=\"request\"}", |waiting| waiting == 0.0).await;
+    }
+    for path in ["/v/attributes.json", "/v/0/0", "/info/v"] {
+        let answer =
+            server.exchange(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_wait_for_memory_end_when_their_clients_go() {
     let mut server = Program::start(&["server.max_connections=1000"]);
     let before = server.before().await;
