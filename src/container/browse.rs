@@ -217,6 +217,8 @@ impl Container {
 
     /// Which names of the directory `key` can be seen.
     fn sees_entries(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
+        // The answer depends on who asks, also where the entries that a rule is about do not exist.
+        self.sees_below(key);
         let (sight, parent) = (self.sight.clone(), key.clone());
         move |name| sight.as_ref().is_none_or(|sight| parent.child(name).is_ok_and(|key| sight.sees(&key)))
     }

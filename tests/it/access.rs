@@ -362,6 +362,12 @@ async fn headers_do_not_tell_whether_a_private_part_exists() {
         assert!(answer.header("cache-control").unwrap().starts_with("private"), "{path}");
         assert!(answer.all("vary").contains("authorization"), "{path}");
     }
+    // Levels are looked for in the directory above.
+    for path in ["/as/gzip/seg/pyramid/s7/0/0", "/as/raw/seg/pyramid/s7/attributes.json"] {
+        let answer = site.get(path).await;
+        assert_eq!(status(&answer), 404, "{path}");
+        assert!(answer.all("vary").contains("authorization"), "{path}");
+    }
     // Of its own it depends on nobody.
     assert_eq!(site.get("/seg/v/0/0").await.header("cache-control"), Some("no-cache"));
 }
