@@ -107,7 +107,8 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
 
 fn run(config: Config, cli: Cli) -> anyhow::Result<()> {
     let _log = telemetry::install_log(&config.log)?;
-    allow_descriptors();
+    allow_descriptors(&config);
+    warn_of_address_space();
     #[expect(clippy::disallowed_methods, reason = "systemd names its socket there")]
     let socket = std::env::var("NOTIFY_SOCKET");
     let supervisor = socket.map_or_else(|_none| Supervisor::default(), |name| Supervisor::at(&name));
@@ -122,11 +123,32 @@ fn run(config: Config, cli: Cli) -> anyhow::Result<()> {
 
 /// Raises the number of open files to what this process may have: a connection takes one, and one more while a file is
 /// sent on it.
-fn allow_descriptors() {
+fn allow_descriptors(config: &Config) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     // What there is will do where it cannot be raised.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let needed = config.least_descriptors() as u64;
+    if let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < needed) {
+        tracing::warn!(
+            limit,
+            needed,
+            "the limit of open files is below what connections and reads may need, so that a few clients can keep all others \
+             waiting; raise it (ulimit -n, LimitNOFILE), or lower server.max_connections"
+        );
+    }
+}
+
+/// Says so where the address space is limited: much more of it is reserved than memory is taken, and what is not available
+/// ends the process.
+fn warn_of_address_space() {
+    if let Some(limit_bytes) = rustix::process::getrlimit(rustix::process::Resource::As).current {
+        tracing::warn!(
+            limit_bytes,
+            "the address space is limited (ulimit -v): the server is aborted when it reaches the limit, whatever memory it \
+             takes; limit the memory of a control group in its place"
+        );
+    }
 }
 
 /// What `--version` adds to `-V`.

@@ -257,6 +257,12 @@ impl Config {
         serving.saturating_add(waiting)
     }
 
+    /// Descriptors without which connections of some clients keep those of others waiting: one for each connection, two for
+    /// each read, and a few.
+    pub fn least_descriptors(&self) -> usize {
+        self.server.max_connections.saturating_add(self.disk_threads().saturating_mul(2)).saturating_add(100)
+    }
+
     /// The most threads that wait for the disks of all containers.
     pub fn disk_threads(&self) -> usize {
         let containers = self.containers.len().max(1);

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use n5_server::metrics::NAMES;
 use serde_json::Value;
@@ -339,4 +340,24 @@ fn a_supervisor_is_told_of_the_beginning_the_changes_and_the_end() {
     assert_eq!(told(), "READY=1\n");
     program.signal(rustix::process::Signal::TERM);
     assert_eq!(told(), "STOPPING=1\n");
+}
+
+#[test]
+fn limits_of_the_system_that_are_too_low_are_told_at_the_start() {
+    let run = "ulimit -n 200; ulimit -v 4000000000; exec \"$0\" --listen 127.0.0.1:0";
+    let mut command = Command::new("sh");
+    let mut server = command
+        .args(["-c", run, env!("CARGO_BIN_EXE_n5-server")])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut started = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut started).unwrap();
+    server.kill().unwrap();
+    let log = server.wait_with_output().unwrap().stderr;
+    let log = String::from_utf8(log).unwrap();
+    assert!(started.contains("listening on"), "{log}");
+    assert!(log.contains("limit of open files") && log.contains("limit=200 "), "{log}");
+    assert!(log.contains("address space is limited"), "{log}");
 }
