@@ -216,7 +216,7 @@ impl Config {
     /// The memory of requests that wait beyond those of the default `limits.concurrent_requests`, which the process has room for, in
     /// bytes. No more can come than connections and the memory for their streams allow.
     fn waiting_bytes(&self) -> u64 {
-        let with_spare = |requests: u64| requests.saturating_add(requests / 4);
+        let with_spare = |requests: u64| requests.saturating_mul(2);
         let most = (self.server.max_connections as u64)
             .saturating_add(self.shared_by_connections_bytes() / LEAST_STREAM_BYTES);
         let requests = with_spare(self.limits.concurrent_requests as u64).min(most);

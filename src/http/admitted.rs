@@ -1,5 +1,5 @@
-//! Requests that are answered at once: `limits.concurrent_requests`, and some more for clients that have few. Others wait, each
-//! client's in a line of its own, and clients take turns.
+//! Requests that are answered at once: `limits.concurrent_requests`, a quarter more for clients that have few, and as many again for
+//! clients that have none. Others wait, each client's in a line of its own, and clients take turns.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,15 +19,18 @@ const SPARE: usize = 4;
 /// Fewer than one part in so many are few.
 const FEW: usize = 16;
 
-/// Most requests that are answered at once where `limit` are configured.
+/// Most requests of clients that have some already, where `limit` are configured.
 fn most_of(limit: usize) -> usize {
     limit.saturating_add(limit / SPARE)
 }
 
 /// A client that has fewer of the requests that are answered may have a spare place: no more than are left, so that the first
-/// clients leave some to the next.
+/// clients leave some to the next. Where none are left, clients that have none may have one each, up to twice the limit.
 fn few_of(limit: usize, answered: usize) -> usize {
-    (limit / FEW).max(1).min(most_of(limit).saturating_sub(answered))
+    match most_of(limit).saturating_sub(answered) {
+        0 => usize::from(answered < limit.saturating_mul(2)),
+        left => (limit / FEW).max(1).min(left),
+    }
 }
 
 /// How many requests of one client are answered. Cheap to clone; clones share it.
@@ -160,7 +163,7 @@ impl Drop for Left<'_> {
 }
 
 /// A request that is answered, until dropped. Problems, what operations answer, and answers that are in memory as a whole are sent
-/// without: a client that takes nothing of them keeps no place.
+/// without unless they are large: a client that takes nothing of them keeps no place.
 #[derive(Debug)]
 pub(super) struct InFlight {
     admitted: Admitted,
@@ -188,6 +191,7 @@ mod tests {
         let admitted = Admitted::default();
         let [all, before, now, other] = [(); 4].map(|()| Answered::default());
         let _running: Vec<_> = std::iter::from_fn(|| admitted.try_begin(2, &all)).collect();
+        let _others: Vec<_> = std::iter::from_fn(|| admitted.try_begin(2, &Answered::default())).collect();
         let client = Client::new(1);
         // It has given up; its place in line stays until a place is free.
         assert!(admitted.wait(client, &before, 2, PATIENCE).now_or_never().is_none());
@@ -208,10 +212,12 @@ mod tests {
     async fn clients_take_turns_and_nothing_is_left_behind() {
         let admitted = Admitted::default();
         let answered: Vec<Answered> = (0..4).map(|_| Answered::default()).collect();
-        let mut running: Vec<_> = (0..2).map(|_| admitted.try_begin(2, &answered[0]).unwrap()).collect();
-        assert!(admitted.try_begin(2, &answered[1]).is_none());
+        // Each has one already, or it would be admitted as one that has none.
+        let held: Vec<_> = answered[1..].iter().map(|answered| admitted.try_begin(4, answered).unwrap()).collect();
+        let mut running: Vec<_> = std::iter::from_fn(|| admitted.try_begin(4, &answered[0])).collect();
+        assert!(admitted.try_begin(4, &answered[1]).is_none());
         let mut waiting: Vec<_> = [1, 1, 1, 2, 3]
-            .map(|client| (client, Box::pin(admitted.wait(Client::new(client as u64), &answered[client], 2, PATIENCE))))
+            .map(|client| (client, Box::pin(admitted.wait(Client::new(client as u64), &answered[client], 4, PATIENCE))))
             .into_iter()
             .collect();
         for (_, wait) in &mut waiting {
@@ -227,10 +233,10 @@ mod tests {
                 .expect("a place is free");
             order.push(waiting.remove(at).0);
             running.push(in_flight);
-            assert_eq!(admitted.count(), 2);
+            assert_eq!(admitted.count(), 4);
         }
         assert_eq!(order, [1, 2, 3, 1]);
-        drop(running);
+        drop((running, held));
         assert_eq!(admitted.count(), 0);
         assert!(answered.iter().all(|answered| answered.load(Ordering::SeqCst) == 0));
         assert!(admitted.try_begin(1, &answered[0]).is_some() && admitted.0.lines.lock().unwrap().is_empty());
@@ -238,21 +244,24 @@ mod tests {
 
     #[tokio::test]
     async fn a_spare_place_that_is_free_again_goes_to_a_client_that_has_few() {
-        let (admitted, [greedy, modest, late]) = (Admitted::default(), [(); 3].map(|()| Answered::default()));
-        let _held: Vec<_> = (0..16).map(|_| admitted.try_begin(16, &greedy).unwrap()).collect();
-        assert!(admitted.try_begin(16, &greedy).is_none(), "it has many");
-        let others: Vec<Answered> = (0..4).map(|_| Answered::default()).collect();
-        let mut spare: Vec<_> = others.iter().map(|other| admitted.try_begin(16, other).unwrap()).collect();
-        let mut waits = Box::pin(admitted.wait(Client::new(1), &greedy, 16, PATIENCE));
-        let mut waits_too = Box::pin(admitted.wait(Client::new(2), &modest, 16, PATIENCE));
+        let (admitted, [greedy, modest]) = (Admitted::default(), [(); 2].map(|()| Answered::default()));
+        let _held: Vec<_> = (0..64).map(|_| admitted.try_begin(64, &greedy).unwrap()).collect();
+        assert!(admitted.try_begin(64, &greedy).is_none(), "it has many");
+        let _one = admitted.try_begin(64, &modest).unwrap();
+        let mut spare: Vec<_> = (0..15).map(|_| admitted.try_begin(64, &Answered::default()).unwrap()).collect();
+        let mut waits = Box::pin(admitted.wait(Client::new(1), &greedy, 64, PATIENCE));
+        let mut waits_too = Box::pin(admitted.wait(Client::new(2), &modest, 64, PATIENCE));
         assert!(
             futures_util::poll!(waits.as_mut()).is_pending() && futures_util::poll!(waits_too.as_mut()).is_pending()
         );
-        assert!(admitted.try_begin(16, &late).is_none(), "no more than there are");
-        drop(spare.pop());
+        assert!(admitted.try_begin(64, &modest).is_none(), "no more than there are");
+        drop((spare.pop(), spare.pop()));
         assert!(futures_util::poll!(waits.as_mut()).is_pending());
-        assert!(waits_too.await.is_some());
-        assert_eq!(admitted.count(), 19);
+        let _two = waits_too.await.unwrap();
+        assert_eq!(admitted.count(), 79);
+        // Twice the limit, for clients that have none.
+        let more: Vec<_> = std::iter::from_fn(|| admitted.try_begin(64, &Answered::default())).collect();
+        assert_eq!((admitted.count(), more.len()), (128, 49));
     }
 
     #[tokio::test]

@@ -180,7 +180,7 @@ impl Clients {
         Client::new(self.accounts.hashing.hash_one((caller, address)))
     }
 
-    /// A place among all requests and among the client's, kept until the answer is sent. While there are too many requests,
+    /// A place among all requests, kept until the answer is made or sent, and one among the client's, kept until it is sent. While there are too many requests,
     /// a client that has few of them is admitted at once, as far as there is room, and others wait for their turn.
     ///
     /// # Errors

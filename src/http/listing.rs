@@ -59,8 +59,11 @@ async fn page_of(
     Ok((list(whole).await?, memory))
 }
 
+/// Memory for a container in the listing of all, but for its name.
+const MOUNT_BYTES: usize = 1 << 10;
+
 /// The listing of the containers, where there are several.
-pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
+pub(super) async fn of_mounts(ask: &Ask<'_>) -> Answer {
     let mut entries: Vec<ListedEntry> = ask
         .app
         .mounts
@@ -73,7 +76,13 @@ pub(super) fn of_mounts(ask: &Ask<'_>) -> Answer {
     if let Some(page) = page_with_token(ask, is_html) {
         return Ok(page);
     }
-    let mut response = rendered(ask, "", &Listed { entries, more: false }, is_html, false, None);
+    let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() as u64;
+    let memory = match (ask.app.resources.memory_at_once(bytes), ask.app.mounts.first()) {
+        (Some(memory), _) => memory,
+        (None, Some(mount)) => mount.container.reserve(bytes).await?,
+        (None, None) => return Err(Problem::missing()),
+    };
+    let mut response = rendered(ask, "", &Listed { entries, more: false }, is_html, false, memory);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     Ok(response)
 }
@@ -86,7 +95,7 @@ pub(super) async fn of_directory(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Ans
     }
     let (listed, memory) = page_of(ask, mount, key, after.as_deref(), blocks).await?;
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
-    let mut response = rendered(ask, path.trim_end_matches('/'), &listed, is_html, blocks, Some(memory));
+    let mut response = rendered(ask, path.trim_end_matches('/'), &listed, is_html, blocks, memory);
     // Never immutable: groups and datasets may be added.
     response.headers_mut().insert(CACHE_CONTROL, mount.cache_missing.clone());
     Ok(response)
@@ -106,7 +115,7 @@ pub(super) async fn of_view(ask: &Ask<'_>, mount: &Mount, key: &Key, documents: 
     listed.entries.extend(names.map(|name| ListedEntry { name: name.clone(), kind: EntryKind::File }));
     listed.entries.sort_by(|a, b| a.name.cmp(&b.name));
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
-    let mut response = rendered(ask, path.trim_end_matches('/'), &listed, is_html, false, Some(memory));
+    let mut response = rendered(ask, path.trim_end_matches('/'), &listed, is_html, false, memory);
     response.headers_mut().insert(CACHE_CONTROL, mount.cache_missing.clone());
     Ok(response)
 }
@@ -191,7 +200,7 @@ fn rendered(
     listed: &Listed,
     is_html: bool,
     blocks: bool,
-    memory: Option<Memory>,
+    mut memory: Memory,
 ) -> Response<Body> {
     let next = listed.more.then(|| listed.entries.last().map(|entry| entry.name.clone())).flatten();
     let (media_type, mut text) = if is_html {
@@ -200,14 +209,8 @@ fn rendered(
         ("application/json", json_page(path, listed, next.as_deref()))
     };
     text.shrink_to_fit();
-    let body = match memory {
-        Some(mut memory) => {
-            memory.shrink(text.len() as u64);
-            memory.own(text.into())
-        }
-        None => text.into(),
-    };
-    let mut response = respond(StatusCode::OK, media_type, body);
+    memory.shrink(text.len() as u64);
+    let mut response = respond(StatusCode::OK, media_type, memory.own(text.into()));
     vary(response.headers_mut(), "accept");
     response.extensions_mut().insert(Compressible);
     if is_html {

@@ -21,6 +21,7 @@ mod options;
 mod paced;
 mod page;
 mod parameters;
+mod parts_body;
 pub mod problem;
 mod query;
 pub mod quick;

@@ -1,5 +1,5 @@
-//! The body of an answer that is sent no faster than its client may have it. It keeps its client's place until it is sent, and one
-//! among all requests as long as there is something left to do for it.
+//! The body of an answer that is sent no faster than its client may have it. It keeps the place among its client's requests until it
+//! is sent, and the one among all requests unless it is small and in memory.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,9 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use bytes::Bytes;
-use futures_util::FutureExt;
 use http_body::{Frame, SizeHint};
-use http_body_util::BodyExt;
 use tokio::time::{Instant, Sleep};
 
 use super::clients::Place;
@@ -18,11 +16,13 @@ use crate::metrics::{Queue, Waiting};
 /// Most bytes that are sent at once where they are limited.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// Answers up to this size, all of which are in memory, keep no place among all requests: a client that does not take them keeps
+/// others from nothing. Of larger ones there are few: their memory is a share of a budget.
+const SMALL_BYTES: u64 = 1 << 20;
+
 /// A body in pieces that leave when they are paid for.
 pub(super) struct Paced {
     body: Body,
-    /// The first frame, if it was there at once.
-    first: Option<Result<Frame<Bytes>, axum::Error>>,
     /// What has come of the body and not been sent.
     left: Bytes,
     /// The next piece has been paid for.
@@ -32,21 +32,12 @@ pub(super) struct Paced {
 }
 
 impl Paced {
-    pub(super) fn new(mut body: Body, mut place: Place) -> Self {
-        let has_length = http_body::Body::size_hint(&body).exact().is_some();
-        let first = if has_length { body.frame().now_or_never().flatten() } else { None };
-        if http_body::Body::is_end_stream(&body) {
-            // Its bytes are in memory, which counts for itself: a client that takes none of them keeps no other one waiting.
+    pub(super) fn new(body: Body, mut place: Place) -> Self {
+        // What is read or made while it is sent has no exact size.
+        if http_body::Body::size_hint(&body).exact().is_some_and(|bytes| bytes <= SMALL_BYTES) {
             place.is_made();
         }
-        Self { body, first, left: Bytes::new(), is_due: false, pause: None, place }
-    }
-
-    fn poll_body(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        match self.first.take() {
-            Some(first) => Poll::Ready(Some(first)),
-            None => http_body::Body::poll_frame(Pin::new(&mut self.body), context),
-        }
+        Self { body, left: Bytes::new(), is_due: false, pause: None, place }
     }
 }
 
@@ -59,10 +50,10 @@ impl http_body::Body for Paced {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         if !self.place.is_slowed() {
-            return self.poll_body(context);
+            return Pin::new(&mut self.body).poll_frame(context);
         }
         if self.left.is_empty() {
-            match ready!(self.poll_body(context)) {
+            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => self.left = data,
                     Err(other) => return Poll::Ready(Some(Ok(other))),
@@ -86,12 +77,11 @@ impl http_body::Body for Paced {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.first.is_none() && self.left.is_empty() && self.body.is_end_stream()
+        self.left.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let first = self.first.as_ref().and_then(|first| first.as_ref().ok()?.data_ref()).map_or(0, Bytes::len);
-        let (inner, left) = (self.body.size_hint(), (first + self.left.len()) as u64);
+        let (inner, left) = (self.body.size_hint(), self.left.len() as u64);
         let mut hint = SizeHint::new();
         hint.set_lower(inner.lower() + left);
         if let Some(upper) = inner.upper() {

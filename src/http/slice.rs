@@ -11,12 +11,12 @@ use axum::http::header::{
 };
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
-use futures_util::stream;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::banded::BandReader;
 use super::compress::Encoding;
 use super::conditional::{self, Verdict};
+use super::parts_body::PartsBody;
 use super::problem::{self, Problem};
 use super::slice_query::{Selection, SliceQuery};
 use super::wish::{Admitted, Wish};
@@ -304,7 +304,7 @@ fn body_of(mut parts: Vec<Bytes>) -> Body {
     match parts.len() {
         0 => Body::empty(),
         1 => Body::from(parts.remove(0)),
-        _ => Body::from_stream(stream::iter(parts.into_iter().map(Ok::<_, ReadError>))),
+        _ => Body::new(PartsBody::new(parts)),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::store::{Key, Meta};
 pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     let target = ask.target;
     let Some((mount, key)) = ask.locate(&target.segments)? else {
-        return if target.bare { Ok(redirect(ask)) } else { listing::of_mounts(ask) };
+        return if target.bare { Ok(redirect(ask)) } else { listing::of_mounts(ask).await };
     };
     // Neuroglancer probes for S3; an answer in another form would only puzzle it.
     if target.trailing_slash && query::parameter(ask.query(), "list-type").is_some() {

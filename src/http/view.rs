@@ -31,7 +31,7 @@ pub(super) async fn answer(ask: &Ask<'_>, view: &dyn View) -> Answer {
         query::pairs(ask.query()).map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into()))).collect();
     view.check(&query)?;
     let Some((mount, key)) = ask.locate(path)? else {
-        return if ask.target.trailing_slash { listing::of_mounts(ask) } else { Err(Problem::missing()) };
+        return if ask.target.trailing_slash { listing::of_mounts(ask).await } else { Err(Problem::missing()) };
     };
     let lookup = Lookup { container: &mount.container, access: ask.access, parameters, key: &key, query: &query };
     let blame = |error: ReadError| Problem::from(error).cached(mount.cache_missing.clone());

@@ -121,11 +121,19 @@ async fn a_read_gives_its_memory_back_when_others_wait_for_it_and_only_opens_its
     // For one read at a time, as long as the length of an object is not known.
     let small = Settings { stored_cache: 0, transfer_budget: 100 << 10, ..settings() };
     let client = Client::new(Arc::<Probe>::clone(&probe), small, options());
-    probe.close();
     let get = |path| {
         let client = client.clone();
         tokio::spawn(async move { client.get(path).await })
     };
+    // Where no other one waits, a slow read keeps its memory.
+    probe.close();
+    let alone = get("/v/0");
+    until("it is read", || probe.waiting() == 1).await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    probe.open();
+    assert_eq!(alone.await.unwrap().status, 200);
+    assert_eq!(probe.inline_bytes(), [64 << 10]);
+    probe.close();
     let first = get("/slice/v");
     until("the first is read", || probe.waiting() == 1).await;
     tokio::time::sleep(Duration::from_millis(1200)).await;
@@ -138,7 +146,7 @@ async fn a_read_gives_its_memory_back_when_others_wait_for_it_and_only_opens_its
     }
     // Nothing was read of the first one before it had memory again.
     let len = fs::metadata(n5.root().join("v/0")).unwrap().len();
-    assert_eq!(probe.inline_bytes(), [0, len, 64 << 10]);
+    assert_eq!(probe.inline_bytes(), [0, len, 64 << 10, 64 << 10]);
 }
 
 /// What may only be due to the moment is tried again.

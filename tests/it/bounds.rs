@@ -367,7 +367,7 @@ async fn a_header_list_of_more_fields_than_any_client_sends_is_not_even_decoded(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whole_answers_that_are_not_taken_keep_no_place_from_others() {
     let server = Program::start(&["limits.concurrent_requests=16", "limits.budget_wait=2s"]);
-    let asked: Vec<u8> = ["/v/attributes.json", "/v/0/0", "/info/v", "/slice/v?start=0,0&shape=4,4"]
+    let asked: Vec<u8> = ["/v/attributes.json", "/v/0/0", "/info/v", "/slice/v?format=npy&start=0,0&size=4,4"]
         .iter()
         .enumerate()
         .flat_map(|(n, path)| h2::request(2 * n as u32 + 1, path))

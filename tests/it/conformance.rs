@@ -379,6 +379,19 @@ async fn a_large_file_is_opened_when_its_times_tell_its_versions_apart() {
     assert_eq!(store.head(&key("0")).await.unwrap().unwrap().version, opened.meta.version);
 }
 
+#[tokio::test]
+async fn a_file_larger_than_any_memory_is_opened() {
+    let dir = TempDir::new().unwrap();
+    let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
+    // All of it is a hole.
+    fs::File::create(dir.path().join("0")).unwrap().set_len(8 << 40).unwrap();
+    for inline in [0, 1 << 20] {
+        let object = store.get(&key("0"), &Inline::new(inline)).await.unwrap().unwrap();
+        let Data::Open(reader) = object.data else { panic!("it was read") };
+        assert_eq!(reader.read_at(1 << 40..(1 << 40) + 3).await.unwrap(), [0; 3][..]);
+    }
+}
+
 /// What the kernel has in memory of an object.
 #[expect(clippy::option_option, reason = "as the store has it")]
 fn at_once(store: &LocalStore, key: &Key) -> Option<Option<Meta>> {

@@ -266,7 +266,7 @@ async fn problems_and_operations_that_nobody_takes_keep_nobody_out() {
     }
     assert_eq!(status(&server, small).await, "200");
     assert_eq!(status(&server, "/metrics").await, "200");
-    // The only place of this client's; what needs no waiting takes none, and is answered without as long as the server is not full.
+    // The only place of this client's; what needs no waiting takes none.
     let client = Client::begin(&server, 0).await;
     client.send(&h2::request(1, LARGE)).await.unwrap();
     client.until("answered", |seen| seen.found == [1]).await;

@@ -12,8 +12,7 @@ use bytes::Bytes;
 use super::{LocalStore, Written, has_content_of};
 use crate::store::{Key, ReadAt, StoreError};
 
-/// Bytes that are read between two looks at whether they are still wanted: as many as a thread may hold beyond its caller's
-/// memory (`DISK_THREAD_BYTES` of the configuration).
+/// Bytes that are read between two looks at whether they are still wanted.
 const STEP_BYTES: usize = 128 << 10;
 
 /// A file that stays the same one when its name is given to another.
@@ -58,17 +57,22 @@ impl ReadAt for OpenFile {
 /// # Errors
 /// Those of the system.
 pub(super) fn read_whole(file: &mut impl Read, len: u64, is_wanted: impl Fn() -> bool) -> io::Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0).saturating_add(1));
-    let mut left = len.saturating_add(1);
-    while is_wanted() {
-        let step = left.min(STEP_BYTES as u64);
+    if !is_wanted() {
+        // It may be longer than any memory.
+        return Ok(None);
+    }
+    let most = len.saturating_add(1);
+    let mut bytes = Vec::with_capacity(usize::try_from(most).unwrap_or(usize::MAX));
+    loop {
+        let step = (STEP_BYTES as u64).min(most.saturating_sub(bytes.len() as u64));
         let read = file.by_ref().take(step).read_to_end(&mut bytes)? as u64;
-        left = left.saturating_sub(read);
-        if read < step || left == 0 {
+        if read < step || bytes.len() as u64 == most {
             return Ok(Some(bytes));
         }
+        if !is_wanted() {
+            return Ok(None);
+        }
     }
-    Ok(None)
 }
 
 /// The bytes of `range`.
@@ -131,6 +135,7 @@ mod tests {
             assert_eq!(read(&[&content[..], b"more"].concat()).len(), len + 1);
             assert_eq!(read(&content[..len / 2]).len(), len / 2);
         }
+        assert_eq!(read_whole(&mut &[0; 10][..], 1 << 50, || false).unwrap(), None);
         let (looks, mut left) = (AtomicUsize::new(0), &vec![7; 4 * STEP_BYTES][..]);
         let twice = || looks.fetch_add(1, Ordering::Relaxed) < 2;
         assert_eq!(read_whole(&mut left, 4 << 20, twice).unwrap(), None);
