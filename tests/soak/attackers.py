@@ -67,6 +67,11 @@ def shut_windows_of_slices(_):
     return settings(0) + b"".join(headers(2 * n + 1, b"/slice/v?size=8,8") for n in range(256))
 
 
+def shut_windows_of_many(_):
+    # From so many addresses that each needs only a few places to hold all.
+    return settings(0) + b"".join(headers(2 * n + 1, b"/v/attributes.json") for n in range(20))
+
+
 def many_fields(_):
     # One field enters the table, and is then named 1,600 times in a byte each.
     entry = b"\x40\x02ab\x02cd"
@@ -490,6 +495,7 @@ H2, H1 = "h2", "http/1.1"
 ATTACKS = [
     Attack(shut_windows, 10_000),
     Attack(shut_windows_of_slices, 4000),
+    Attack(shut_windows_of_many, 2000, hosts=MANY[:250]),
     Attack(many_fields, 4000),
     Attack(unfinished_lists, 10_000),
     Attack(malformed_lists, 4000, reads=ALWAYS),
