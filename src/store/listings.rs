@@ -2,17 +2,17 @@
 //! once, of any number of stores, all other threads wait for a core.
 
 use std::future::Future;
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
-use super::hops::Hops;
 use crate::fair::{Client, Cost, Most, Shares};
 
 /// Listings at work at once, for each core: some wait for the disk meanwhile.
 const PER_CORE: usize = 2;
 
-/// A listing that takes longer mostly waits for the disk. Others do not wait for it any more.
-const AT_WORK: Duration = Duration::from_secs(1);
+/// A listing that has looked at no entry for so long waits for the disk, or for a thread. It leaves its turn to others.
+const AT_WORK: Duration = Duration::from_millis(100);
 
 /// Listings of all stores of the process.
 static LISTINGS: LazyLock<Shares> = LazyLock::new(|| {
@@ -26,21 +26,59 @@ fn shares(listings: usize) -> Shares {
     Shares::new(listings, most, Cost::Time)
 }
 
-/// What `listing`, for which `hops` has a thread, comes to when it is its client's turn; `None` if that takes longer than the
-/// deadline of `hops`.
-pub(super) async fn in_turn<T>(hops: &Hops, listing: impl Future<Output = T>) -> Option<T> {
-    // It takes no core.
-    if hops.load().is_stalled {
-        return Some(listing.await);
+/// Held by the caller of a listing, to see how far it has come.
+#[derive(Debug, Default)]
+pub(super) struct ListingCaller(Arc<AtomicUsize>);
+
+/// Tells the caller of a listing how far it has come.
+pub(super) struct ListingProgress(Weak<AtomicUsize>);
+
+impl ListingCaller {
+    pub(super) fn of_listing(&self) -> ListingProgress {
+        ListingProgress(Arc::downgrade(&self.0))
     }
-    by(&LISTINGS, hops.deadline(), AT_WORK, listing).await
+
+    fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
-async fn by<T>(shares: &Shares, deadline: Duration, at_work: Duration, listing: impl Future<Output = T>) -> Option<T> {
+impl ListingProgress {
+    /// It has looked at some more entries. Returns true as long as the caller waits.
+    pub(super) fn goes_on(&self) -> bool {
+        let progress = self.0.upgrade();
+        if let Some(progress) = &progress {
+            progress.fetch_add(1, Ordering::Relaxed);
+        }
+        progress.is_some()
+    }
+}
+
+/// What `listing` comes to when it is its client's turn; `None` if that takes longer than `deadline`.
+pub(super) async fn in_turn<T>(
+    deadline: Duration,
+    caller: &ListingCaller,
+    listing: impl Future<Output = T>,
+) -> Option<T> {
+    by(&LISTINGS, deadline, caller, listing).await
+}
+
+async fn by<T>(
+    shares: &Shares,
+    deadline: Duration,
+    caller: &ListingCaller,
+    listing: impl Future<Output = T>,
+) -> Option<T> {
     let turn = tokio::time::timeout(deadline, shares.take((Client::current(), 0), 1)).await.ok()?;
     let mut listing = std::pin::pin!(listing);
-    if let Ok(listed) = tokio::time::timeout(at_work, &mut listing).await {
-        return Some(listed);
+    loop {
+        let before = caller.count();
+        if let Ok(listed) = tokio::time::timeout(AT_WORK, &mut listing).await {
+            return Some(listed);
+        }
+        if caller.count() == before {
+            break;
+        }
     }
     drop(turn);
     Some(listing.await)
@@ -54,19 +92,22 @@ mod tests {
 
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     #[tokio::test]
     async fn clients_take_turns_and_listings_that_hang_stop_no_others() {
-        let (shares, deadline, at_work) = (shares(8), Duration::from_secs(60), Duration::from_millis(50));
+        let shares = shares(8);
         let hung: Vec<_> = (0..40)
             .map(|_| {
                 let shares = shares.clone();
-                tokio::spawn(Client::new(1).works(async move { by(&shares, deadline, at_work, pending::<()>()).await }))
+                let listing = async move { by(&shares, PATIENCE, &ListingCaller::default(), pending::<()>()).await };
+                tokio::spawn(Client::new(1).works(listing))
             })
             .collect();
         tokio::task::yield_now().await;
         assert_eq!(shares.free(), 2);
-        let other = || Client::new(2).works(by(&shares, deadline, at_work, async { 7 }));
-        assert_eq!(other().now_or_never(), Some(Some(7)));
+        let caller = ListingCaller::default();
+        assert_eq!(Client::new(2).works(by(&shares, PATIENCE, &caller, async { 7 })).now_or_never(), Some(Some(7)));
         // After a while they wait for the disk, and hold no turn any more.
         while shares.free() < 8 {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -78,37 +119,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_turn_that_does_not_come_is_waited_for_no_longer_than_the_deadline() {
-        let shares = shares(1);
-        let held = Client::new(1).works(by(&shares, Duration::MAX, Duration::MAX, pending::<()>()));
-        let mut held = std::pin::pin!(held);
-        assert!((&mut held).now_or_never().is_none());
-        let late = Client::new(2).works(by(&shares, Duration::from_millis(20), Duration::MAX, async { 7 }));
-        assert_eq!(late.await, None);
+    async fn a_listing_that_goes_on_keeps_its_turn() {
+        let (shares, caller) = (shares(8), ListingCaller::default());
+        let listing = caller.of_listing();
+        let works = async {
+            for _ in 0..40 {
+                assert!(listing.goes_on());
+                tokio::time::sleep(AT_WORK / 10).await;
+                assert_eq!(shares.free(), 7);
+            }
+        };
+        assert!(by(&shares, PATIENCE, &caller, works).await.is_some());
+        assert_eq!(shares.free(), 8);
+        drop(caller);
+        assert!(!listing.goes_on());
     }
 
     #[tokio::test]
-    async fn listings_of_a_store_that_does_not_answer_take_no_turns() {
-        let (hung, (end, is_to_end)) = (Hops::new(Duration::from_secs(6)), std::sync::mpsc::channel::<()>());
-        let hop = hung.clone();
-        let call = tokio::spawn(async move { hop.run(None, move || is_to_end.recv()).await });
-        while !hung.load().is_stalled {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        let waiting: Vec<_> = (0..400)
-            .map(|n| {
-                let hung = hung.clone();
-                tokio::spawn(Client::new(n % 4).works(async move { in_turn(&hung, pending::<()>()).await }))
-            })
-            .collect();
-        tokio::task::yield_now().await;
-        let other = Hops::new(Duration::from_secs(60));
-        let listed = Client::new(9).works(in_turn(&other, async { 7 }));
-        assert_eq!(tokio::time::timeout(AT_WORK / 2, listed).await, Ok(Some(7)));
-        drop(end);
-        let _ = call.await.unwrap();
-        for one in waiting {
-            one.abort();
-        }
+    async fn a_turn_that_does_not_come_is_waited_for_no_longer_than_the_deadline() {
+        let shares = shares(1);
+        let _held = shares.take((Client::new(1), 0), 1).await;
+        let caller = ListingCaller::default();
+        let late = Client::new(2).works(by(&shares, Duration::from_millis(20), &caller, async { 7 }));
+        assert_eq!(late.await, None);
     }
 }

@@ -24,7 +24,7 @@ use super::at_once::RootReader;
 use super::file_meta::{CLOCK_TICK, EntityTag, has_content_of, is_settled, meta_of};
 use super::glance::Glances;
 use super::hops::{HopError, Hops};
-use super::listings;
+use super::listings::{self, ListingCaller};
 use super::reopen::reopen;
 use super::root::{Gone, Root};
 use super::sendable::Sendable;
@@ -351,16 +351,15 @@ impl Store for LocalStore {
         keep: Filter,
     ) -> Result<Option<Listing>, StoreError> {
         let (wanted, after) = (key.clone(), after.map(str::to_owned));
-        // A directory may be large: what nobody waits for any more is not read to its end.
-        let waits = Arc::new(());
-        let is_wanted = Arc::downgrade(&waits);
+        // A directory may be large: a listing without a caller is not read to its end.
+        let caller = ListingCaller::default();
+        let listing = caller.of_listing();
         let list = move |store: &Self| {
-            let page =
-                Page { after: after.as_deref(), limit, keep: &keep, is_wanted: &|| is_wanted.strong_count() > 0 };
+            let page = Page { after: after.as_deref(), limit, keep: &keep, is_wanted: &|| listing.goes_on() };
             store.list_now(&wanted, &page)
         };
-        let listed = listings::in_turn(&self.hops, self.hop("list", key, list)).await;
-        drop(waits);
+        let listed = listings::in_turn(self.hops.deadline(), &caller, self.hop("list", key, list)).await;
+        drop(caller);
         listed.unwrap_or_else(|| Err(StoreError::Crowded("list", key.clone())))
     }
 
