@@ -145,11 +145,6 @@ impl LocalStore {
 
     /// Opens what `key` names as a path (`O_PATH`), within the bounds of the symlink policy: it can be looked at, and
     /// nothing is done to it.
-    fn open_key(&self, key: &Key, flags: OFlags) -> io::Result<File> {
-        self.open_below(&self.root.open()?, key, flags)
-    }
-
-    /// [`Self::open_key`] with the root opened already.
     fn open_below(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> io::Result<File> {
         self.open_as(root, key, OFlags::PATH | flags).map(File::from)
     }
@@ -212,8 +207,8 @@ impl LocalStore {
     }
 
     fn probe_now(&self) -> io::Result<()> {
-        // Opened first: that has it mounted, where it is mounted when it is asked for (autofs).
-        self.open_key(&Key::root(), OFlags::DIRECTORY)?;
+        // Opened for reading: that asks the storage, and has it mounted where it is mounted when it is asked for (autofs).
+        openat(&self.root.open()?, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         self.root.has_nothing::<()>().map(drop)
     }
 
