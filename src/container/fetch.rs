@@ -24,7 +24,7 @@ pub(super) fn inline_bytes(budget: &Budget, transfer_bytes: u64) -> u64 {
     INLINE_BYTES.min(budget.small_bytes().max(LEAST_INLINE_BYTES)).min(transfer_bytes)
 }
 
-/// What one look at the store found.
+/// An object as one request to the store found it.
 pub(super) enum Fetched {
     Whole(Meta, Bytes, Permit),
     Large(LargeObject),

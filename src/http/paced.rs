@@ -33,7 +33,7 @@ pub(super) struct Paced {
 
 impl Paced {
     pub(super) fn new(body: Body, mut place: Place) -> Self {
-        // What is read or made while it is sent has no exact size.
+        // A body that is read or made while it is sent has no exact size.
         if http_body::Body::size_hint(&body).exact().is_some_and(|bytes| bytes <= SMALL_BYTES) {
             place.is_made();
         }
