@@ -63,7 +63,7 @@ impl Drop for Wait {
 
 /// Returns true if a store has answered no request for so long that nothing should be held for it.
 pub(super) fn is_silent(store: &dyn Store) -> bool {
-    store.load().silent >= HOLDING
+    store.load().is_silent()
 }
 
 /// What `wait`, for `store`, comes to. It is given up where that takes long and requests of other containers wait for

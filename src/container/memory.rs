@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::Resources;
 use super::budget::Budget;
 use super::permit::Permit;
+use super::{ReadError, Resources};
 
 /// A share of the slice budget for what is made of a slice, such as its encoded form.
 #[derive(Debug)]
@@ -25,6 +25,14 @@ impl Resources {
     pub fn memory_at_once(&self, bytes: u64) -> Option<Memory> {
         let permit = self.slice_budget.take_at_once(bytes)?;
         Some(Memory::of(Some(permit), &self.slice_budget))
+    }
+
+    /// A share of the slice budget for an answer that reads no container.
+    ///
+    /// # Errors
+    /// [`ReadError::Budget`] when the budget has fewer `bytes` or others keep them for too long.
+    pub async fn memory(&self, bytes: u64) -> Result<Memory, ReadError> {
+        Ok(Memory::of(Some(self.slice_budget.take(bytes).await?), &self.slice_budget))
     }
 }
 

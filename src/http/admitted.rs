@@ -1,5 +1,5 @@
-//! Requests that are answered at once: `limits.concurrent_requests`, a quarter more for clients that have few, and as many again for
-//! clients that have none. Others wait, each client's in a line of its own, and clients take turns.
+//! Requests that are answered at once: `limits.concurrent_requests`; up to a quarter more for clients that have few; up to twice as
+//! many in all for clients that have none. Others wait, each client's in a line of its own, and clients take turns.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -180,8 +180,9 @@ impl Clients {
         Client::new(self.accounts.hashing.hash_one((caller, address)))
     }
 
-    /// A place among all requests, kept until the answer is made or sent, and one among the client's, kept until it is sent. While there are too many requests,
-    /// a client that has few of them is admitted at once, as far as there is room, and others wait for their turn.
+    /// A place among all requests, kept until a small answer is made or another one is sent, and one among the client's, kept
+    /// until the answer is sent. While there are too many requests, a client that has few of them is admitted at once, as far as
+    /// there is room, and others wait for their turn.
     ///
     /// # Errors
     /// 429 when the client's other requests do not end in time, or many of its own wait already; 503 when its turn does not
@@ -459,6 +460,21 @@ mod tests {
         assert!(clients.enter(Client::new(1), &Admitted::default()).await.is_err());
         drop(second.unwrap());
         assert!(clients.enter(Client::new(1), &Admitted::default()).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn small_answers_in_memory_keep_no_place_among_all_and_others_do() {
+        let (clients, admitted) = (clients(0, 0, 0), Admitted::default());
+        let streamed = futures_util::stream::iter([Ok::<_, std::io::Error>(Bytes::from("x"))]);
+        let bodies = [Body::from(vec![0; 1 << 20]), Body::from(vec![0; (1 << 20) + 1]), Body::from_stream(streamed)];
+        let mut answers = Vec::new();
+        for (kept, body) in bodies.into_iter().enumerate() {
+            let place = clients.enter(Client::new(1), &admitted).await.unwrap();
+            answers.push(place.answer(Response::new(body)));
+            assert_eq!(admitted.count(), kept);
+        }
+        drop(answers);
+        assert_eq!(admitted.count(), 0);
     }
 
     #[tokio::test]

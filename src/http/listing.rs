@@ -59,7 +59,7 @@ async fn page_of(
     Ok((list(whole).await?, memory))
 }
 
-/// Memory for a container in the listing of all, but for its name.
+/// Memory for a container in the listing of all, but for its name, and for the page around them.
 const MOUNT_BYTES: usize = 1 << 10;
 
 /// The listing of the containers, where there are several.
@@ -76,12 +76,8 @@ pub(super) async fn of_mounts(ask: &Ask<'_>) -> Answer {
     if let Some(page) = page_with_token(ask, is_html) {
         return Ok(page);
     }
-    let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() as u64;
-    let memory = match (ask.app.resources.memory_at_once(bytes), ask.app.mounts.first()) {
-        (Some(memory), _) => memory,
-        (None, Some(mount)) => mount.container.reserve(bytes).await?,
-        (None, None) => return Err(Problem::missing()),
-    };
+    let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() + MOUNT_BYTES;
+    let memory = ask.app.resources.memory(bytes as u64).await?;
     let mut response = rendered(ask, "", &Listed { entries, more: false }, is_html, false, memory);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     Ok(response)

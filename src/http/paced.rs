@@ -17,7 +17,7 @@ use crate::metrics::{Queue, Waiting};
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Answers up to this size, all of which are in memory, keep no place among all requests: a client that does not take them keeps
-/// others from nothing. Of larger ones there are few: their memory is a share of a budget.
+/// others from nothing.
 const SMALL_BYTES: u64 = 1 << 20;
 
 /// A body in pieces that leave when they are paid for.

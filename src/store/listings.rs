@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
+use super::hops::Hops;
 use crate::fair::{Client, Cost, Most, Shares};
 
 /// Listings at work at once, for each core: some wait for the disk meanwhile.
@@ -54,24 +55,27 @@ impl ListingProgress {
     }
 }
 
-/// What `listing` comes to when it is its client's turn; `None` if that takes longer than `deadline`.
-pub(super) async fn in_turn<T>(
-    deadline: Duration,
-    caller: &ListingCaller,
-    listing: impl Future<Output = T>,
-) -> Option<T> {
-    by(&LISTINGS, deadline, caller, listing).await
+/// What `listing`, for which `hops` has a thread, comes to when it is its client's turn; `None` if that takes longer than the
+/// deadline of `hops`.
+pub(super) async fn in_turn<T>(hops: &Hops, caller: &ListingCaller, listing: impl Future<Output = T>) -> Option<T> {
+    let hangs = || {
+        let load = hops.load();
+        load.is_stalled || load.is_silent()
+    };
+    by(&LISTINGS, hops.deadline(), hangs, caller, listing).await
 }
 
+/// Where the storage `hangs`, the listing takes no core, and others do not wait for it.
 async fn by<T>(
     shares: &Shares,
     deadline: Duration,
+    hangs: impl Fn() -> bool,
     caller: &ListingCaller,
     listing: impl Future<Output = T>,
 ) -> Option<T> {
     let turn = tokio::time::timeout(deadline, shares.take((Client::current(), 0), 1)).await.ok()?;
     let mut listing = std::pin::pin!(listing);
-    loop {
+    while !hangs() {
         let before = caller.count();
         if let Ok(listed) = tokio::time::timeout(AT_WORK, &mut listing).await {
             return Some(listed);
@@ -100,14 +104,18 @@ mod tests {
         let hung: Vec<_> = (0..40)
             .map(|_| {
                 let shares = shares.clone();
-                let listing = async move { by(&shares, PATIENCE, &ListingCaller::default(), pending::<()>()).await };
+                let listing =
+                    async move { by(&shares, PATIENCE, || false, &ListingCaller::default(), pending::<()>()).await };
                 tokio::spawn(Client::new(1).works(listing))
             })
             .collect();
         tokio::task::yield_now().await;
         assert_eq!(shares.free(), 2);
         let caller = ListingCaller::default();
-        assert_eq!(Client::new(2).works(by(&shares, PATIENCE, &caller, async { 7 })).now_or_never(), Some(Some(7)));
+        assert_eq!(
+            Client::new(2).works(by(&shares, PATIENCE, || false, &caller, async { 7 })).now_or_never(),
+            Some(Some(7))
+        );
         // After a while they wait for the disk, and hold no turn any more.
         while shares.free() < 8 {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -115,6 +123,18 @@ mod tests {
         assert!(hung.iter().all(|one| !one.is_finished()));
         for one in hung {
             one.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn listings_of_storage_that_hangs_keep_no_turn() {
+        let shares = shares(8);
+        for client in 0..40 {
+            let caller = ListingCaller::default();
+            let hung = Client::new(client).works(by(&shares, PATIENCE, || true, &caller, pending::<()>()));
+            let mut hung = std::pin::pin!(hung);
+            assert_eq!((&mut hung).now_or_never(), None);
+            assert_eq!(shares.free(), 8);
         }
     }
 
@@ -129,7 +149,7 @@ mod tests {
                 assert_eq!(shares.free(), 7);
             }
         };
-        assert!(by(&shares, PATIENCE, &caller, works).await.is_some());
+        assert!(by(&shares, PATIENCE, || false, &caller, works).await.is_some());
         assert_eq!(shares.free(), 8);
         drop(caller);
         assert!(!listing.goes_on());
@@ -140,7 +160,7 @@ mod tests {
         let shares = shares(1);
         let _held = shares.take((Client::new(1), 0), 1).await;
         let caller = ListingCaller::default();
-        let late = Client::new(2).works(by(&shares, Duration::from_millis(20), &caller, async { 7 }));
+        let late = Client::new(2).works(by(&shares, Duration::from_millis(20), || false, &caller, async { 7 }));
         assert_eq!(late.await, None);
     }
 }

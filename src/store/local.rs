@@ -207,7 +207,8 @@ impl LocalStore {
     }
 
     fn probe_now(&self) -> io::Result<()> {
-        // Opened for reading: that asks the storage, and has it mounted where it is mounted when it is asked for (autofs).
+        // Opened for reading: a path alone (O_PATH) asks a file system such as FUSE nothing, and mounts nothing where it is
+        // mounted when it is asked for (autofs). Others may answer from memory: that is why calls that hang are looked at, too.
         openat(&self.root.open()?, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         self.root.has_nothing::<()>().map(drop)
     }
@@ -353,7 +354,7 @@ impl Store for LocalStore {
             let page = Page { after: after.as_deref(), limit, keep: &keep, is_wanted: &|| listing.goes_on() };
             store.list_now(&wanted, &page)
         };
-        let listed = listings::in_turn(self.hops.deadline(), &caller, self.hop("list", key, list)).await;
+        let listed = listings::in_turn(&self.hops, &caller, self.hop("list", key, list)).await;
         drop(caller);
         listed.unwrap_or_else(|| Err(StoreError::Crowded("list", key.clone())))
     }
@@ -389,5 +390,39 @@ fn failure(action: &'static str, key: &Key, cause: io::Error) -> StoreError {
         Some((true, _)) => StoreError::Gone(cause.to_string()),
         Some((_, true)) => StoreError::Torn(key.clone()),
         Some(_) | None => StoreError::Io { action, key: key.clone(), cause: Arc::new(cause) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+    use super::*;
+
+    /// Permission to pass through a directory, but not to read it, is what a probe that opens a path alone would need.
+    #[test]
+    fn a_probe_opens_the_root_for_reading() {
+        let root = tempfile::tempdir().unwrap();
+        let store = LocalStore::open(root.path(), SymlinkPolicy::Inside, Duration::from_secs(60)).unwrap();
+        store.probe_now().unwrap();
+        let allow = |mode| {
+            std::fs::set_permissions(root.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        allow(0o111);
+        let probed = std::thread::scope(|scope| {
+            // Root may read all; a thread can give that up for itself.
+            let probe = || {
+                let without = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+                let mut sets = capabilities(None).unwrap();
+                sets.effective -= without;
+                set_capabilities(None, sets).unwrap();
+                store.probe_now()
+            };
+            scope.spawn(probe).join().unwrap()
+        });
+        allow(0o755);
+        assert_eq!(probed.unwrap_err().kind(), ErrorKind::PermissionDenied);
     }
 }

@@ -298,6 +298,16 @@ pub struct Load {
     pub longest: Duration,
 }
 
+impl Load {
+    /// So long without an answer is silence.
+    const SILENCE: Duration = Duration::from_secs(1);
+
+    /// Returns true if the store has answered no request for so long that nothing should be held for it.
+    pub fn is_silent(&self) -> bool {
+        self.silent >= Self::SILENCE
+    }
+}
+
 /// Why a store did not answer. All may pass by themselves, but for those that [`Self::hides`] tells.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {

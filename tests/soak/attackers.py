@@ -68,7 +68,7 @@ def shut_windows_of_slices(_):
 
 
 def shut_windows_of_many(_):
-    # From so many addresses that each needs only a few places to hold all.
+    # From so many addresses that each would need only a few places to hold all, if small answers kept places.
     return settings(0) + b"".join(headers(2 * n + 1, b"/v/attributes.json") for n in range(20))
 
 

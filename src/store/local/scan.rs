@@ -12,8 +12,9 @@ use super::LocalStore;
 use super::links::Hidden;
 use crate::store::{Entry, Filter, Keep, Key, Listing, MAX_LEFT_OUT};
 
-/// Entries that are read before it is looked whether anybody still waits for them.
-const STEP: usize = 256;
+/// Entries that are read before it is looked whether the caller still waits for them, and told that the listing goes on. Few: among
+/// many threads, one that looks at links has a core for a millisecond at a time.
+const STEP: usize = 16;
 
 /// Which entries of a directory are listed.
 pub(super) struct Page<'a> {
