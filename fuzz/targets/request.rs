@@ -76,8 +76,10 @@ fn taken_apart(text: &str) {
         let Ok(Some(target)) = Target::parse(path, base) else { continue };
         let key = Key::from_segments(&target.segments).expect("what a target holds is a key");
         let slash = if target.trailing_slash && !key.is_root() { "/" } else { "" };
-        let again = Target::parse(&format!("/n5/{}{slash}", encode_key(&key)), "").unwrap().unwrap();
-        assert_eq!(again.segments, target.segments, "{path}");
+        let again = Target::parse(&format!("/n5/{}{slash}", encode_key(&key)), "").map(Option::unwrap);
+        // The word in front of them counts, too.
+        let is_longest = target.segments.len() == 256;
+        assert_eq!(again.map(|again| again.segments).ok(), (!is_longest).then_some(target.segments), "{path}");
     }
 }
 
