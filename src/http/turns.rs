@@ -1,5 +1,5 @@
 //! Turns of requests on the thread that serves their connections. A round ends when all tasks have run that were ready when it
-//! began; at most 32 requests run in it, and clients take turns.
+//! began; requests work for 32 ms at most in it, and clients take turns.
 //!
 //! Work of up to a millisecond runs on that thread: it checks signatures and pastes cached blocks. Thousands of such
 //! requests of one client are ready at once, and a request of another client would stand behind all of them. Bodies are not
@@ -9,27 +9,41 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use futures_util::poll;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::fair::{Client, Cost, Most, Share, Shares};
 
-/// Requests that are worked on in one round. A request of another client waits for so many milliseconds at most.
+/// Turns of one round. A request of another client waits for so many milliseconds at most.
 const IN_ROUND: usize = 32;
+
+/// Work after which a turn is used up. Requests that take less share it: each that waits for a turn costs half as much again.
+const TURN: Duration = Duration::from_millis(1);
 
 /// Where the requests of one thread take turns.
 #[derive(Debug, Clone)]
 struct Turns {
     shares: Shares,
-    /// Turns of this round that were used.
-    used: Arc<Mutex<Vec<Share>>>,
+    round: Arc<Mutex<Round>>,
+}
+
+/// What was worked in a round.
+#[derive(Debug, Default)]
+struct Round {
+    /// Turns that are used up.
+    used: Vec<Share>,
+    /// Work since the last of them.
+    worked: Duration,
+    /// The end of the round is waited for.
+    has_begun: bool,
 }
 
 thread_local! {
     static TURNS: Turns = Turns {
         shares: Shares::new(IN_ROUND, Most::ANY, Cost::Units),
-        used: Arc::default(),
+        round: Arc::default(),
     };
 }
 
@@ -44,8 +58,9 @@ pub(super) async fn in_turns<T>(client: Client, work: impl Future<Output = T>) -
     let mut work = pin!(work);
     loop {
         let turn = turns.shares.take((client, 0), 1).await;
+        let since = Instant::now();
         let worked = poll!(work.as_mut());
-        turns.use_up(turn);
+        turns.use_up(turn, since.elapsed());
         if let Poll::Ready(done) = worked {
             return done;
         }
@@ -54,29 +69,38 @@ pub(super) async fn in_turns<T>(client: Client, work: impl Future<Output = T>) -
 }
 
 impl Turns {
-    /// Keeps a turn until all tasks have run that are ready now. Then the next round begins.
-    fn use_up(&self, turn: Share) {
-        let is_first = {
-            let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-            used.push(turn);
-            used.len() == 1
+    /// Gives a turn back, or keeps it until the round ends where it is used up.
+    fn use_up(&self, turn: Share, worked: Duration) {
+        let (is_first, left) = {
+            let mut round = self.round.lock().unwrap_or_else(PoisonError::into_inner);
+            round.worked += worked;
+            let left = if round.worked < TURN {
+                Some(turn)
+            } else {
+                round.worked = Duration::ZERO;
+                round.used.push(turn);
+                None
+            };
+            (!std::mem::replace(&mut round.has_begun, true), left)
         };
+        // Outside the lock: it wakes others.
+        drop(left);
         if is_first {
-            let round = Round(Arc::clone(&self.used));
+            let end = EndOfRound(Arc::clone(&self.round));
             // A new task is the last of those that are ready.
-            tokio::spawn(async move { drop(round) });
+            tokio::spawn(async move { drop(end) });
         }
     }
 }
 
 /// Hands the turns of a round on when dropped, also where its runtime ends before that.
-struct Round(Arc<Mutex<Vec<Share>>>);
+struct EndOfRound(Arc<Mutex<Round>>);
 
-impl Drop for Round {
+impl Drop for EndOfRound {
     fn drop(&mut self) {
-        let used = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let round = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         // Outside the lock: it wakes others.
-        drop(used);
+        drop(round);
     }
 }
 
@@ -98,7 +122,11 @@ mod tests {
     /// Begins `count` requests of a client that note its number when they are answered.
     fn begin(client: u64, count: usize, answered: &Arc<Mutex<Vec<u64>>>) -> Vec<JoinHandle<()>> {
         let request = |answered: Arc<Mutex<Vec<u64>>>| {
-            tokio::spawn(in_turns(Client::new(client), async move { answered.lock().unwrap().push(client) }))
+            tokio::spawn(in_turns(Client::new(client), async move {
+                let since = Instant::now();
+                while since.elapsed() < TURN {}
+                answered.lock().unwrap().push(client);
+            }))
         };
         (0..count).map(|_| request(Arc::clone(answered))).collect()
     }
@@ -106,12 +134,21 @@ mod tests {
     #[tokio::test]
     async fn a_client_with_many_requests_leaves_turns_to_others() {
         let answered = Arc::default();
-        let mut begun = begin(1, 1000, &answered);
+        let mut begun = begin(1, 200, &answered);
         begun.extend(begin(2, 3, &answered));
         join_all(begun).await;
         let answered = answered.lock().unwrap();
         let last = answered.iter().rposition(|client| *client == 2).unwrap();
-        assert!(answered.len() == 1003 && last < 3 * IN_ROUND, "{last}");
+        assert!(answered.len() == 203 && last < 3 * IN_ROUND, "{last}");
+    }
+
+    #[tokio::test]
+    async fn requests_that_take_little_share_a_turn() {
+        let waited = join_all((0..4 * IN_ROUND).map(|_| {
+            let mut request = Box::pin(in_turns(Client::new(1), async {}));
+            async move { poll!(request.as_mut()).is_pending() }
+        }));
+        assert!(waited.await.into_iter().all(|waited| !waited));
     }
 
     #[tokio::test]
