@@ -19,7 +19,8 @@ use crate::fair::{Client, Cost, Most, Share, Shares};
 /// Turns of one round. A request of another client waits for so many milliseconds at most.
 const IN_ROUND: usize = 32;
 
-/// Work after which a turn is used up. Requests that take less share it: each that waits for a turn costs half as much again.
+/// Work after which a turn is used up. Requests that need less share a turn, because a request that waits for one costs half as
+/// much again.
 const TURN: Duration = Duration::from_millis(1);
 
 /// Where the requests of one thread take turns.
@@ -29,7 +30,7 @@ struct Turns {
     round: Arc<Mutex<Round>>,
 }
 
-/// What was worked in a round.
+/// The work of one round so far.
 #[derive(Debug, Default)]
 struct Round {
     /// Turns that are used up.

@@ -55,8 +55,8 @@ impl ListingProgress {
     }
 }
 
-/// What `listing`, for which `hops` has a thread, comes to when it is its client's turn; `None` if that takes longer than the
-/// deadline of `hops`.
+/// Runs `listing`, which takes a thread of `hops`, when it is its client's turn, and returns its result. Returns `None` if the turn
+/// does not come within the deadline of `hops`.
 pub(super) async fn in_turn<T>(hops: &Hops, caller: &ListingCaller, listing: impl Future<Output = T>) -> Option<T> {
     let hangs = || {
         let load = hops.load();
@@ -65,7 +65,7 @@ pub(super) async fn in_turn<T>(hops: &Hops, caller: &ListingCaller, listing: imp
     by(&LISTINGS, hops.deadline(), hangs, caller, listing).await
 }
 
-/// Where the storage `hangs`, the listing takes no core, and others do not wait for it.
+/// As [`in_turn`], with turns of `shares`. If the storage `hangs`, the listing uses no core and gives its turn back.
 async fn by<T>(
     shares: &Shares,
     deadline: Duration,

@@ -401,7 +401,7 @@ mod tests {
 
     use super::*;
 
-    /// Permission to pass through a directory, but not to read it, is what a probe that opens a path alone would need.
+    /// Opening a path alone (`O_PATH`) needs permission to search a directory, not to read it.
     #[test]
     fn a_probe_opens_the_root_for_reading() {
         let root = tempfile::tempdir().unwrap();

@@ -12,8 +12,8 @@ use super::LocalStore;
 use super::links::Hidden;
 use crate::store::{Entry, Filter, Keep, Key, Listing, MAX_LEFT_OUT};
 
-/// Entries that are read before it is looked whether the caller still waits for them, and told that the listing goes on. Few: among
-/// many threads, one that looks at links has a core for a millisecond at a time.
+/// Entries between two calls of `is_wanted`, which also report progress. The number is small, as a thread that resolves links may
+/// have a core for only a millisecond at a time.
 const STEP: usize = 16;
 
 /// Which entries of a directory are listed.
