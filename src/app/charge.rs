@@ -64,10 +64,12 @@ const ASKED: usize = 4;
 /// less.
 const LEAST_IDLE: Duration = Duration::from_millis(500);
 
-/// What all connections of one address have taken from the pool.
+/// What all connections of one address have taken from the pools.
 #[derive(Debug, Default)]
 pub(super) struct AddressMemory {
     bytes: AtomicUsize,
+    /// Of the pool of send queues.
+    pub(super) queued_bytes: AtomicUsize,
     /// One of its idle connections is to give back what it does not need.
     asked: Notify,
 }
@@ -400,7 +402,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_paid_for_from_its_frame_to_its_last_byte() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 0));
         let charge = Charge::new(&pool, None);
         assert!(charge.admit(HeaderFrame { payload_bytes: 50, opens_stream: true, is_forbidden: false }).is_continue());
         let stream = charge.open_stream(&request("/a")).unwrap();
@@ -422,7 +424,7 @@ mod tests {
 
     #[test]
     fn an_unfinished_header_list_stays_paid_for() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 0));
         let charge = Charge::new(&pool, None);
         assert!(
             charge.admit(HeaderFrame { payload_bytes: 100, opens_stream: true, is_forbidden: false }).is_continue()
@@ -439,7 +441,7 @@ mod tests {
 
     #[test]
     fn refused_streams_stay_paid_for_as_far_as_the_library_keeps_them() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 0));
         let charge = Charge::new(&pool, None);
         for _ in 0..3 * MOST_REFUSED {
             let frame = HeaderFrame { payload_bytes: 1, opens_stream: true, is_forbidden: false };
@@ -452,7 +454,7 @@ mod tests {
 
     #[test]
     fn a_table_is_paid_for_or_the_connection_ends() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 16, 1));
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 16, 0));
         let charge = Charge::new(&pool, None);
         charge.hold_table(1000);
         charge.hold_table(300);
@@ -470,7 +472,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_that_holds_memory_without_a_stream_is_blocked() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 0));
         let charge = Charge::new(&pool, None);
         assert_eq!(charge.blocked_since(), None);
         charge.hold_table(100);
@@ -488,7 +490,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_that_waits_for_memory_is_not_idle() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 16, 1));
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 16, 0));
         let charge = Charge::new(&pool, Some(Arc::default()));
         charge.hold_table(100);
         *charge.0.idle_since.lock().unwrap() -= LEAST_IDLE;
@@ -504,7 +506,7 @@ mod tests {
 
     #[test]
     fn one_address_has_half_of_the_pool_over_however_many_connections() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 1));
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 0));
         let address = Arc::<AddressMemory>::default();
         let charges: Vec<_> = (0..100).map(|_| Charge::new(&pool, Some(Arc::clone(&address)))).collect();
         assert_eq!(charges.iter().filter(|charge| charge.try_take(1 << 14)).count(), 32);
@@ -516,7 +518,7 @@ mod tests {
 
     #[test]
     fn a_long_head_is_paid_for_or_refused() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 18, 1));
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 18, 0));
         let charge = Charge::new(&pool, None);
         let long = request(&format!("/{}", "a".repeat(40_000)));
         let stream = charge.open_stream(&long).unwrap();

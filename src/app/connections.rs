@@ -15,10 +15,10 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 
-use super::charge::Charge;
+use super::charge::{AddressMemory, Charge};
 use super::lane::Lane;
 use super::library::{Bounds, answer};
-use super::metered::{self, Metered, Rest};
+use super::metered::{self, Metered, Rest, SendQueue};
 use super::peers::{self, Admission, PeerLimits, Peers, Place};
 use super::pool::SharedPool;
 use super::progress::Limits;
@@ -68,7 +68,7 @@ impl Connections {
             Arc::new(SharedPool::new(pool, usize::try_from(bytes).unwrap_or(usize::MAX), divisor))
         };
         Self {
-            memory: pool(ConnectionPool::Memory, config.shared_by_connections_bytes(), 1),
+            memory: pool(ConnectionPool::Memory, config.shared_by_connections_bytes(), 0),
             sockets: pool(ConnectionPool::Sockets, config.send_queues_bytes(), metered::DIVISOR),
             workers: Arc::new(workers),
             tls: tls.map(Arc::new),
@@ -124,11 +124,11 @@ impl Connections {
 
     fn serve_plain<S: RuntimeSocket>(&self, open: impl FnOnce() -> io::Result<S> + Send + 'static, terms: Terms) {
         let closing = self.closing.subscribe();
-        let sockets = Arc::clone(&self.sockets);
+        let queue = self.queue(&terms);
         self.workers.spawn(async move {
             let Some(stream) = opened(open()) else { return };
             let rest = Rest::default();
-            let mut stream = TimeoutStream::new(Metered::new(stream, &sockets, &rest));
+            let mut stream = TimeoutStream::new(Metered::new(stream, queue, &rest));
             stream.set_write_timeout(Some(terms.send_timeout));
             terms.converse(Box::pin(stream), rest, closing).await;
         });
@@ -180,11 +180,11 @@ impl Connections {
     fn serve_placed(&self, open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static, terms: Terms) {
         let (Some(tls), Some(peer)) = (self.tls.clone(), terms.peer) else { return self.serve_plain(open, terms) };
         let mut closing = self.closing.subscribe();
-        let sockets = Arc::clone(&self.sockets);
+        let queue = self.queue(&terms);
         self.workers.spawn(async move {
             let Some(stream) = opened(open()) else { return };
             let rest = Rest::default();
-            let meter = |stream| Metered::new(stream, &sockets, &rest);
+            let meter = |stream| Metered::new(stream, queue, &rest);
             // In memory of its own, which is given back when the handshake is done.
             let mut accept = Box::pin(tls.accept(stream, meter, terms.send_timeout, peer));
             let accepted = tokio::select! {
@@ -196,6 +196,11 @@ impl Connections {
                 terms.converse(stream, rest, closing).await;
             }
         });
+    }
+
+    /// An empty send queue of a connection on these terms.
+    fn queue(&self, terms: &Terms) -> SendQueue {
+        SendQueue::new(&self.sockets, terms.held.of_address())
     }
 
     /// Tells of a connection that is closed because its address has too many.
@@ -210,7 +215,6 @@ impl Connections {
 
     fn terms(&self, peer: Option<IpAddr>, held: Held) -> Terms {
         let serving = self.news.current();
-        let of_address = held.place.as_ref().map(|place| Arc::clone(place.memory()));
         Terms {
             http: serving.http.clone(),
             news: self.news.clone(),
@@ -220,7 +224,7 @@ impl Connections {
             peer,
             counted: self.counted.open(),
             arriving: Arc::clone(&self.arriving),
-            charge: Charge::new(&self.memory, of_address),
+            charge: Charge::new(&self.memory, held.of_address()),
             held,
         }
     }
@@ -231,6 +235,13 @@ struct Held {
     /// Given back first: the next connection that gets the slot must not find this one counted.
     place: Option<Place>,
     _slot: Option<OwnedSemaphorePermit>,
+}
+
+impl Held {
+    /// What all connections of the address have taken; `None` where it stands for many clients.
+    fn of_address(&self) -> Option<Arc<AddressMemory>> {
+        self.place.as_ref().map(|place| Arc::clone(place.memory()))
+    }
 }
 
 fn opened<S>(stream: io::Result<S>) -> Option<S> {

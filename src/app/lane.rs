@@ -338,10 +338,9 @@ impl<S: Socket> Lane<S> {
                 }
                 State::Answering => {
                     // Only to learn of the end; what comes waits its turn, and the flush after the answer wakes.
-                    if self.received.is_empty() && ready!(self.poll_receive(context))? == 0 {
-                        return Poll::Ready(Ok(()));
-                    }
-                    return Poll::Pending;
+                    while self.received.len() < READ_BYTES && ready!(self.poll_receive(context))? > 0 {}
+                    // Requests that came before the client closed its half of the connection are answered first.
+                    return if self.received.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending };
                 }
                 State::HandedOver { is_http2: true } => {
                     self.bounds.charge.set_drained(true);

@@ -2,7 +2,8 @@
 //!
 //! The kernel lets every connection's queue grow to `net.ipv4.tcp_wmem[2]`, usually 4 MiB, if its client reads slowly.
 //! Here each may have [`FREE_BYTES`] at any time; more comes from a pool in which a connection may have an eighth of what
-//! is free, so that a distant client that is alone on the server is not throttled.
+//! is free, so that a distant client that is alone on the server is not throttled, and all of an address a half, so that
+//! one that takes nothing on many connections leaves some to others.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -16,6 +17,7 @@ use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
+use super::charge::AddressMemory;
 use super::meminfo::send_queue_bytes;
 use super::pool::SharedPool;
 use super::socket::RuntimeSocket;
@@ -23,8 +25,8 @@ use super::socket::RuntimeSocket;
 /// Kernel memory of a send queue that takes nothing from the pool.
 pub(super) const FREE_BYTES: usize = 4 << 10;
 
-/// A connection has at most one part in so many of what is free.
-pub(super) const DIVISOR: usize = 8;
+/// A connection has at most one part in so many of what its address may have.
+pub(super) const DIVISOR: usize = 4;
 
 /// Memory of a packet besides its bytes: `sk_buff`, `skb_shared_info` and room for headers.
 const PACKET_BYTES: usize = 1280;
@@ -55,8 +57,10 @@ pub(super) struct Metered<S: RuntimeSocket> {
 
 /// What one socket's queue has taken of the pool; given back when dropped.
 #[derive(Debug)]
-struct SendQueue {
+pub(super) struct SendQueue {
     pool: Arc<SharedPool>,
+    /// What all connections of the client's address have taken; `None` where an address stands for many clients.
+    of_address: Option<Arc<AddressMemory>>,
     /// At least the kernel memory that the queue takes.
     queued_bytes: AtomicUsize,
     granted_bytes: AtomicUsize,
@@ -110,6 +114,12 @@ impl Rest {
 }
 
 impl SendQueue {
+    /// An empty queue of a connection of an address of which all connections together have `of_address`.
+    pub(super) fn new(pool: &Arc<SharedPool>, of_address: Option<Arc<AddressMemory>>) -> Self {
+        let (queued_bytes, granted_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { pool: Arc::clone(pool), of_address, queued_bytes, granted_bytes }
+    }
+
     /// How many of `wanted` bytes may be written now. 0: the queue is full, until `socket` has sent some of it.
     fn allow<S: RuntimeSocket>(&self, socket: &S, wanted: usize) -> usize {
         let cost = cost(wanted);
@@ -119,18 +129,23 @@ impl SendQueue {
         let queued = self.look(socket);
         let granted = self.granted_bytes.load(Ordering::Relaxed);
         let needed = queued.saturating_add(cost).saturating_sub(FREE_BYTES);
-        let granted = if needed > granted {
-            let more = self.pool.take_up_to(granted, needed - granted);
-            self.granted_bytes.fetch_add(more, Ordering::Relaxed) + more
-        } else {
-            self.keep(needed)
-        };
+        let granted = if needed > granted { self.grant(granted, needed - granted) } else { self.keep(needed) };
         let room = FREE_BYTES.saturating_add(granted).saturating_sub(queued);
         if cost <= room {
             return wanted;
         }
         let allowed = payload(room);
         if allowed < LEAST_BYTES { 0 } else { allowed.min(wanted) }
+    }
+
+    /// Takes up to `wanted` bytes more than are `granted`; returns what is granted then.
+    fn grant(&self, granted: usize, wanted: usize) -> usize {
+        let of_address = self.of_address.as_ref().map_or(0, |memory| memory.queued_bytes.load(Ordering::Relaxed));
+        let more = self.pool.take_up_to(of_address, granted, wanted);
+        if let Some(memory) = &self.of_address {
+            memory.queued_bytes.fetch_add(more, Ordering::Relaxed);
+        }
+        self.granted_bytes.fetch_add(more, Ordering::Relaxed) + more
     }
 
     fn sent(&self, bytes: usize) {
@@ -153,6 +168,9 @@ impl SendQueue {
         if surplus > 0 {
             self.granted_bytes.fetch_sub(surplus, Ordering::Relaxed);
             self.pool.give_back(surplus);
+            if let Some(memory) = &self.of_address {
+                memory.queued_bytes.fetch_sub(surplus, Ordering::Relaxed);
+            }
         }
         granted - surplus
     }
@@ -179,9 +197,7 @@ fn payload(memory_bytes: usize) -> usize {
 }
 
 impl<S: RuntimeSocket> Metered<S> {
-    pub(super) fn new(socket: S, pool: &Arc<SharedPool>, rest: &Rest) -> Self {
-        let queue =
-            SendQueue { pool: Arc::clone(pool), queued_bytes: AtomicUsize::new(0), granted_bytes: AtomicUsize::new(0) };
+    pub(super) fn new(socket: S, queue: SendQueue, rest: &Rest) -> Self {
         Self { socket: Some(socket), queue, retry: None, release: None, rest: rest.clone() }
     }
 
@@ -300,11 +316,7 @@ impl<S: RuntimeSocket> Drop for Metered<S> {
         if self.queue.look(&socket) == 0 {
             return;
         }
-        let empty = SendQueue {
-            pool: Arc::clone(&self.queue.pool),
-            queued_bytes: AtomicUsize::new(0),
-            granted_bytes: AtomicUsize::new(0),
-        };
+        let empty = SendQueue::new(&self.queue.pool, None);
         let unsent = Unsent { socket: Box::new(socket), _queue: std::mem::replace(&mut self.queue, empty) };
         *self.rest.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(unsent);
     }
@@ -329,7 +341,19 @@ mod tests {
         // The kernel of a client that reads nothing takes little.
         socket.set_recv_buffer_size(4096).unwrap();
         let (reader, accepted) = tokio::join!(socket.connect(address), listener.accept());
-        (Metered::new(accepted.unwrap().0, pool, rest), reader.unwrap())
+        (Metered::new(accepted.unwrap().0, SendQueue::new(pool, None), rest), reader.unwrap())
+    }
+
+    #[test]
+    fn connections_of_one_address_leave_most_of_the_pool_to_others() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 20, DIVISOR));
+        let address = Arc::<AddressMemory>::default();
+        let queues: Vec<_> = (0..200).map(|_| SendQueue::new(&pool, Some(Arc::clone(&address)))).collect();
+        let granted: usize = queues.iter().map(|queue| queue.grant(0, 1 << 20)).sum();
+        assert!(granted > 3 << 17 && granted <= 1 << 19, "{granted}");
+        assert!(SendQueue::new(&pool, Some(Arc::default())).grant(0, 1 << 20) > 3 << 14);
+        drop(queues);
+        assert_eq!(address.queued_bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! A bounded number of bytes that many holders share, with a dynamic threshold: no holder may have more than a fixed part
-//! of what is still free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998).
+//! A bounded number of bytes that the connections of many addresses share, with a dynamic threshold: no address may have more
+//! than is still free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998), and no
+//! connection more than a fixed part of what its address may still have.
 //!
-//! A single holder gets what it asks for; many greedy ones leave some bytes free for the next, without a queue, a list of
+//! A single one gets what it asks for; many greedy ones leave some bytes free for the next, without a queue, a list of
 //! holders or a fixed share for each.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,42 +14,42 @@ use crate::metrics::{ConnectionPool, PoolBytes};
 /// One part in so many is a large part of all.
 const MUCH: usize = 8;
 
-/// Bytes that many holders share.
+/// Bytes that the connections of many addresses share.
 #[derive(Debug)]
 pub(super) struct SharedPool {
     capacity_bytes: usize,
     taken_bytes: AtomicUsize,
-    /// A holder has at most the free bytes divided by this.
+    /// A connection has at most what is left to its address divided by this, or all of it where this is 0.
     divisor: usize,
     gauge: PoolBytes,
     asked: Notify,
 }
 
 impl SharedPool {
-    /// A pool in which each holder may have as many bytes as are left free, divided by `divisor`.
+    /// A pool in which each address may have as many bytes as are left free, and each of its connections as many as are left of
+    /// these, divided by `divisor`; all of them where that is 0.
     pub(super) fn new(pool: ConnectionPool, capacity_bytes: usize, divisor: usize) -> Self {
         let gauge = PoolBytes::new(pool, capacity_bytes);
-        Self { capacity_bytes, taken_bytes: AtomicUsize::new(0), divisor: divisor.max(1), gauge, asked: Notify::new() }
+        Self { capacity_bytes, taken_bytes: AtomicUsize::new(0), divisor, gauge, asked: Notify::new() }
     }
 
-    /// Takes `wanted_bytes`, or as many of them as a holder of `held_bytes` may still have. Returns how many it took.
-    pub(super) fn take_up_to(&self, held_bytes: usize, wanted_bytes: usize) -> usize {
+    /// Takes `wanted_bytes`, or as many of them as a connection that has `held_bytes` may still have, of an address that has
+    /// `address_bytes`. Returns how many it took.
+    pub(super) fn take_up_to(&self, address_bytes: usize, held_bytes: usize, wanted_bytes: usize) -> usize {
         let mut granted = 0;
         // The closure always returns a value, so the update cannot fail.
         let _ = self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
             let free = self.capacity_bytes.saturating_sub(taken);
-            // The largest x with held + x <= (free - x) / divisor.
-            let most = free.saturating_sub(held_bytes.saturating_mul(self.divisor)) / (self.divisor + 1);
-            granted = wanted_bytes.min(most);
+            granted = wanted_bytes.min(most_of(most_of(free, address_bytes, 1), held_bytes, self.divisor));
             Some(taken + granted)
         });
         self.gauge.add(granted);
         granted
     }
 
-    /// Takes all of `bytes` for a holder of `held_bytes`, or nothing. Returns true if it took them.
-    pub(super) fn try_take(&self, held_bytes: usize, bytes: usize) -> bool {
-        let granted = self.take_up_to(held_bytes, bytes);
+    /// Takes all of `bytes` for an address that has `address_bytes`, or nothing. Returns true if it took them.
+    pub(super) fn try_take(&self, address_bytes: usize, bytes: usize) -> bool {
+        let granted = self.take_up_to(address_bytes, 0, bytes);
         if granted < bytes {
             self.give_back(granted);
         }
@@ -77,16 +78,21 @@ impl SharedPool {
     }
 }
 
+/// The most that may be added to what is `held`, so that it is no more than what is free then, divided by `divisor`.
+fn most_of(free: usize, held: usize, divisor: usize) -> usize {
+    free.saturating_sub(held.saturating_mul(divisor)) / (divisor + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn one_holder_has_half_and_greedy_ones_leave_some_for_the_next() {
-        let pool = SharedPool::new(ConnectionPool::Memory, 1200, 1);
-        assert_eq!(pool.take_up_to(0, 5000), 600);
-        assert_eq!(pool.take_up_to(600, 1), 0);
-        assert_eq!(pool.take_up_to(0, 5000), 300);
+    fn one_address_has_half_and_greedy_ones_leave_some_for_the_next() {
+        let pool = SharedPool::new(ConnectionPool::Memory, 1200, 0);
+        assert_eq!(pool.take_up_to(0, 0, 5000), 600);
+        assert_eq!(pool.take_up_to(600, 600, 1), 0);
+        assert_eq!(pool.take_up_to(0, 0, 5000), 300);
         assert!(!pool.try_take(0, 151) && pool.try_take(0, 150));
         for bytes in [600, 300, 150] {
             pool.give_back(bytes);
@@ -95,16 +101,28 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_greedy_holders_never_take_all() {
-        let pool = SharedPool::new(ConnectionPool::Sockets, 1 << 20, 8);
+    fn a_connection_has_a_part_of_what_its_address_may_have() {
+        let pool = SharedPool::new(ConnectionPool::Sockets, 1000, 4);
+        let mut of_address = 0;
+        for granted in [100, 80, 64] {
+            assert_eq!(pool.take_up_to(of_address, 0, 5000), granted);
+            of_address += granted;
+        }
+        assert_eq!(pool.take_up_to(of_address, 64, 5000), 0);
+        assert_eq!(pool.take_up_to(0, 0, 5000), 75);
+    }
+
+    #[test]
+    fn a_hundred_greedy_connections_never_take_all() {
+        let pool = SharedPool::new(ConnectionPool::Sockets, 1 << 20, 4);
         let mut held = [0; 100];
         for _ in 0..1000 {
             for held in &mut held {
-                *held += pool.take_up_to(*held, 1 << 12);
+                *held += pool.take_up_to(0, *held, 1 << 12);
             }
         }
         let taken: usize = held.iter().sum();
         assert!(taken <= (1 << 20) * 19 / 20 && taken > 1 << 19, "{taken}");
-        assert!(pool.take_up_to(0, 1 << 20) > 0);
+        assert!(pool.take_up_to(0, 0, 1 << 20) > 0);
     }
 }

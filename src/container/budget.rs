@@ -22,7 +22,9 @@ use crate::trace;
 pub(super) const SHORT: u64 = 0;
 const STREAM: u64 = 1;
 
-/// A large share leaves one part in so many of the slice budget free for small ones.
+/// A share leaves so many times its size of the slice budget free for smaller ones, at most one part in so many: however many
+/// answers of one size are not taken, smaller ones find some memory.
+const LEFT_TIMES: u64 = 4;
 const LEFT_PART: u64 = 16;
 
 /// An answer that has begun waits this many times longer for memory than one that can still be refused, and at least so long.
@@ -181,11 +183,12 @@ impl Budget {
         self.pool.shrink(self.free_bytes());
     }
 
-    /// Bytes that a large share leaves free for small ones, since slow clients keep large ones for long. Budgets that caches fill
-    /// leave none, since small shares find something to evict.
+    /// Bytes that a share leaves free for smaller ones, since slow clients keep shares for long. Budgets that caches fill leave
+    /// none, since small shares find something to evict.
     fn beside_bytes(&self, bytes: u64) -> u64 {
-        if self.label == metrics::Budget::Slice && bytes > self.small_bytes() {
-            (self.capacity_bytes / LEFT_PART).min(self.capacity_bytes.saturating_sub(bytes))
+        if self.label == metrics::Budget::Slice {
+            let most = (self.capacity_bytes / LEFT_PART).min(self.capacity_bytes.saturating_sub(bytes));
+            bytes.saturating_mul(LEFT_TIMES).min(most)
         } else {
             0
         }

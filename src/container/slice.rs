@@ -406,6 +406,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn answers_of_one_size_that_are_kept_leave_memory_for_smaller_ones() {
+        let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
+        let container = container(1 << 20, 64 << 20, attributes);
+        let budget = &container.resources.slice_budget;
+        for (size, least_left) in [(2 << 20, 4 << 20), (256 << 10, 1 << 20), (16 << 10, 64 << 10)] {
+            let kept: Vec<_> = std::iter::from_fn(|| budget.take_at_once(size)).collect();
+            let left = budget.free_bytes();
+            assert!(left >= least_left && left < least_left + size, "{left} beside shares of {size}");
+            assert!(budget.take_at_once(size / 8).is_some(), "{left} beside shares of {size}");
+            drop(kept);
+        }
+    }
+
+    #[tokio::test]
     async fn nothing_waits_for_no_memory() {
         let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
         let container = container(1 << 20, 1 << 20, attributes);

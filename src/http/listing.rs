@@ -21,6 +21,10 @@ const PAGE: usize = 10_000;
 /// Memory for the entries of such a page and for the page made of them.
 const PAGE_BYTES: u64 = 8 << 20;
 
+/// Memory for the first look at a directory while others hold more: as much as the smallest answers take, which are hardly ever
+/// short of it.
+const LEAST_BYTES: u64 = 32 << 10;
+
 /// Most entries of a page that has so much memory.
 fn entries_in(bytes: u64) -> usize {
     usize::try_from(bytes / (PAGE_BYTES / PAGE as u64)).unwrap_or(PAGE).clamp(1, PAGE)
@@ -30,7 +34,7 @@ fn entries_in(bytes: u64) -> usize {
 /// entries.
 ///
 /// While others hold the memory for a whole page, a small share is enough for a directory with few entries: such shares need not
-/// wait for slow clients.
+/// wait for slow clients, the smallest the least.
 async fn page_of(
     ask: &Ask<'_>,
     mount: &Mount,
@@ -49,12 +53,13 @@ async fn page_of(
         return Ok((list(whole).await?, memory));
     }
     let small = resources.small_bytes().min(whole);
-    let memory = container.reserve(small).await?;
-    let listed = list(small).await?;
-    if !listed.more {
-        return Ok((listed, memory));
+    for bytes in [LEAST_BYTES, small].into_iter().filter(|bytes| *bytes <= small) {
+        let memory = container.reserve(bytes).await?;
+        let listed = list(bytes).await?;
+        if !listed.more {
+            return Ok((listed, memory));
+        }
     }
-    drop((listed, memory));
     let memory = container.reserve(whole).await?;
     Ok((list(whole).await?, memory))
 }

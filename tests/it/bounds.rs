@@ -163,6 +163,25 @@ async fn send_queues_of_slow_readers_are_bounded_together_and_one_alone_is_not_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_readers_of_one_address_leave_most_of_the_send_queues_to_others() {
+    let server = Program::start(&["cache.stored=0"]);
+    let mut held = Vec::new();
+    for _ in 0..60 {
+        let mut client = server.connect_from("127.0.0.2", 4096).await;
+        client.write_all(format!("GET {FILE} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+        held.push(client);
+    }
+    server.comes_to("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes > f64::from(16 << 20)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let bytes = server.metric("n5_connection_pool_bytes{pool=\"sockets\"}").await;
+    assert!(bytes <= f64::from(21 << 20), "one address has {bytes} of 40 MiB");
+    // A connection of another address has about half of what one has that is alone.
+    let _other = read_half(&server, "127.0.0.9").await;
+    server.comes_to("n5_connection_pool_bytes{pool=\"sockets\"}", |now| now > bytes + f64::from(1 << 20)).await;
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_client_does_not_take_of_a_last_answer_is_counted_and_then_dropped() {
     let server = Program::start(&["server.send_timeout=1s", "cache.stored=0"]);
     let mut client = server.connect_from("127.0.0.2", 4096).await;

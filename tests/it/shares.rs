@@ -126,6 +126,21 @@ fn a_clients_request_waits_for_another_of_its_own_and_is_then_429() {
 }
 
 #[test]
+fn a_request_that_waits_is_given_up_with_its_connection_although_another_was_sent_ahead() {
+    let n5 = volume();
+    let program = Program::start(&served(&n5, "clients.concurrent_requests = 1\nlimits.budget_wait = \"300s\""));
+    let mut reading = program.connect_from("127.0.0.2");
+    reading.ask(LARGE);
+    assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
+    let mut waiting = program.connect_from("127.0.0.2");
+    waiting.ask("/slice/v?size=4,4");
+    waiting.ask("/slice/v?size=5,5");
+    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
+    waiting.reset();
+    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(0.0)));
+}
+
+#[test]
 fn bytes_come_no_faster_than_configured_and_all_of_them_come() {
     let n5 = volume();
     let free = Program::start(&served(&n5, ""));

@@ -214,6 +214,11 @@ impl Connection {
         write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     }
 
+    /// Ends the connection at once, as where a client's process or its network is gone.
+    pub fn reset(self) {
+        rustix::net::sockopt::set_socket_linger(self.0.get_ref(), Some(Duration::ZERO)).unwrap();
+    }
+
     /// The head of the next answer, of which the body is left to come; `None` where the server hangs up instead.
     pub fn head(&mut self) -> Option<Reply> {
         let mut head = String::new();
