@@ -67,6 +67,7 @@ const LEAST_IDLE: Duration = Duration::from_millis(500);
 /// What all connections of one address have taken from the pools.
 #[derive(Debug, Default)]
 pub(super) struct AddressMemory {
+    /// Of the pool for streams and long heads.
     bytes: AtomicUsize,
     /// Of the pool of send queues.
     pub(super) queued_bytes: AtomicUsize,

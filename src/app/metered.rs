@@ -1,9 +1,9 @@
 //! A socket whose send queue in the kernel is part of a bound on all of them.
 //!
 //! The kernel lets every connection's queue grow to `net.ipv4.tcp_wmem[2]`, usually 4 MiB, if its client reads slowly.
-//! Here each may have [`FREE_BYTES`] at any time; more comes from a pool in which a connection may have an eighth of what
-//! is free, so that a distant client that is alone on the server is not throttled, and all of an address a half, so that
-//! one that takes nothing on many connections leaves some to others.
+//! Here each may have [`FREE_BYTES`] at any time; more comes from a pool of which the connections of an address have at most
+//! half of what is free, so that a client that takes nothing on many connections leaves some to others. A connection has
+//! at most a quarter of that: one that is alone has an eighth of the pool and is not throttled, however distant its client is.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -25,8 +25,8 @@ use super::socket::RuntimeSocket;
 /// Kernel memory of a send queue that takes nothing from the pool.
 pub(super) const FREE_BYTES: usize = 4 << 10;
 
-/// A connection has at most one part in so many of what its address may have.
-pub(super) const DIVISOR: usize = 4;
+/// A connection has at most what its address may still have, divided by this.
+pub(super) const DIVISOR: usize = 3;
 
 /// Memory of a packet besides its bytes: `sk_buff`, `skb_shared_info` and room for headers.
 const PACKET_BYTES: usize = 1280;
@@ -138,7 +138,8 @@ impl SendQueue {
         if allowed < LEAST_BYTES { 0 } else { allowed.min(wanted) }
     }
 
-    /// Takes up to `wanted` bytes more than are `granted`; returns what is granted then.
+    /// Takes up to `wanted` bytes more than are `granted`; returns what is granted then. Threads that ask for the same address at
+    /// once may exceed its part a little.
     fn grant(&self, granted: usize, wanted: usize) -> usize {
         let of_address = self.of_address.as_ref().map_or(0, |memory| memory.queued_bytes.load(Ordering::Relaxed));
         let more = self.pool.take_up_to(of_address, granted, wanted);
@@ -219,6 +220,10 @@ impl<S: RuntimeSocket> Metered<S> {
         let socket = self.socket()?;
         let allowed = self.queue.allow(socket, wanted);
         if allowed == 0 && wanted > 0 {
+            if S::HAS_PACKETS {
+                // What fills no packet would wait for the kernel's timer of 0.2 s, and what follows waits for it.
+                let _ = sockopt::set_tcp_cork(socket, false);
+            }
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let written = socket.try_to_write(|| write(socket, allowed))?;
@@ -412,6 +417,31 @@ mod tests {
         };
         tokio::join!(sending, async { reader.read_to_end(&mut received).await.unwrap() });
         assert!(received == sent);
+    }
+
+    #[tokio::test]
+    async fn a_packet_that_is_not_full_is_sent_where_nothing_may_follow() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 0, DIVISOR));
+        let (socket, _reader) = pair(&pool, &Rest::default()).await;
+        let tcp = socket.socket().unwrap();
+        sockopt::set_tcp_cork(tcp, true).unwrap();
+        let mut sent = 0;
+        while let Ok(count) = socket.try_to_write(1 << 20, |tcp, allowed| {
+            assert!(sockopt::tcp_cork(tcp)?);
+            Ok(rustix::io::write(tcp, &vec![0; allowed])?)
+        }) {
+            sent += count;
+        }
+        assert!(sent > 0 && !sockopt::tcp_cork(tcp).unwrap(), "{sent} bytes are held back");
+    }
+
+    #[test]
+    fn a_connection_that_is_alone_has_as_much_as_the_kernel_gives_it() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 40 << 20, DIVISOR));
+        for of_address in [Some(Arc::default()), None] {
+            // `net.ipv4.tcp_wmem`, and a packet more.
+            assert!(SendQueue::new(&pool, of_address).grant(0, usize::MAX) >= (4 << 20) + (128 << 10));
+        }
     }
 
     #[tokio::test]

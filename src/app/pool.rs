@@ -1,6 +1,6 @@
 //! A bounded number of bytes that the connections of many addresses share, with a dynamic threshold: no address may have more
 //! than is still free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998), and no
-//! connection more than a fixed part of what its address may still have.
+//! connection more than a part of what its address may still have.
 //!
 //! A single one gets what it asks for; many greedy ones leave some bytes free for the next, without a queue, a list of
 //! holders or a fixed share for each.
@@ -49,6 +49,7 @@ impl SharedPool {
 
     /// Takes all of `bytes` for an address that has `address_bytes`, or nothing. Returns true if it took them.
     pub(super) fn try_take(&self, address_bytes: usize, bytes: usize) -> bool {
+        debug_assert!(self.divisor == 0, "it is not told what the connection has");
         let granted = self.take_up_to(address_bytes, 0, bytes);
         if granted < bytes {
             self.give_back(granted);

@@ -121,8 +121,6 @@ impl Sending {
             Ok(0) => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             // Of nothing: it waits until the socket takes something, or for too long.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                // Where send queues are short, what fills no packet would wait for the kernel's timer of 0.2 s.
-                stream.hold_parts(false);
                 Pin::new(stream).poll_write(context, &[]).map_ok(|_| 0)
             }
             Err(error) => {

@@ -16,7 +16,8 @@ pub struct Memory {
 }
 
 impl Resources {
-    /// Most bytes of a share of the slice budget that need not wait for slow clients of larger ones.
+    /// Most bytes of a share of the slice budget that passes larger ones, which wait for slow clients, where four times as much
+    /// is left free beside it.
     pub fn small_bytes(&self) -> u64 {
         self.slice_budget.small_bytes()
     }

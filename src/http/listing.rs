@@ -53,7 +53,7 @@ async fn page_of(
         return Ok((list(whole).await?, memory));
     }
     let small = resources.small_bytes().min(whole);
-    for bytes in [LEAST_BYTES, small].into_iter().filter(|bytes| *bytes <= small) {
+    for bytes in [LEAST_BYTES].into_iter().filter(|least| *least < small).chain([small]) {
         let memory = container.reserve(bytes).await?;
         let listed = list(bytes).await?;
         if !listed.more {

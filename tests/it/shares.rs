@@ -128,13 +128,13 @@ fn a_clients_request_waits_for_another_of_its_own_and_is_then_429() {
 #[test]
 fn a_request_that_waits_is_given_up_with_its_connection_although_another_was_sent_ahead() {
     let n5 = volume();
-    let program = Program::start(&served(&n5, "clients.concurrent_requests = 1\nlimits.budget_wait = \"300s\""));
+    let patient = "limits.budget_wait = \"300s\"\nserver.send_timeout = \"300s\"";
+    let program = Program::start(&served(&n5, &format!("clients.concurrent_requests = 1\n{patient}")));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
     assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
     let mut waiting = program.connect_from("127.0.0.2");
-    waiting.ask("/slice/v?size=4,4");
-    waiting.ask("/slice/v?size=5,5");
+    waiting.ask_all(&["/slice/v?size=4,4", "/slice/v?size=5,5"]);
     assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
     waiting.reset();
     assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(0.0)));

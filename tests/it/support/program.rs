@@ -214,6 +214,12 @@ impl Connection {
         write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     }
 
+    /// Asks for paths at once, one behind the other.
+    pub fn ask_all(&mut self, paths: &[&str]) {
+        let asked: String = paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).collect();
+        self.0.get_mut().write_all(asked.as_bytes()).unwrap();
+    }
+
     /// Ends the connection at once, as where a client's process or its network is gone.
     pub fn reset(self) {
         rustix::net::sockopt::set_socket_linger(self.0.get_ref(), Some(Duration::ZERO)).unwrap();
