@@ -216,8 +216,8 @@ impl Connection {
 
     /// Asks for paths at once, one behind the other.
     pub fn ask_all(&mut self, paths: &[&str]) {
-        let asked: String = paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).collect();
-        self.0.get_mut().write_all(asked.as_bytes()).unwrap();
+        let asked: Vec<String> = paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).collect();
+        self.0.get_mut().write_all(asked.concat().as_bytes()).unwrap();
     }
 
     /// Ends the connection at once, as where a client's process or its network is gone.
