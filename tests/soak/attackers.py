@@ -67,6 +67,12 @@ def shut_windows_of_slices(_):
     return settings(0) + b"".join(headers(2 * n + 1, b"/slice/v?size=8,8") for n in range(256))
 
 
+def shut_windows_of_two_sizes(_):
+    # Slices of 1 MiB and of 64 KiB.
+    paths = [f"/slice/large?size={1 << 20},1".encode(), b"/slice/v?size=256,256"]
+    return settings(0) + b"".join(headers(2 * n + 1, paths[n % 2]) for n in range(60))
+
+
 def shut_windows_of_many(_):
     # From so many addresses that each would need only a few places to hold all, if small answers kept places.
     return settings(0) + b"".join(headers(2 * n + 1, b"/v/attributes.json") for n in range(20))
@@ -495,6 +501,7 @@ H2, H1 = "h2", "http/1.1"
 ATTACKS = [
     Attack(shut_windows, 10_000),
     Attack(shut_windows_of_slices, 4000),
+    Attack(shut_windows_of_two_sizes, 20, hosts=MANY[:20]),
     Attack(shut_windows_of_many, 2000, hosts=MANY[:250]),
     Attack(many_fields, 4000),
     Attack(unfinished_lists, 10_000),
