@@ -207,7 +207,7 @@ impl Server {
         let serving = self.reloader.serving();
         let (connections, connections_bytes) = (self.config.server.max_connections, self.config.connections_bytes());
         let sockets_bytes = self.config.sockets_bytes();
-        let (mebibytes, more, sockets) = (bound >> 20, connections_bytes >> 20, sockets_bytes >> 20);
+        let [mebibytes, more, sockets] = [bound, connections_bytes, sockets_bytes].map(|bytes| bytes.div_ceil(1 << 20));
         let viewer = serving.app.viewer().map(|viewer| viewer.directory().display().to_string());
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
         tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, connections_bytes, sockets_bytes, "listening");

@@ -145,9 +145,9 @@ impl Shares {
         let mut state = self.state();
         // Lines of others that wait for what their own clients have are in no one's way.
         let is_first = state.lines.iter().all(|line| {
-            let first = line.waiting.iter().find(|place| place.stream.is_none());
+            let first = line.waiting.iter().find(|place| place.stream.is_none() || state.is_owed(line.party, place));
             first.is_none_or(|place| {
-                line.party != party && state.is_too_much(line.party, place.units, place.beside, false)
+                line.party != party && state.is_too_much(line.party, place.units, place.beside, place.stream.is_some())
             })
         });
         if !is_first || units.saturating_add(beside) > state.free || state.is_too_much(party, units, beside, false) {
@@ -677,6 +677,35 @@ mod tests {
         drop((&mut more).now_or_never().unwrap());
         drop((&mut last).now_or_never().unwrap());
         drop((more, last));
+        assert!(is_as_new(&shares));
+    }
+
+    #[test]
+    fn a_stream_has_its_turn_where_others_take_all_that_is_given_back() {
+        let shares = Shares::new(640, Most { alone: 480, among_others: 320 }, Cost::Units);
+        let mut held: Vec<Share> =
+            (100..115).map(|client| shares.take(party(client), 40).now_or_never().unwrap()).collect();
+        let pieces = Arc::new(());
+        let stream = |client| shares.take_for_stream((Client::new(client), 1), 40, 160, &pieces).boxed();
+        let mut first = stream(1);
+        assert!((&mut first).now_or_never().is_none());
+        // A small one passes, a large one does not, though there is enough for it.
+        let mut other = wait(&shares, 2, 30);
+        drop(shares.take(party(3), 10).now_or_never().unwrap());
+        held.pop();
+        let first = (&mut first).now_or_never().expect("there is enough, and what it leaves");
+        // Where streams have half, they leave a quarter again.
+        held.pop();
+        drop((&mut other).now_or_never().unwrap());
+        held.truncate(7);
+        let streams: Vec<Share> = (11..18).map(|client| stream(client).now_or_never().unwrap()).collect();
+        assert_eq!(shares.free(), 40);
+        held.truncate(4);
+        let mut last = stream(30);
+        assert!((&mut last).now_or_never().is_none());
+        held.truncate(3);
+        assert!((&mut last).now_or_never().is_some());
+        drop((first, streams, held, last));
         assert!(is_as_new(&shares));
     }
 

@@ -336,8 +336,8 @@ impl Config {
             self.threads(),
         );
         let (most, bytes) = (self.server.max_connections, self.connections_bytes());
-        let _ = write!(text, "\nconnections {most} at most, which take up to {} MiB more", bytes >> 20);
-        let _ = write!(text, "\nsockets     up to {} MiB more, in the kernel", self.sockets_bytes() >> 20);
+        let _ = write!(text, "\nconnections {most} at most, which take up to {} MiB more", bytes.div_ceil(1 << 20));
+        let _ = write!(text, "\nsockets     up to {} MiB more, in the kernel", self.sockets_bytes().div_ceil(1 << 20));
         text
     }
 }

@@ -16,6 +16,11 @@ const PASSING_PART: usize = 8;
 /// They are at least one part in so many of that where a larger share that waits leaves less.
 const LEAST_PASSING_PART: usize = 4;
 
+/// While streams have less than one part in so many of all units, they take turns with others and leave no more than one part in
+/// so many: else answers that are not streamed would take all that is given back, for as long as there are some.
+const OWED_PART: usize = 2;
+const OWED_LEFT_PART: usize = 16;
+
 /// Most units of a share that may pass larger ones, where `in_flight` of `all` are filled by no cache. The first client that passes has
 /// at most half of what may pass.
 pub fn small_units(all: usize, in_flight: usize) -> usize {
@@ -119,7 +124,8 @@ impl State {
                     break;
                 }
                 let is_too_much = self.is_too_much(party, units, place.beside, place.stream.is_some());
-                if !is_too_much && self.is_enough_for(place) {
+                let is_owed = turn == first && self.is_owed(party, place);
+                if !is_too_much && (self.is_enough_for(place) || is_owed && self.has_owed(units)) {
                     let mut place = self.line(party).waiting.remove(at)?;
                     if most_units < usize::MAX && place.kind == Kind::Taken {
                         place.kind = Kind::Passed;
@@ -134,12 +140,12 @@ impl State {
                     Some(stream) if stream.strong_count() > 1 => {}
                     _ if is_too_much => break,
                     // Others wait for it, else it would never have enough.
-                    Some(_) => {
+                    Some(_) if !is_owed => {
                         self.stops_others(party, place);
                         is_streams_turn = false;
                     }
                     // Small shares need not wait for what others may keep for long.
-                    None => {
+                    _ => {
                         self.stops_others(party, place);
                         let left = self.passing_beside(place.needed()).saturating_sub(self.passed);
                         most_units = most_units.min(small_units(self.all, self.in_flight)).min(left).min(self.free);
@@ -159,6 +165,18 @@ impl State {
             });
             turn = later.next()?;
         }
+    }
+
+    /// Returns true for a stream of which no parts are on their way, while all streams have little.
+    pub(super) fn is_owed(&self, party: Party, place: &Place) -> bool {
+        let held = self.lines.iter().filter(|line| line.party.1 == party.1).map(|line| line.held).sum::<usize>();
+        let begins = place.stream.as_ref().is_some_and(|stream| stream.strong_count() <= 1);
+        begins && self.is_counted() && held < self.all / OWED_PART
+    }
+
+    /// Returns true if there are enough free units for a stream of so many that is owed some.
+    fn has_owed(&self, units: usize) -> bool {
+        units.saturating_add(self.all / OWED_LEFT_PART) <= self.free
     }
 
     /// Remembers that other clients wait behind a place of `party`, if any do.

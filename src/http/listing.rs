@@ -52,14 +52,17 @@ async fn page_of(
     if let Some(memory) = resources.memory_at_once(whole) {
         return Ok((list(whole).await?, memory));
     }
+    // The directory is read twice at most.
     let small = resources.small_bytes().min(whole);
-    for bytes in [LEAST_BYTES].into_iter().filter(|least| *least < small).chain([small]) {
-        let memory = container.reserve(bytes).await?;
-        let listed = list(bytes).await?;
-        if !listed.more {
-            return Ok((listed, memory));
-        }
+    let (bytes, memory) = match resources.memory_at_once(small) {
+        Some(memory) => (small, memory),
+        None => (LEAST_BYTES.min(small), container.reserve(LEAST_BYTES.min(small)).await?),
+    };
+    let listed = list(bytes).await?;
+    if !listed.more {
+        return Ok((listed, memory));
     }
+    drop((listed, memory));
     let memory = container.reserve(whole).await?;
     Ok((list(whole).await?, memory))
 }
