@@ -225,7 +225,7 @@ fn answers(mut bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
         // Problems repeat the request's id.
         let mut text = String::from_utf8_lossy(body).into_owned();
         if is_cut {
-            // What follows the answer to a HEAD that is none of `heads`, with ids that differ.
+            // These are answers behind one to a HEAD that `heads` does not have. Their ids differ.
             text = format!("{} bytes", body.len());
         }
         if let Some(at) = text.find("\"request_id\"") {

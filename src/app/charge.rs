@@ -64,7 +64,7 @@ const ASKED: usize = 4;
 /// less.
 const LEAST_IDLE: Duration = Duration::from_millis(500);
 
-/// What all connections of one address have taken from the pools.
+/// The bytes that all connections of one address have taken from the pools.
 #[derive(Debug, Default)]
 pub(super) struct AddressMemory {
     /// Of the pool for streams and long heads.

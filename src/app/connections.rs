@@ -238,7 +238,7 @@ struct Held {
 }
 
 impl Held {
-    /// What all connections of the address have taken; `None` where it stands for many clients.
+    /// The bytes that all connections of the address have taken; `None` where it stands for many clients.
     fn of_address(&self) -> Option<Arc<AddressMemory>> {
         self.place.as_ref().map(|place| Arc::clone(place.memory()))
     }

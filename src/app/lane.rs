@@ -339,7 +339,7 @@ impl<S: Socket> Lane<S> {
                 State::Answering => {
                     // Only to learn of the end; what comes waits its turn, and the flush after the answer wakes.
                     while self.received.len() < READ_BYTES && ready!(self.poll_receive(context))? > 0 {}
-                    // What came before the end of what the client sends may still be answered.
+                    // Requests that came before the client closed its half of the connection may still be answered.
                     return if self.received.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending };
                 }
                 State::HandedOver { is_http2: true } => {

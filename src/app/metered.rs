@@ -59,7 +59,7 @@ pub(super) struct Metered<S: RuntimeSocket> {
 #[derive(Debug)]
 pub(super) struct SendQueue {
     pool: Arc<SharedPool>,
-    /// What all connections of the client's address have taken; `None` where an address stands for many clients.
+    /// The bytes that all connections of the client's address have taken; `None` where an address stands for many clients.
     of_address: Option<Arc<AddressMemory>>,
     /// At least the kernel memory that the queue takes.
     queued_bytes: AtomicUsize,
@@ -221,7 +221,7 @@ impl<S: RuntimeSocket> Metered<S> {
         let allowed = self.queue.allow(socket, wanted);
         if allowed == 0 && wanted > 0 {
             if S::HAS_PACKETS {
-                // What fills no packet would wait for the kernel's timer of 0.2 s, and what follows waits for it.
+                // The kernel would keep a packet that is not full for 0.2 s, and the next one waits until it is sent.
                 let _ = sockopt::set_tcp_cork(socket, false);
             }
             return Err(io::ErrorKind::WouldBlock.into());

@@ -203,7 +203,7 @@ impl Place {
         &self.activity
     }
 
-    /// What all connections of the address have taken of the pools.
+    /// The bytes that all connections of the address have taken from the pools.
     pub(super) fn memory(&self) -> &Arc<AddressMemory> {
         &self.memory
     }
