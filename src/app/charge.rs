@@ -135,7 +135,7 @@ impl Charge {
     /// Takes `bytes`, where the pool and the address's part of it allow it. Returns true if it took them.
     pub(super) fn try_take(&self, bytes: usize) -> bool {
         let Inner { pool, of_address, taken_bytes, .. } = &*self.0;
-        let held = of_address.as_ref().map_or(0, |held| held.bytes.load(Ordering::Relaxed));
+        let held = of_address.as_ref().map(|held| held.bytes.load(Ordering::Relaxed));
         if !pool.try_take(held, bytes) {
             return false;
         }
@@ -420,7 +420,7 @@ mod tests {
         let stream = charge.open_stream(&request("/a")).unwrap();
         assert_eq!(taken(&charge), STREAM_BYTES + RETAINED_BYTES);
         drop((stream, charge));
-        assert!(pool.try_take(0, 1 << 19), "all is given back");
+        assert!(pool.try_take(Some(0), 1 << 19), "all is given back");
     }
 
     #[test]

@@ -35,6 +35,9 @@ use crate::seldom::Seldom;
 /// send no more than a head stay cheap.
 pub(super) const HEADER_BYTES: usize = 96 << 10;
 
+/// Memory for streams that every address is assured of: a browser's first request, or some of the next ones at once.
+const ASSURED_BYTES: usize = 64 << 10;
+
 /// How long a client is listened to that has asked for nothing yet when the server ends.
 const HEARING: Duration = Duration::from_millis(100);
 
@@ -64,12 +67,13 @@ impl Connections {
     /// Serves as the latest news say, by `workers`; as many connections at once as `config` says, those by TCP with `tls`
     /// where there is some.
     pub(super) fn new(config: &Config, news: News, workers: Workers, tls: Option<Tls>) -> Self {
-        let pool = |pool, bytes: u64, divisor| {
-            Arc::new(SharedPool::new(pool, usize::try_from(bytes).unwrap_or(usize::MAX), divisor))
-        };
+        let pool =
+            |pool, bytes: u64, divisor| SharedPool::new(pool, usize::try_from(bytes).unwrap_or(usize::MAX), divisor);
+        let memory = pool(ConnectionPool::Memory, config.shared_by_connections_bytes(), 0);
+        let sockets = pool(ConnectionPool::Sockets, config.send_queues_bytes(), metered::DIVISOR);
         Self {
-            memory: pool(ConnectionPool::Memory, config.shared_by_connections_bytes(), 0),
-            sockets: pool(ConnectionPool::Sockets, config.send_queues_bytes(), metered::DIVISOR),
+            memory: Arc::new(memory.assuring(ASSURED_BYTES)),
+            sockets: Arc::new(sockets),
             workers: Arc::new(workers),
             tls: tls.map(Arc::new),
             counted: metrics::Connections::new(config.server.max_connections),

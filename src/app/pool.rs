@@ -2,8 +2,9 @@
 //! than is still free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998), and no
 //! connection more than a part of what its address may still have.
 //!
-//! A single one gets what it asks for; many greedy ones leave some bytes free for the next, without a queue, a list of
-//! holders or a fixed share for each.
+//! A single one gets what it asks for, and a few greedy ones leave some bytes free for the next, without a queue, a list of
+//! holders or a fixed share for each. Holders that give nothing back leave half to the next one each time, next to nothing after
+//! a dozen: a pool can assure every address of some bytes, out of a third of its capacity that is kept for these.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,6 +15,9 @@ use crate::metrics::{ConnectionPool, PoolBytes};
 /// One part in so many is a large part of all.
 const MUCH: usize = 8;
 
+/// One part in so many of a pool is kept for what addresses are assured of.
+const ASSURED_PART: usize = 3;
+
 /// Bytes that the connections of many addresses share.
 #[derive(Debug)]
 pub(super) struct SharedPool {
@@ -21,6 +25,8 @@ pub(super) struct SharedPool {
     taken_bytes: AtomicUsize,
     /// A connection has at most what is left to its address divided by this, or all of it where this is 0.
     divisor: usize,
+    /// What every address may have while there is any.
+    assured_bytes: usize,
     gauge: PoolBytes,
     asked: Notify,
 }
@@ -30,25 +36,39 @@ impl SharedPool {
     /// these, divided by `divisor`; all of them where that is 0.
     pub(super) fn new(pool: ConnectionPool, capacity_bytes: usize, divisor: usize) -> Self {
         let gauge = PoolBytes::new(pool, capacity_bytes);
-        Self { capacity_bytes, taken_bytes: AtomicUsize::new(0), divisor, gauge, asked: Notify::new() }
+        let taken_bytes = AtomicUsize::new(0);
+        Self { capacity_bytes, taken_bytes, divisor, assured_bytes: 0, gauge, asked: Notify::new() }
+    }
+
+    /// Keeps a third of the pool for addresses that have less than `bytes`.
+    pub(super) fn assuring(self, bytes: usize) -> Self {
+        Self { assured_bytes: bytes, ..self }
     }
 
     /// Takes `wanted_bytes`, or as many of them as a connection that has `held_bytes` may still have, of an address that has
-    /// `address_bytes`. Returns how many it took.
-    pub(super) fn take_up_to(&self, address_bytes: usize, held_bytes: usize, wanted_bytes: usize) -> usize {
+    /// `address_bytes`; `None` where an address stands for many clients. Returns how many it took.
+    pub(super) fn take_up_to(&self, address_bytes: Option<usize>, held_bytes: usize, wanted_bytes: usize) -> usize {
         let mut granted = 0;
         // The closure always returns a value, so the update cannot fail.
         let _ = self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
             let free = self.capacity_bytes.saturating_sub(taken);
-            granted = wanted_bytes.min(most_of(most_of(free, address_bytes, 1), held_bytes, self.divisor));
+            granted = wanted_bytes.min(most_of(self.most_of_address(free, address_bytes), held_bytes, self.divisor));
             Some(taken + granted)
         });
         self.gauge.add(granted);
         granted
     }
 
-    /// Takes all of `bytes` for an address that has `address_bytes`, or nothing. Returns true if it took them.
-    pub(super) fn try_take(&self, address_bytes: usize, bytes: usize) -> bool {
+    /// The most that may be added to what an address has.
+    fn most_of_address(&self, free: usize, address_bytes: Option<usize>) -> usize {
+        let kept = if self.assured_bytes == 0 { 0 } else { self.capacity_bytes / ASSURED_PART };
+        let most = most_of(free.saturating_sub(kept), address_bytes.unwrap_or(0), 1);
+        let assured = address_bytes.map_or(0, |held| self.assured_bytes.saturating_sub(held));
+        most.max(assured.min(free))
+    }
+
+    /// Takes all of `bytes` for an address that has `address_bytes`, or nothing; `None` as above. Returns true if it took them.
+    pub(super) fn try_take(&self, address_bytes: Option<usize>, bytes: usize) -> bool {
         debug_assert!(self.divisor == 0, "it is not told what the connection has");
         let granted = self.take_up_to(address_bytes, 0, bytes);
         if granted < bytes {
@@ -72,6 +92,11 @@ impl SharedPool {
         bytes >= self.capacity_bytes / MUCH
     }
 
+    /// Whether most of it is taken.
+    pub(super) fn is_short(&self) -> bool {
+        self.taken_bytes.load(Ordering::Relaxed) > self.capacity_bytes / 2
+    }
+
     /// Returns bytes that were taken.
     pub(super) fn give_back(&self, bytes: usize) {
         self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -91,10 +116,10 @@ mod tests {
     #[test]
     fn one_address_has_half_and_greedy_ones_leave_some_for_the_next() {
         let pool = SharedPool::new(ConnectionPool::Memory, 1200, 0);
-        assert_eq!(pool.take_up_to(0, 0, 5000), 600);
-        assert_eq!(pool.take_up_to(600, 600, 1), 0);
-        assert_eq!(pool.take_up_to(0, 0, 5000), 300);
-        assert!(!pool.try_take(0, 151) && pool.try_take(0, 150));
+        assert_eq!(pool.take_up_to(Some(0), 0, 5000), 600);
+        assert_eq!(pool.take_up_to(Some(600), 600, 1), 0);
+        assert_eq!(pool.take_up_to(Some(0), 0, 5000), 300);
+        assert!(!pool.try_take(Some(0), 151) && pool.try_take(Some(0), 150));
         for bytes in [600, 300, 150] {
             pool.give_back(bytes);
         }
@@ -106,11 +131,11 @@ mod tests {
         let pool = SharedPool::new(ConnectionPool::Sockets, 1000, 4);
         let mut of_address = 0;
         for granted in [100, 80, 64] {
-            assert_eq!(pool.take_up_to(of_address, 0, 5000), granted);
+            assert_eq!(pool.take_up_to(Some(of_address), 0, 5000), granted);
             of_address += granted;
         }
-        assert_eq!(pool.take_up_to(of_address, 64, 5000), 0);
-        assert_eq!(pool.take_up_to(0, 0, 5000), 75);
+        assert_eq!(pool.take_up_to(Some(of_address), 64, 5000), 0);
+        assert_eq!(pool.take_up_to(Some(0), 0, 5000), 75);
     }
 
     #[test]
@@ -119,11 +144,34 @@ mod tests {
         let mut held = [0; 100];
         for _ in 0..1000 {
             for held in &mut held {
-                *held += pool.take_up_to(0, *held, 1 << 12);
+                *held += pool.take_up_to(Some(0), *held, 1 << 12);
             }
         }
         let taken: usize = held.iter().sum();
         assert!(taken <= (1 << 20) * 19 / 20 && taken > 1 << 19, "{taken}");
-        assert!(pool.take_up_to(0, 0, 1 << 20) > 0);
+        assert!(pool.take_up_to(Some(0), 0, 1 << 20) > 0);
+    }
+
+    #[test]
+    fn greedy_addresses_leave_what_the_next_ones_are_assured_of() {
+        const ASSURED: usize = 1 << 10;
+        let pool = SharedPool::new(ConnectionPool::Memory, 96 * ASSURED, 0).assuring(ASSURED);
+        let take_all = |mut held| {
+            while pool.try_take(Some(held), 1) {
+                held += 1;
+            }
+            held
+        };
+        assert_eq!(take_all(0), 32 * ASSURED, "one has half of what is not kept");
+        for _ in 0..30 {
+            assert!(take_all(0) >= ASSURED);
+        }
+        assert!(!pool.try_take(None, 1), "an address that stands for many clients is assured of nothing");
+        assert_eq!(take_all(ASSURED / 2), ASSURED, "it gets what it has not had yet");
+        let left = pool.capacity_bytes - pool.taken_bytes.load(Ordering::Relaxed);
+        for _ in 0..left / ASSURED {
+            assert_eq!(take_all(0), ASSURED);
+        }
+        assert!(take_all(0) < ASSURED && !pool.try_take(Some(0), 1), "the last one finds what is left");
     }
 }

@@ -46,17 +46,28 @@ impl Program {
         }
     }
 
-    /// From five addresses, 19,200 streams that are not taken, for which there is not enough memory.
-    async fn connections_beyond_the_memory(&self) -> Vec<TcpStream> {
+    /// From so many addresses, 19,200 streams that are not taken, for which there is not enough memory.
+    async fn connections_beyond_the_memory(&self, addresses: usize) -> Vec<TcpStream> {
         let asked: Vec<u8> = (0..128).flat_map(|n| h2::request(2 * n + 1, "/nothing/here")).collect();
         let mut held = Vec::new();
         for number in 0..150 {
-            let mut client = self.connect_from(&format!("127.0.0.{}", 2 + number % 5), 4096).await;
+            let mut client = self.connect_from(&format!("127.0.2.{}", 1 + number % addresses), 4096).await;
             client.write_all(&[h2::begin(&SHUT), asked.clone()].concat()).await.unwrap();
             held.push(client);
         }
         self.comes_to("n5_queue_waiting{queue=\"connection_memory\"}", |waiting| waiting > 50.0).await;
         held
+    }
+
+    /// An address that has nothing gets some of the memory.
+    async fn serves_another(&self, address: &str) {
+        let mut other = self.connect_from(address, 4096).await;
+        other.write_all(&[h2::begin(&[]), h2::request(1, "/v/0/0")].concat()).await.unwrap();
+        let mut received = Vec::new();
+        while !h2::kinds(&received).contains(&h2::DATA) {
+            let read = tokio::time::timeout(PATIENCE, other.read_buf(&mut received)).await;
+            assert!(read.expect("no answer").unwrap() > 0, "{address} is closed without an answer");
+        }
     }
 
     /// Bytes that the kernel holds for clients of this server: what `/proc/net/tcp` has as `tx_queue`.
@@ -78,19 +89,28 @@ async fn streams_that_are_not_taken_wait_in_their_connection_and_others_are_serv
     let mut server = Program::start(&["server.max_connections=1000"]);
     let before = server.before().await;
     let resident = server.mib("VmRSS");
-    let held = server.connections_beyond_the_memory().await;
+    let held = server.connections_beyond_the_memory(5).await;
     let peak = server.mib("VmHWM") - resident;
     let most = SHARED_MIB + ((150 * 36) >> 10) + 12;
     assert!(peak <= most, "{peak} of {most} MiB for 19,200 streams");
-    // An address that has nothing gets some of it.
-    let mut other = server.connect_from("127.0.0.9", 4096).await;
-    other.write_all(&[h2::begin(&[]), h2::request(1, "/v/0/0")].concat()).await.unwrap();
-    let mut received = Vec::new();
-    while !h2::kinds(&received).contains(&h2::DATA) {
-        let read = tokio::time::timeout(PATIENCE, other.read_buf(&mut received)).await;
-        assert!(read.expect("no answer").unwrap() > 0);
+    server.serves_another("127.0.0.9").await;
+    drop(held);
+    server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
+    server.is_well(&before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_many_addresses_leave_each_address_some() {
+    let mut server = Program::start(&["server.max_connections=1000"]);
+    let before = server.before().await;
+    // If each took half of what the ones before have left, less than a hundred bytes would be free.
+    let held = server.connections_beyond_the_memory(16).await;
+    let begun = Instant::now();
+    for number in 1..=8 {
+        server.serves_another(&format!("127.0.3.{number}")).await;
     }
-    drop((held, other));
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    drop(held);
     server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
     server.is_well(&before).await;
 }
@@ -412,7 +432,7 @@ async fn whole_answers_that_are_not_taken_keep_no_place_from_others() {
 async fn connections_that_wait_for_memory_end_when_their_clients_go() {
     let mut server = Program::start(&["server.max_connections=1000"]);
     let before = server.before().await;
-    let held = server.connections_beyond_the_memory().await;
+    let held = server.connections_beyond_the_memory(5).await;
     drop(held);
     let begun = Instant::now();
     server.comes_to("n5_connections_open", |open| open < 2.0).await;

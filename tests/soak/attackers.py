@@ -309,15 +309,14 @@ class Attack:
     `closes` does so itself as soon as it has sent all. It takes `takes` bytes first, so that the server's kernel expects it to
     take more at once. `encrypted`: over TLS, with this ALPN. `hosts`: from these addresses. One that `forges` records has `say`
     called with what encrypts them. `places`: alone, against a server of as many connections and small caches, where what each
-    connection takes is soon beyond the bound. `only_alone`: not among all at once."""
+    connection takes is soon beyond the bound."""
 
     def __init__(
         self, say, connections, reads=NEVER, takes=0, closes=False, encrypted=None, is_tls=False, hosts=ATTACKERS, forges=False,
-        places=None, only_alone=False,
+        places=None,
     ):  # fmt: skip
         self.name, self.say, self.connections, self.reads = say.__name__, say, connections, reads
         self.takes, self.closes, self.encrypted, self.hosts = takes, closes, encrypted, hosts
-        self.only_alone = only_alone or hosts is MANY
         self.is_tls, self.forges = is_tls or encrypted is not None, forges
         self.places = places or (TLS_PLACES if self.is_tls else None)
 
@@ -502,8 +501,7 @@ H2, H1 = "h2", "http/1.1"
 ATTACKS = [
     Attack(shut_windows, 10_000),
     Attack(shut_windows_of_slices, 4000),
-    # With it among all at once, requests that wait for its memory hold that of all streams: HOSTILE.md, Open.
-    Attack(shut_windows_of_two_sizes, 20, hosts=MANY[:20], only_alone=True),
+    Attack(shut_windows_of_two_sizes, 20, hosts=MANY[:20]),
     Attack(shut_windows_of_many, 2000, hosts=MANY[:250]),
     Attack(many_fields, 4000),
     Attack(unfinished_lists, 10_000),
