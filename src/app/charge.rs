@@ -88,6 +88,8 @@ struct Inner {
     /// Taken for header lists that the library has been given and has made no requests of yet.
     undelivered_bytes: AtomicUsize,
     in_header_list: AtomicBool,
+    /// Taken for the fields of the header list that was begun last.
+    list_bytes: AtomicUsize,
     is_drained: AtomicBool,
     /// Taken for streams that have ended here, whose last frames the library may still hold.
     unflushed_bytes: AtomicUsize,
@@ -117,6 +119,7 @@ impl Charge {
             taken_bytes: AtomicUsize::new(0),
             undelivered_bytes: AtomicUsize::new(0),
             in_header_list: AtomicBool::new(false),
+            list_bytes: AtomicUsize::new(0),
             is_drained: AtomicBool::new(false),
             unflushed_bytes: AtomicUsize::new(0),
             table_bytes: AtomicUsize::new(0),
@@ -132,7 +135,8 @@ impl Charge {
         }))
     }
 
-    /// Takes `bytes`, where the pool and the address's part of it allow it. Returns true if it took them.
+    /// Takes `bytes`, where the pool and the address's part of it allow it. Returns true if it took them. Threads that ask for
+    /// the same address at once may exceed its part a little.
     pub(super) fn try_take(&self, bytes: usize) -> bool {
         let Inner { pool, of_address, taken_bytes, .. } = &*self.0;
         let held = of_address.as_ref().map(|held| held.bytes.load(Ordering::Relaxed));
@@ -259,11 +263,13 @@ impl Charge {
         if self.is_refusing() {
             return ControlFlow::Break(());
         }
-        let fields = frame.payload_bytes.saturating_mul(FIELD_BYTES).min(HEADER_LIST_BYTES);
+        let listed = if frame.begins_list { 0 } else { self.0.list_bytes.load(Ordering::Relaxed) };
+        let fields = frame.payload_bytes.saturating_mul(FIELD_BYTES).min(HEADER_LIST_BYTES.saturating_sub(listed));
         let stream = if frame.opens_stream { STREAM_BYTES + RETAINED_BYTES } else { 0 };
         if !self.try_take(fields + stream) {
             return ControlFlow::Break(());
         }
+        self.0.list_bytes.store(listed + fields, Ordering::Relaxed);
         self.0.undelivered_bytes.fetch_add(fields + stream, Ordering::Relaxed);
         self.0.undelivered_streams.fetch_add(usize::from(frame.opens_stream), Ordering::Relaxed);
         self.0.turn_frames.fetch_add(1 + frame.payload_bytes / TURN_FRAME_BYTES, Ordering::Relaxed);
@@ -405,7 +411,11 @@ mod tests {
     fn a_stream_is_paid_for_from_its_frame_to_its_last_byte() {
         let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 0));
         let charge = Charge::new(&pool, None);
-        assert!(charge.admit(HeaderFrame { payload_bytes: 50, opens_stream: true, is_forbidden: false }).is_continue());
+        assert!(
+            charge
+                .admit(HeaderFrame { payload_bytes: 50, begins_list: true, opens_stream: true, is_forbidden: false })
+                .is_continue()
+        );
         let stream = charge.open_stream(&request("/a")).unwrap();
         charge.set_drained(true);
         charge.settle();
@@ -428,7 +438,9 @@ mod tests {
         let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 0));
         let charge = Charge::new(&pool, None);
         assert!(
-            charge.admit(HeaderFrame { payload_bytes: 100, opens_stream: true, is_forbidden: false }).is_continue()
+            charge
+                .admit(HeaderFrame { payload_bytes: 100, begins_list: true, opens_stream: true, is_forbidden: false })
+                .is_continue()
         );
         charge.set_in_header_list(true);
         charge.set_drained(true);
@@ -445,7 +457,7 @@ mod tests {
         let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 1 << 20, 0));
         let charge = Charge::new(&pool, None);
         for _ in 0..3 * MOST_REFUSED {
-            let frame = HeaderFrame { payload_bytes: 1, opens_stream: true, is_forbidden: false };
+            let frame = HeaderFrame { payload_bytes: 1, begins_list: true, opens_stream: true, is_forbidden: false };
             assert!(charge.admit(frame).is_continue());
             charge.set_drained(true);
             charge.settle();
@@ -462,7 +474,9 @@ mod tests {
         assert_eq!((taken(&charge), charge.is_refusing()), (300, false));
         // A header list has paid for what it adds.
         assert!(
-            charge.admit(HeaderFrame { payload_bytes: 100, opens_stream: true, is_forbidden: false }).is_continue()
+            charge
+                .admit(HeaderFrame { payload_bytes: 100, begins_list: true, opens_stream: true, is_forbidden: false })
+                .is_continue()
         );
         let before = taken(&charge);
         charge.hold_table(300 + 100 * FIELD_BYTES);
@@ -515,6 +529,24 @@ mod tests {
         assert!(other.try_take(1 << 14) && !other.try_take(1 << 18));
         drop(charges);
         assert_eq!(address.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn all_frames_of_a_header_list_together_take_what_its_fields_can() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Memory, 2 << 20, 0));
+        let charge = Charge::new(&pool, None);
+        let list = |begins_list| HeaderFrame {
+            payload_bytes: 16 << 10,
+            begins_list,
+            opens_stream: begins_list,
+            is_forbidden: false,
+        };
+        for number in 1..=2 {
+            for begins_list in [true, false, false, false, false, false] {
+                assert!(charge.admit(list(begins_list)).is_continue());
+            }
+            assert_eq!(taken(&charge), number * (HEADER_LIST_BYTES + STREAM_BYTES + RETAINED_BYTES));
+        }
     }
 
     #[test]

@@ -35,7 +35,8 @@ use crate::seldom::Seldom;
 /// send no more than a head stay cheap.
 pub(super) const HEADER_BYTES: usize = 96 << 10;
 
-/// Memory for streams that every address is assured of: a browser's first request, or some of the next ones at once.
+/// An address that holds less memory for streams than this can use the part that is kept for such. It is enough for a request whose
+/// head has up to 597 bytes on the wire: a browser's first one, but for long cookies and tokens.
 const ASSURED_BYTES: usize = 64 << 10;
 
 /// How long a client is listened to that has asked for nothing yet when the server ends.

@@ -32,6 +32,8 @@ const PRIORITY_BYTES: usize = 5;
 pub(super) struct HeaderFrame {
     /// Length of its payload on the wire.
     pub(super) payload_bytes: usize,
+    /// Whether it begins the header list, which `CONTINUATION` frames go on with.
+    pub(super) begins_list: bool,
     /// Whether it opens a stream.
     pub(super) opens_stream: bool,
     /// Whether no client may send it: the library reads its header list before it says so.
@@ -151,7 +153,9 @@ impl FrameScanner {
             if matches!(*kind, HEADERS | PUSH_PROMISE | CONTINUATION) {
                 let opens_stream = *kind == HEADERS && stream > self.last_stream;
                 let is_forbidden = *kind == PUSH_PROMISE;
-                if admit(HeaderFrame { payload_bytes, opens_stream, is_forbidden }).is_break() {
+                if admit(HeaderFrame { payload_bytes, begins_list: *kind != CONTINUATION, opens_stream, is_forbidden })
+                    .is_break()
+                {
                     return passed;
                 }
                 self.last_stream = self.last_stream.max(stream);

@@ -2,9 +2,9 @@
 //! than is still free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998), and no
 //! connection more than a part of what its address may still have.
 //!
-//! A single one gets what it asks for, and a few greedy ones leave some bytes free for the next, without a queue, a list of
-//! holders or a fixed share for each. Holders that give nothing back leave half to the next one each time, next to nothing after
-//! a dozen: a pool can assure every address of some bytes, out of a third of its capacity that is kept for these.
+//! A single holder gets what it asks for, and a few greedy ones leave some bytes for the next, without a queue or a list of
+//! holders. Each address that gives nothing back takes half of what is left, so that after a dozen almost nothing is. A pool can
+//! therefore keep a third of its capacity for addresses that hold little.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,8 +15,8 @@ use crate::metrics::{ConnectionPool, PoolBytes};
 /// One part in so many is a large part of all.
 const MUCH: usize = 8;
 
-/// One part in so many of a pool is kept for what addresses are assured of.
-const ASSURED_PART: usize = 3;
+/// One part in so many of a pool is kept for addresses that hold little.
+const KEPT_PART: usize = 3;
 
 /// Bytes that the connections of many addresses share.
 #[derive(Debug)]
@@ -25,8 +25,9 @@ pub(super) struct SharedPool {
     taken_bytes: AtomicUsize,
     /// A connection has at most what is left to its address divided by this, or all of it where this is 0.
     divisor: usize,
-    /// What every address may have while there is any.
+    /// An address that holds less than this may take from the part that is kept.
     assured_bytes: usize,
+    kept_bytes: usize,
     gauge: PoolBytes,
     asked: Notify,
 }
@@ -37,12 +38,12 @@ impl SharedPool {
     pub(super) fn new(pool: ConnectionPool, capacity_bytes: usize, divisor: usize) -> Self {
         let gauge = PoolBytes::new(pool, capacity_bytes);
         let taken_bytes = AtomicUsize::new(0);
-        Self { capacity_bytes, taken_bytes, divisor, assured_bytes: 0, gauge, asked: Notify::new() }
+        Self { capacity_bytes, taken_bytes, divisor, assured_bytes: 0, kept_bytes: 0, gauge, asked: Notify::new() }
     }
 
     /// Keeps a third of the pool for addresses that have less than `bytes`.
     pub(super) fn assuring(self, bytes: usize) -> Self {
-        Self { assured_bytes: bytes, ..self }
+        Self { assured_bytes: bytes, kept_bytes: self.capacity_bytes / KEPT_PART, ..self }
     }
 
     /// Takes `wanted_bytes`, or as many of them as a connection that has `held_bytes` may still have, of an address that has
@@ -51,30 +52,34 @@ impl SharedPool {
         let mut granted = 0;
         // The closure always returns a value, so the update cannot fail.
         let _ = self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
-            let free = self.capacity_bytes.saturating_sub(taken);
-            granted = wanted_bytes.min(most_of(self.most_of_address(free, address_bytes), held_bytes, self.divisor));
+            granted = wanted_bytes.min(most_of(self.most_of_address(taken, address_bytes), held_bytes, self.divisor));
             Some(taken + granted)
         });
         self.gauge.add(granted);
         granted
     }
 
-    /// The most that may be added to what an address has.
-    fn most_of_address(&self, free: usize, address_bytes: Option<usize>) -> usize {
-        let kept = if self.assured_bytes == 0 { 0 } else { self.capacity_bytes / ASSURED_PART };
-        let most = most_of(free.saturating_sub(kept), address_bytes.unwrap_or(0), 1);
-        let assured = address_bytes.map_or(0, |held| self.assured_bytes.saturating_sub(held));
-        most.max(assured.min(free))
-    }
-
     /// Takes all of `bytes` for an address that has `address_bytes`, or nothing; `None` as above. Returns true if it took them.
     pub(super) fn try_take(&self, address_bytes: Option<usize>, bytes: usize) -> bool {
         debug_assert!(self.divisor == 0, "it is not told what the connection has");
-        let granted = self.take_up_to(address_bytes, 0, bytes);
-        if granted < bytes {
-            self.give_back(granted);
+        let is_taken = self
+            .taken_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+                (bytes <= self.most_of_address(taken, address_bytes)).then(|| taken + bytes)
+            })
+            .is_ok();
+        if is_taken {
+            self.gauge.add(bytes);
         }
-        granted >= bytes
+        is_taken
+    }
+
+    /// The most that may be added to what an address has.
+    fn most_of_address(&self, taken: usize, address_bytes: Option<usize>) -> usize {
+        let free = self.capacity_bytes.saturating_sub(taken);
+        let most = most_of(free.saturating_sub(self.kept_bytes), address_bytes.unwrap_or(0), 1);
+        let assured = address_bytes.map_or(0, |held| self.assured_bytes.saturating_sub(held));
+        most.max(assured.min(free))
     }
 
     /// Asks one holder that waits in [`Self::asked`], the first that came there, to give back what it does not need.
@@ -92,9 +97,9 @@ impl SharedPool {
         bytes >= self.capacity_bytes / MUCH
     }
 
-    /// Whether most of it is taken.
-    pub(super) fn is_short(&self) -> bool {
-        self.taken_bytes.load(Ordering::Relaxed) > self.capacity_bytes / 2
+    /// Whether a large part of all is taken.
+    pub(super) fn is_much_taken(&self) -> bool {
+        self.is_much(self.taken_bytes.load(Ordering::Relaxed))
     }
 
     /// Returns bytes that were taken.
