@@ -32,7 +32,7 @@ const PRIORITY_BYTES: usize = 5;
 pub(super) struct HeaderFrame {
     /// Length of its payload on the wire.
     pub(super) payload_bytes: usize,
-    /// Whether it begins the header list, which `CONTINUATION` frames go on with.
+    /// True for the first frame of a header list, false for `CONTINUATION`.
     pub(super) begins_list: bool,
     /// Whether it opens a stream.
     pub(super) opens_stream: bool,

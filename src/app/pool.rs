@@ -97,7 +97,7 @@ impl SharedPool {
         bytes >= self.capacity_bytes / MUCH
     }
 
-    /// Whether a large part of all is taken.
+    /// Returns true if a large part of the pool is taken.
     pub(super) fn is_much_taken(&self) -> bool {
         self.is_much(self.taken_bytes.load(Ordering::Relaxed))
     }

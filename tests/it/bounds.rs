@@ -105,7 +105,7 @@ async fn streams_that_are_not_taken_wait_in_their_connection_and_others_are_serv
 async fn streams_of_many_addresses_leave_each_address_some() {
     let mut server = Program::start(&["server.max_connections=1000"]);
     let before = server.before().await;
-    // If each took half of what the ones before have left, less than a hundred bytes would be free.
+    // If each took half of the memory that the ones before have left, too little would be left for another's request.
     let held = server.connections_beyond_the_memory(16).await;
     let capacity = server.metric("n5_connection_pool_capacity_bytes{pool=\"memory\"}").await;
     server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes > 0.66 * capacity).await;
