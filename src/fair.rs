@@ -108,12 +108,12 @@ impl Shares {
         receiver.blocking_recv().unwrap_or_else(|_| self.share(party, 0, Kind::Taken))
     }
 
-    /// Units that nobody has.
+    /// Units that are not lent.
     pub fn free(&self) -> usize {
         self.state().free
     }
 
-    /// Units that somebody has.
+    /// Units that are lent.
     pub fn taken(&self) -> usize {
         self.state().taken()
     }
@@ -135,7 +135,7 @@ impl Shares {
         self.hand_out();
     }
 
-    /// A share for `party`, where there is one that nobody waits for.
+    /// A share for `party`, where there is one and no other waits for it.
     pub fn try_take(&self, party: Party, units: usize) -> Option<Share> {
         self.try_take_leaving(party, units, 0)
     }
@@ -144,8 +144,14 @@ impl Shares {
     pub fn try_take_leaving(&self, party: Party, units: usize, beside: usize) -> Option<Share> {
         let mut state = self.state();
         // Lines of others that wait for what their own clients have are in no one's way.
+        let mut owing = None;
         let is_first = state.lines.iter().all(|line| {
-            let first = line.waiting.iter().find(|place| place.stream.is_none() || state.is_owed(line.party, place));
+            // There may be thousands of places and lines: all streams are of one kind, which is counted once.
+            let mut are_owed = || match owing {
+                Some((kind, are_owed)) if kind == line.party.1 => are_owed,
+                _ => owing.insert((line.party.1, state.are_streams_owed(line.party.1))).1,
+            };
+            let first = line.waiting.iter().find(|place| place.stream.is_none() || place.begins_stream() && are_owed());
             first.is_none_or(|place| {
                 line.party != party && state.is_too_much(line.party, place.units, place.beside, place.stream.is_some())
             })

@@ -1,4 +1,5 @@
-//! The bytes of a connection: what the lane makes of them, and what the HTTP library alone does, are the same answers.
+//! The bytes of a connection: what the lane makes of them, and what the HTTP library alone does, are the same answers, as far as the
+//! lane looks at the requests. Of what the library answers after those, the first head is compared.
 //!
 //! Input: what a client sends.
 
@@ -193,8 +194,8 @@ fn served(bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
     answers
 }
 
-/// Answers one after the other. `heads` says which have no body. Behind those the library answers in both ways: of its first answer
-/// the status and headers are compared. Its body is not: a request with a method that is not known here may have been HEAD.
+/// Answers one after the other. `heads` says which have no body. The requests after these are the library's in both runs: of their
+/// first answer there are status and headers, and no body, because a method that is not known here may have been HEAD.
 fn answers(mut bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
     let (mut found, mut heads) = (Vec::new(), heads.iter());
     while !bytes.is_empty() {

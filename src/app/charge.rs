@@ -25,7 +25,7 @@ const STREAM_BYTES: usize = 13 << 9;
 const RETAINED_BYTES: usize = 3 << 9;
 
 /// Most streams of one connection that the library keeps although no requests have come of them: malformed ones, too long
-/// ones, and such as were taken back at once. It allows no more than this at a time.
+/// ones, and those that were reset immediately. It allows no more than this at a time.
 const MOST_REFUSED: usize = super::library::STREAMS as usize;
 
 /// Memory of one field of a header list. On the wire it may be one byte, an index of HPACK (RFC 7541, section 6.1).
@@ -63,6 +63,15 @@ const ASKED: usize = 4;
 /// Time without a stream after which a connection counts as idle; a client that sends requests one after the other pauses for
 /// less.
 const LEAST_IDLE: Duration = Duration::from_millis(500);
+
+/// The length on the wire of most heads: a browser's first request, unless it has long cookies or tokens.
+const USUAL_HEAD_BYTES: usize = 597;
+
+/// An address that holds less memory for streams than this can use the part of the pool that is kept for addresses which hold little.
+pub(super) const ASSURED_BYTES: usize = 64 << 10;
+
+// It is enough for one request with a head of usual length, of which each byte may be a field.
+const _: () = assert!(USUAL_HEAD_BYTES * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES <= ASSURED_BYTES);
 
 /// The bytes that all connections of one address have taken from the pools.
 #[derive(Debug, Default)]

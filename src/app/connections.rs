@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 
-use super::charge::{AddressMemory, Charge};
+use super::charge::{ASSURED_BYTES, AddressMemory, Charge};
 use super::lane::Lane;
 use super::library::{Bounds, answer};
 use super::metered::{self, Metered, Rest, SendQueue};
@@ -34,10 +34,6 @@ use crate::seldom::Seldom;
 /// Longest request head, in bytes: the longest path there can be (64 KiB) and its headers fit, and connections that
 /// send no more than a head stay cheap.
 pub(super) const HEADER_BYTES: usize = 96 << 10;
-
-/// An address that holds less memory for streams than this can use the part that is kept for such. It is enough for a request whose
-/// head has up to 597 bytes on the wire: a browser's first one, but for long cookies and tokens.
-const ASSURED_BYTES: usize = 64 << 10;
 
 /// How long a client is listened to that has asked for nothing yet when the server ends.
 const HEARING: Duration = Duration::from_millis(100);
@@ -197,8 +193,9 @@ impl Connections {
                 () = is_set(&mut closing) => tokio::time::timeout(SHAKING, accept.as_mut()).await.ok().flatten(),
             };
             drop(accept);
-            if let Some(stream) = accepted {
-                terms.converse(stream, rest, closing).await;
+            match accepted {
+                Some(stream) => terms.converse(stream, rest, closing).await,
+                None => rest.drained(false, terms.send_timeout).await,
             }
         });
     }
@@ -305,11 +302,11 @@ impl Terms {
             }
             Ok(false) => {
                 let ended = lane.shutdown().await.map_err(Into::into);
-                drop(lane);
+                drop((lane, charge));
                 ended
             }
             Err(error) => {
-                drop(lane);
+                drop((lane, charge));
                 Err(error.into())
             }
         };

@@ -62,7 +62,7 @@ enum State {
     Answering,
     /// The library's, and all after it. Idle ones of HTTP/2 are not its to end.
     HandedOver { is_http2: bool },
-    /// Nobody's: what came makes no sense here.
+    /// No further byte is looked at: the last made no sense here.
     Ended,
 }
 
@@ -93,7 +93,7 @@ pub(super) struct Lane<S> {
 }
 
 impl<S: Socket> Lane<S> {
-    /// `signals` are ended by whoever sees the last of the library's answer.
+    /// The library's last answer ends `signals`.
     pub(super) fn new(
         stream: S,
         follower: Follower,
@@ -339,6 +339,7 @@ impl<S: Socket> Lane<S> {
                 State::Answering => {
                     // Only to learn of the end; what comes waits its turn, and the flush after the answer wakes.
                     while self.received.len() < READ_BYTES && ready!(self.poll_receive(context))? > 0 {}
+                    self.stream.poll_release(context);
                     // Requests that came before the client closed its half of the connection may still be answered.
                     return if self.received.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending };
                 }
@@ -357,7 +358,10 @@ impl<S: Socket> Lane<S> {
                         return Poll::Pending;
                     }
                     if let Some(memory) = &mut self.memory {
-                        ready!(memory.poll(context));
+                        if memory.poll(context).is_pending() {
+                            self.stream.poll_release(context);
+                            return Poll::Pending;
+                        }
                         if self.stream.has_hung_up() {
                             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
                         }

@@ -79,7 +79,7 @@ impl PeerLimits {
 #[derive(Debug)]
 pub(super) enum Admission {
     Served(Place),
-    /// It waits for a place. Whoever is told to search calls [`Peers::search`].
+    /// It waits for a place. A caller that is told to search calls [`Peers::search`].
     Waits(oneshot::Receiver<Place>, Option<IpAddr>),
     Refused,
 }

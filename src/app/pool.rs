@@ -2,9 +2,9 @@
 //! than is still free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998), and no
 //! connection more than a part of what its address may still have.
 //!
-//! A single holder gets what it asks for, and a few greedy ones leave some bytes for the next, without a queue or a list of
+//! A single address gets half of the pool, and a few greedy ones leave some bytes for the next, without a queue or a list of
 //! holders. Each address that gives nothing back takes half of what is left, so that after a dozen almost nothing is. A pool can
-//! therefore keep a third of its capacity for addresses that hold little.
+//! therefore keep a third of its capacity for addresses that hold little, which may then have all that is free of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -61,7 +61,7 @@ impl SharedPool {
 
     /// Takes all of `bytes` for an address that has `address_bytes`, or nothing; `None` as above. Returns true if it took them.
     pub(super) fn try_take(&self, address_bytes: Option<usize>, bytes: usize) -> bool {
-        debug_assert!(self.divisor == 0, "it is not told what the connection has");
+        debug_assert!(self.divisor == 0, "a pool with a divisor needs the bytes of the connection");
         let is_taken = self
             .taken_bytes
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {

@@ -14,7 +14,7 @@ use super::charge::StreamCharge;
 /// Bytes that a stream has to send until it counts as moved; fewer where fewer wait.
 const ENOUGH: u64 = 16 << 10;
 
-/// Whoever takes as many bytes between two looks may open windows in steps that are as large, and late.
+/// A client that takes as many bytes between two looks may open windows in steps that are as large, and late.
 const STEP: u64 = 64 << 10;
 
 /// Times [`Limits::stall`] that a connection is borne of which nothing moves.
@@ -32,7 +32,7 @@ const LEAST_PAUSE: Duration = Duration::from_millis(20);
 /// How long a connection is borne.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Unit of patience with who takes nothing.
+    /// Unit of the time limit for a client that takes nothing.
     pub(super) stall: Duration,
     /// Without any stream.
     pub(super) idle: Duration,
@@ -58,7 +58,7 @@ struct Shared {
     opened: AtomicU64,
     /// Pieces of bodies that were sent whole.
     finished: AtomicU64,
-    /// Nothing waited at the last look: who begins to wait gives notice.
+    /// Nothing waited at the last look: the next piece that waits notifies.
     is_parked: AtomicBool,
     begun: Notify,
     /// No more patience than one limit.
@@ -149,7 +149,7 @@ impl Progress {
 
     /// How long there is nothing to look at.
     fn pause(&self, now: Instant, limits: Limits) -> Duration {
-        // Before the question: who begins to wait after it gives notice.
+        // Before the question: a piece that begins to wait after it notifies.
         self.0.is_parked.store(true, Ordering::SeqCst);
         let seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.streams.iter().any(Watched::waits) {
@@ -218,7 +218,7 @@ impl Watched {
         let step = sent - self.sent;
         let state = match self.since {
             Some(since) if step < self.needed => return Some(State::Stalled(now.duration_since(since))),
-            // Whoever asks for more has taken nothing yet.
+            // A new request is no progress.
             None if step < ENOUGH => State::Stalled(Duration::ZERO),
             Some(_) | None => State::Moved,
         };
@@ -265,7 +265,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// A piece of the body of `stream`, for the library to send; without one nobody counts.
+    /// A piece of the body of `stream`, for the library to send; without one its bytes are not counted.
     pub(super) fn new(bytes: Bytes, stream: Option<&Stream>) -> Self {
         // What is empty cannot wait.
         let stream = stream.filter(|_| !bytes.is_empty()).cloned();

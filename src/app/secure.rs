@@ -141,6 +141,10 @@ impl Socket for Secure {
 
     fn hold_parts(&self, _hold: bool) {}
 
+    fn poll_release(&mut self, context: &mut Context<'_>) {
+        self.0.get_mut().0.stream.poll_release(context);
+    }
+
     fn has_hung_up(&self) -> bool {
         self.0.get_ref().0.stream.has_hung_up()
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::pin::Pin;
+use std::task::Context;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send, sockopt};
@@ -26,6 +27,9 @@ pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
 
     /// From now on has, or no longer has, what fills no packet wait for what follows it.
     fn hold_parts(&self, hold: bool);
+
+    /// Has what the client has taken of the send queue given back, where nothing is read.
+    fn poll_release(&mut self, context: &mut Context<'_>);
 
     /// Whether the client has closed the connection, or its half of it, although not all that it sent has been read.
     fn has_hung_up(&self) -> bool;
@@ -81,6 +85,10 @@ impl<S: RuntimeSocket> Socket for Pin<Box<TimeoutStream<Metered<S>>>> {
             // What cannot be held is sent in more packets.
             let _ = sockopt::set_tcp_cork(socket, hold);
         }
+    }
+
+    fn poll_release(&mut self, context: &mut Context<'_>) {
+        self.as_mut().get_pin_mut().poll_release(context);
     }
 
     fn has_hung_up(&self) -> bool {

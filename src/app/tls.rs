@@ -8,10 +8,12 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::net::sockopt::set_socket_linger;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -24,6 +26,7 @@ use tokio_rustls::rustls::{ConfigBuilder, ServerConfig, WantsVerifier};
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
+use super::meminfo::send_queue_bytes;
 use super::metered::Metered;
 use super::secure::Secure;
 use crate::config;
@@ -38,7 +41,7 @@ const HANDSHAKE_RECORD: u8 = 22;
 /// Most bytes of a request without TLS that are read before it is answered.
 const PLAIN_BYTES: u64 = 64 << 10;
 
-/// How long it is waited for that such a client closes the connection.
+/// Time for such a client to close the connection.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// What a request without TLS is told.
@@ -183,8 +186,12 @@ async fn refuse(stream: &mut TcpStream, first: u8) -> io::Result<()> {
         stream.write_all(PLAIN_ANSWER).await?;
         stream.shutdown().await?;
         // A connection that is closed with something unread is reset, and the answer lost.
-        let (mut rest, mut nowhere) = (stream.take(PLAIN_BYTES), tokio::io::sink());
+        let (mut rest, mut nowhere) = ((&mut *stream).take(PLAIN_BYTES), tokio::io::sink());
         let _ = timeout(LINGER, tokio::io::copy(&mut rest, &mut nowhere)).await;
+        if send_queue_bytes(stream.as_fd(), true).is_some_and(|bytes| bytes > 0) {
+            // The kernel would keep the answer for minutes.
+            let _ = set_socket_linger(&*stream, Some(Duration::ZERO));
+        }
     }
     Ok(())
 }

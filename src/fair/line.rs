@@ -82,6 +82,11 @@ impl Place {
         Self { units, beside: 0, stream: None, kind, has_stopped_others: Cell::new(false), sender }
     }
 
+    /// Returns true for a stream of which no parts are on their way.
+    pub(super) fn begins_stream(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.strong_count() <= 1)
+    }
+
     /// Units that must be free for it.
     pub(super) fn needed(&self) -> usize {
         if self.kind == Kind::Counted { 0 } else { self.units.saturating_add(self.beside) }

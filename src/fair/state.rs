@@ -107,6 +107,8 @@ impl State {
         // Sorted only where the first one's turn comes to nothing.
         let (mut turn, mut later) = (first, None);
         let (mut is_streams_turn, mut most_units, mut most_of_client) = (true, usize::MAX, usize::MAX);
+        // Of the first line.
+        let mut are_owed = None;
         loop {
             let line = self.lines.get(turn.1)?;
             let party = line.party;
@@ -124,7 +126,9 @@ impl State {
                     break;
                 }
                 let is_too_much = self.is_too_much(party, units, place.beside, place.stream.is_some());
-                let is_owed = turn == first && self.is_owed(party, place);
+                let is_owed = turn == first
+                    && place.begins_stream()
+                    && *are_owed.get_or_insert_with(|| self.are_streams_owed(party.1));
                 if !is_too_much && (self.is_enough_for(place) || is_owed && self.has_owed(units)) {
                     let mut place = self.line(party).waiting.remove(at)?;
                     if most_units < usize::MAX && place.kind == Kind::Taken {
@@ -167,11 +171,10 @@ impl State {
         }
     }
 
-    /// Returns true for a stream of which no parts are on their way, while all streams have little.
-    pub(super) fn is_owed(&self, party: Party, place: &Place) -> bool {
-        let held = self.lines.iter().filter(|line| line.party.1 == party.1).map(|line| line.held).sum::<usize>();
-        let begins = place.stream.as_ref().is_some_and(|stream| stream.strong_count() <= 1);
-        begins && self.is_counted() && held < self.all / OWED_PART
+    /// Returns true if all streams, which are the lines of this kind, have little.
+    pub(super) fn are_streams_owed(&self, kind: u64) -> bool {
+        let held = || self.lines.iter().filter(|line| line.party.1 == kind).map(|line| line.held).sum::<usize>();
+        self.is_counted() && held() < self.all / OWED_PART
     }
 
     /// Returns true if there are enough free units for a stream of so many that is owed some.

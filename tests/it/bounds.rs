@@ -15,6 +15,9 @@ const FILE: &str = "/v/0/2";
 /// With an empty window, no body is taken.
 const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
 
+/// With the widest window.
+const WIDE: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
+
 /// Memory of a thousand connections that all of them share.
 const SHARED_MIB: u64 = 6;
 
@@ -61,15 +64,21 @@ impl Program {
 
     /// An address that has nothing gets some of the memory.
     async fn serves_another(&self, address: &str) {
+        self.answers_with(h2::DATA, address, &[]).await;
+    }
+
+    /// Asks with such settings and returns when a frame of this kind is received. The stream stays open if that is not the last.
+    async fn answers_with(&self, kind: u8, address: &str, settings: &[u8]) -> TcpStream {
         let mut other = self.connect_from(address, 4096).await;
         // A head that needs more than the greedy ones leave to each other.
         let path = format!("/v/0/0?{}", "a".repeat(110));
-        other.write_all(&[h2::begin(&[]), h2::request(1, &path)].concat()).await.unwrap();
+        other.write_all(&[h2::begin(settings), h2::request(1, &path)].concat()).await.unwrap();
         let mut received = Vec::new();
-        while !h2::kinds(&received).contains(&h2::DATA) {
+        while !h2::kinds(&received).contains(&kind) {
             let read = tokio::time::timeout(PATIENCE, other.read_buf(&mut received)).await;
             assert!(read.expect("no answer").unwrap() > 0, "{address} is closed without an answer");
         }
+        other
     }
 
     /// Bytes that the kernel holds for clients of this server: what `/proc/net/tcp` has as `tx_queue`.
@@ -110,11 +119,13 @@ async fn streams_of_many_addresses_leave_each_address_some() {
     let capacity = server.metric("n5_connection_pool_capacity_bytes{pool=\"memory\"}").await;
     server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes > 0.66 * capacity).await;
     let begun = Instant::now();
+    let mut others = Vec::new();
     for number in 1..=8 {
-        server.serves_another(&format!("127.0.3.{number}")).await;
+        others.push(server.answers_with(h2::HEADERS, &format!("127.0.3.{number}"), &SHUT).await);
     }
+    server.serves_another("127.0.3.9").await;
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
-    drop(held);
+    drop((held, others));
     server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
     server.is_well(&before).await;
 }
@@ -203,6 +214,26 @@ async fn slow_readers_of_one_address_leave_most_of_the_send_queues_to_others() {
     let _other = read_half(&server, "127.0.0.9").await;
     server.comes_to("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes > f64::from(43 << 19)).await;
     drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_client_of_http2_gives_back_the_send_queue_that_it_has_emptied() {
+    let mut server = Program::start(&[]);
+    let before = server.before().await;
+    let mut client = server.connect_from("127.0.0.2", 1 << 20).await;
+    let windows = [h2::begin(&WIDE), h2::frame(h2::WINDOW_UPDATE, 0, 0, &(1_u32 << 30).to_be_bytes())].concat();
+    client.write_all(&[windows, h2::request(1, FILE)].concat()).await.unwrap();
+    let mut received = Vec::new();
+    let is_whole = |received: &[u8]| {
+        h2::frames(received).iter().any(|(kind, flags, _)| (*kind, *flags) == (h2::DATA, h2::END_STREAM))
+    };
+    while received.len() < 8 << 20 || !is_whole(&received) {
+        let read = tokio::time::timeout(PATIENCE, client.read_buf(&mut received)).await;
+        assert!(read.expect("no answer").unwrap() > 0, "closed after {} bytes", received.len());
+    }
+    server.comes_to("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes == 0.0).await;
+    drop(client);
+    server.is_well(&before).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,6 +16,7 @@ import time
 
 from frames import (
     AUTHORITY,
+    CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -34,6 +35,7 @@ from frames import (
     frame,
     headers,
     huffman,
+    integer,
     malformed,
     settings,
     string,
@@ -44,6 +46,8 @@ ATTACKERS = [f"127.0.0.{n}" for n in range(2, 7)]
 # Enough for all places of a server: one address has at most three times as many as are free.
 MANY = [f"127.0.{network}.{n}" for network in range(1, 21) for n in range(1, 255)]
 LARGE_BYTES = 4 << 20
+# Longest payload of a frame (RFC 9113, section 4.2).
+FRAME_BYTES = 16 << 10
 # Connections of a server with TLS: each costs an attacker more, too.
 TLS_PLACES = 8000
 # Where the kernel picks the port when it knows the other end (linux/in.h), there are enough for a minute.
@@ -91,6 +95,16 @@ def many_fields(_):
 def unfinished_lists(_):
     entry = b"\x40\x02ab\x02cd"
     return settings(0) + headers(1, b"/v/0/0", entry) + headers(3, b"/v/0/0", b"\xbe" * 2900, flags=END_STREAM)
+
+
+def continued_lists(n):
+    # A header list in as many frames as the library takes, which does not end: of one long string, or of many.
+    much = b"\x00\x02ab" + integer(126 << 10, 7) + b"a" * (126 << 10)
+    many = b"\x00\x02ab" + string(b"a" * 1024)
+    fields = much if n % 2 else many * (len(much) // len(many))
+    parts = [fields[at : at + FRAME_BYTES] for at in range(0, 7 * FRAME_BYTES, FRAME_BYTES)]
+    begun = frame(HEADERS, END_STREAM, 1, GET + HTTP + PATH + string(b"/v/0/0") + AUTHORITY + string(b"x"))
+    return settings(0) + begun + b"".join(frame(CONTINUATION, 0, 1, part) for part in parts)
 
 
 def malformed_lists(_):
@@ -505,6 +519,7 @@ ATTACKS = [
     Attack(shut_windows_of_many, 2000, hosts=MANY[20:270]),
     Attack(many_fields, 4000),
     Attack(unfinished_lists, 10_000),
+    Attack(continued_lists, 5000, reads=ALWAYS, places=500),
     Attack(malformed_lists, 4000, reads=ALWAYS),
     Attack(bodies, 5000),
     Attack(long_paths, 4000),
