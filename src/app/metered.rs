@@ -523,6 +523,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_connection_that_is_flushed_and_not_read_gives_back_what_was_taken() {
+        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 20, DIVISOR));
+        let (mut socket, mut reader) = pair(&pool, &Rest::default()).await;
+        socket.write_all(&vec![0; 30_000]).await.unwrap();
+        reader.read_exact(&mut vec![0; 30_000]).await.unwrap();
+        let emptied = std::future::poll_fn(|context| {
+            if !socket.queue.is_granted_any() {
+                return Poll::Ready(());
+            }
+            assert!(Pin::new(&mut socket).poll_flush(context).is_ready());
+            Poll::Pending
+        });
+        assert!(tokio::time::timeout(RELEASE * 2, emptied).await.is_ok());
+    }
+
+    #[tokio::test]
     async fn no_more_is_granted_than_the_kernel_takes() {
         let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 30, DIVISOR));
         let (mut socket, _reader, of_address) = pair_of_address(&pool, &Rest::default()).await;
