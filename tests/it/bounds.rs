@@ -78,18 +78,21 @@ impl Program {
         other
     }
 
-    /// Bytes that the kernel holds for clients of this server: what `/proc/net/tcp` has as `tx_queue`.
     fn queued_bytes(&self) -> u64 {
-        let port = self.address().rsplit_once(':').unwrap().1.parse::<u16>().unwrap();
-        let local = format!(":{port:04X}");
-        let of = |line: &str| {
-            let mut fields = line.split_ascii_whitespace();
-            let is_here = fields.nth(1)?.ends_with(&local);
-            let queued = fields.nth(2)?.split_once(':')?.0;
-            is_here.then(|| u64::from_str_radix(queued, 16).unwrap())
-        };
-        fs::read_to_string("/proc/net/tcp").unwrap().lines().skip(1).filter_map(of).sum()
+        queued_bytes(self.address().rsplit_once(':').unwrap().1.parse().unwrap())
     }
+}
+
+/// Bytes that the kernel holds for clients of the server at this port: what `/proc/net/tcp` has as `tx_queue`.
+pub(crate) fn queued_bytes(port: u16) -> u64 {
+    let local = format!(":{port:04X}");
+    let of = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let is_here = fields.nth(1)?.ends_with(&local);
+        let queued = fields.nth(2)?.split_once(':')?.0;
+        is_here.then(|| u64::from_str_radix(queued, 16).unwrap())
+    };
+    fs::read_to_string("/proc/net/tcp").unwrap().lines().skip(1).filter_map(of).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

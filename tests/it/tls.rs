@@ -20,9 +20,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion, version};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, SupportedProtocolVersion, version};
 
 use super::connections::{Running, start_with};
+use crate::bounds::queued_bytes;
 use crate::lane::running;
 use crate::support::program::Program;
 use crate::support::writer::N5;
@@ -578,6 +579,39 @@ async fn handshakes_that_do_not_end_leave_some_to_other_clients() {
     assert!(tokio::time::timeout(Duration::from_millis(500), &mut shaking).await.is_err(), "beyond its share");
     drop(half);
     shaking.await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_client_does_not_take_of_a_handshake_that_fails_is_dropped() {
+    let secure = Secure::start(|config| {
+        let chain = fs::read_to_string(&config.tls.certificate).unwrap().repeat(30);
+        fs::write(&config.tls.certificate, chain).unwrap();
+        config.server.send_timeout = Duration::from_secs(1);
+    })
+    .await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(1).unwrap();
+    let mut stream = socket.connect(secure.server.address).await.unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&version::TLS13])
+        .unwrap()
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut hello = Vec::new();
+    ClientConnection::new(Arc::new(config), name).unwrap().write_tls(&mut hello).unwrap();
+    stream.write_all(&hello).await.unwrap();
+    let port = secure.server.address.port();
+    let comes = async |is_any: bool| {
+        while (queued_bytes(port) > 0) != is_any {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, comes(true)).await.expect("nothing is sent");
+    // A record that cannot be decrypted.
+    stream.write_all(b"\x17\x03\x03\x00\x20abcdefghijklmnopqrstuvwxyz012345").await.unwrap();
+    tokio::time::timeout(PATIENCE, comes(false)).await.expect("the kernel keeps what is not taken");
+    assert!(stream.read_to_end(&mut Vec::new()).await.is_err(), "the connection is not reset");
 }
 
 #[tokio::test]
