@@ -64,14 +64,10 @@ const ASKED: usize = 4;
 /// less.
 const LEAST_IDLE: Duration = Duration::from_millis(500);
 
-/// The length on the wire of most heads: a browser's first request, unless it has long cookies or tokens.
-const USUAL_HEAD_BYTES: usize = 597;
-
-/// An address that holds less memory for streams than this can use the part of the pool that is kept for addresses which hold little.
+/// An address that holds less memory for streams than this can use the part of the pool that is kept for such addresses. It is enough
+/// for a head of up to 597 bytes on the wire, each of which may be a field: a browser's first one, unless it has long cookies.
 pub(super) const ASSURED_BYTES: usize = 64 << 10;
-
-// It is enough for one request with a head of usual length, of which each byte may be a field.
-const _: () = assert!(USUAL_HEAD_BYTES * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES <= ASSURED_BYTES);
+const _: () = assert!(597 * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES <= ASSURED_BYTES);
 
 /// The bytes that all connections of one address have taken from the pools.
 #[derive(Debug, Default)]

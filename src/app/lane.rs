@@ -358,10 +358,8 @@ impl<S: Socket> Lane<S> {
                         return Poll::Pending;
                     }
                     if let Some(memory) = &mut self.memory {
-                        if memory.poll(context).is_pending() {
-                            self.stream.poll_release(context);
-                            return Poll::Pending;
-                        }
+                        self.stream.poll_release(context);
+                        ready!(memory.poll(context));
                         if self.stream.has_hung_up() {
                             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
                         }
