@@ -21,6 +21,7 @@ mod progress;
 mod refusal;
 mod reload;
 mod secure;
+mod send_queue;
 mod sending;
 mod serving;
 mod settings;

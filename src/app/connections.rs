@@ -18,10 +18,11 @@ use tokio_io_timeout::TimeoutStream;
 use super::charge::{ASSURED_BYTES, AddressMemory, Charge};
 use super::lane::Lane;
 use super::library::{Bounds, answer};
-use super::metered::{self, Metered, Rest, SendQueue};
+use super::metered::{Metered, Rest};
 use super::peers::{self, Admission, PeerLimits, Peers, Place};
 use super::pool::SharedPool;
 use super::progress::Limits;
+use super::send_queue::{self, SendQueue};
 use super::serving::{Follower, News};
 use super::signals::{EndReason, Signals, Unsent};
 use super::socket::{RuntimeSocket, Socket};
@@ -40,6 +41,9 @@ const HEARING: Duration = Duration::from_millis(100);
 
 /// How long a handshake may take that has begun when the server ends.
 const SHAKING: Duration = Duration::from_secs(1);
+
+/// Time for a client to take the last message of a handshake that failed.
+const FAILING: Duration = Duration::from_secs(1);
 
 /// What every connection is served with. Cheap to clone; clones share it.
 #[derive(Clone)]
@@ -67,7 +71,7 @@ impl Connections {
         let pool =
             |pool, bytes: u64, divisor| SharedPool::new(pool, usize::try_from(bytes).unwrap_or(usize::MAX), divisor);
         let memory = pool(ConnectionPool::Memory, config.shared_by_connections_bytes(), 0);
-        let sockets = pool(ConnectionPool::Sockets, config.send_queues_bytes(), metered::DIVISOR);
+        let sockets = pool(ConnectionPool::Sockets, config.send_queues_bytes(), send_queue::DIVISOR);
         Self {
             memory: Arc::new(memory.assuring(ASSURED_BYTES)),
             sockets: Arc::new(sockets),
@@ -193,10 +197,15 @@ impl Connections {
                 () = is_set(&mut closing) => tokio::time::timeout(SHAKING, accept.as_mut()).await.ok().flatten(),
             };
             drop(accept);
-            match accepted {
-                Some(stream) => terms.converse(stream, rest, closing).await,
-                None => rest.drained(false, terms.send_timeout).await,
-            }
+            let Some(stream) = accepted else {
+                let Terms { arriving, held, .. } = terms;
+                // The server's end does not wait for it.
+                drop((arriving, closing));
+                rest.drained(false, FAILING).await;
+                drop(held);
+                return;
+            };
+            terms.converse(stream, rest, closing).await;
         });
     }
 

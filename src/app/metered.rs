@@ -1,14 +1,8 @@
-//! A socket whose send queue in the kernel is part of a bound on all of them.
-//!
-//! The kernel lets every connection's queue grow to `net.ipv4.tcp_wmem[2]`, usually 4 MiB, if its client reads slowly.
-//! Here each may have [`FREE_BYTES`] at any time; more comes from a pool of which the connections of an address have at most
-//! half of what is free, so that a client that takes nothing on many connections leaves some to others. A connection has
-//! at most a quarter of that: one that is alone has an eighth of the pool and is not throttled, however distant its client is.
+//! A socket that writes as much as its [`SendQueue`] allows, and has it give back what the client has taken.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -17,26 +11,9 @@ use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::charge::AddressMemory;
 use super::meminfo::send_queue_bytes;
-use super::pool::SharedPool;
+use super::send_queue::{LEAST_BYTES, SendQueue};
 use super::socket::RuntimeSocket;
-
-/// Kernel memory of a send queue that takes nothing from the pool.
-pub(super) const FREE_BYTES: usize = 4 << 10;
-
-/// A connection has at most what its address may still have, divided by this.
-pub(super) const DIVISOR: usize = 3;
-
-/// Memory of a packet besides its bytes: `sk_buff`, `skb_shared_info` and room for headers.
-const PACKET_BYTES: usize = 1280;
-
-/// Smaller writes wait, except for the last bytes of an answer: a queue that is nearly full would be filled a few bytes at a time.
-const LEAST_BYTES: usize = 1 << 10;
-
-/// As long as little of the pool is taken, a queue that takes no more than this is not looked at: what was written since the last look
-/// counts as queued. To ask the kernel for each answer of 2 KB took 5 % of the time that the answer takes.
-const UNSEEN_BYTES: usize = 64 << 10;
 
 /// Shortest and longest pause before a connection for which nothing is left looks again.
 const RETRY: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
@@ -63,17 +40,6 @@ pub(super) struct Metered<S: RuntimeSocket> {
     rest: Rest,
 }
 
-/// What one socket's queue has taken of the pool; given back when dropped.
-#[derive(Debug)]
-pub(super) struct SendQueue {
-    pool: Arc<SharedPool>,
-    /// The bytes that all connections of the client's address have taken; `None` where an address stands for many clients.
-    of_address: Option<Arc<AddressMemory>>,
-    /// At least the kernel memory that the queue takes.
-    queued_bytes: AtomicUsize,
-    granted_bytes: AtomicUsize,
-}
-
 /// Where a connection's socket goes when it is dropped before the client has taken all of it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rest(Arc<Mutex<Option<Unsent>>>);
@@ -89,7 +55,7 @@ impl Unsent {
     /// Gives back what the client has taken meanwhile; returns the bytes that are left in the queue.
     fn release_taken(&self) -> usize {
         let queued = self.socket.queue_bytes();
-        self.queue.keep(queued.saturating_sub(FREE_BYTES));
+        self.queue.settle(queued);
         queued
     }
 }
@@ -127,109 +93,6 @@ impl Rest {
             unsent.socket.forget();
         }
     }
-}
-
-impl SendQueue {
-    /// An empty queue of a connection of an address of which all connections together have `of_address`.
-    pub(super) fn new(pool: &Arc<SharedPool>, of_address: Option<Arc<AddressMemory>>) -> Self {
-        let (queued_bytes, granted_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { pool: Arc::clone(pool), of_address, queued_bytes, granted_bytes }
-    }
-
-    /// How many of `wanted` bytes may be written now. 0: the queue is full, until `socket` has sent some of it.
-    fn allow<S: RuntimeSocket>(&self, socket: &S, wanted: usize) -> usize {
-        let cost = cost(wanted);
-        let granted = self.granted_bytes.load(Ordering::Relaxed);
-        let needed = self.queued_bytes.load(Ordering::Relaxed).saturating_add(cost).saturating_sub(FREE_BYTES);
-        if needed <= granted {
-            return wanted;
-        }
-        if needed <= UNSEEN_BYTES && !self.pool.is_much_taken() && self.grant(granted, needed - granted) >= needed {
-            return wanted;
-        }
-        let queued = self.look(socket);
-        let granted = self.granted_bytes.load(Ordering::Relaxed);
-        let needed = queued.saturating_add(cost).saturating_sub(FREE_BYTES);
-        let granted = if needed > granted { self.grant(granted, needed - granted) } else { self.keep(needed) };
-        let room = FREE_BYTES.saturating_add(granted).saturating_sub(queued);
-        if cost <= room {
-            return wanted;
-        }
-        let allowed = payload(room);
-        if allowed < LEAST_BYTES { 0 } else { allowed.min(wanted) }
-    }
-
-    /// Takes up to `wanted` bytes more than are `granted`; returns what is granted then. Threads that ask for the same address at
-    /// once may exceed its part a little.
-    fn grant(&self, granted: usize, wanted: usize) -> usize {
-        let of_address = self.of_address.as_ref().map(|memory| memory.queued_bytes.load(Ordering::Relaxed));
-        let more = self.pool.take_up_to(of_address, granted, wanted);
-        if let Some(memory) = &self.of_address {
-            memory.queued_bytes.fetch_add(more, Ordering::Relaxed);
-        }
-        self.granted_bytes.fetch_add(more, Ordering::Relaxed) + more
-    }
-
-    fn sent(&self, bytes: usize) {
-        if bytes > 0 {
-            self.queued_bytes.fetch_add(cost(bytes), Ordering::Relaxed);
-        }
-    }
-
-    /// Asks the kernel. Where it does not tell, nothing is taken to be queued.
-    fn look<S: RuntimeSocket>(&self, socket: &S) -> usize {
-        let queued = socket.queue_bytes();
-        self.queued_bytes.store(queued, Ordering::Relaxed);
-        queued
-    }
-
-    /// Gives back what was granted beyond `bytes`; returns what is granted then.
-    fn keep(&self, bytes: usize) -> usize {
-        let granted = self.granted_bytes.load(Ordering::Relaxed);
-        let surplus = granted.saturating_sub(bytes);
-        if surplus > 0 {
-            self.granted_bytes.fetch_sub(surplus, Ordering::Relaxed);
-            self.pool.give_back(surplus);
-            if let Some(memory) = &self.of_address {
-                memory.queued_bytes.fetch_sub(surplus, Ordering::Relaxed);
-            }
-        }
-        granted - surplus
-    }
-
-    /// Gives back what the queue does not need: the client has taken it, or the kernel has not.
-    fn release<S: RuntimeSocket>(&self, socket: &S) {
-        let queued = self.look(socket);
-        self.keep(queued.saturating_sub(FREE_BYTES));
-    }
-
-    /// Counts what was written of `allowed` bytes. The kernel took less if its own bound is lower.
-    fn written<S: RuntimeSocket>(&self, socket: &S, allowed: usize, written: usize) {
-        self.sent(written);
-        if written < allowed && self.is_granted_any() {
-            self.release(socket);
-        }
-    }
-
-    fn is_granted_any(&self) -> bool {
-        self.granted_bytes.load(Ordering::Relaxed) > 0
-    }
-}
-
-impl Drop for SendQueue {
-    fn drop(&mut self) {
-        self.keep(0);
-    }
-}
-
-/// Kernel memory that so many bytes take.
-fn cost(bytes: usize) -> usize {
-    if bytes == 0 { 0 } else { bytes.saturating_add(bytes / 16).saturating_add(PACKET_BYTES) }
-}
-
-/// How many bytes take at most so much kernel memory.
-fn payload(memory_bytes: usize) -> usize {
-    memory_bytes.saturating_sub(PACKET_BYTES) / 17 * 16
 }
 
 impl<S: RuntimeSocket> Metered<S> {
@@ -323,7 +186,7 @@ impl<S: RuntimeSocket> AsyncRead for Metered<S> {
             return Poll::Pending;
         }
         self.has_received = true;
-        if self.queue.is_granted_any() && self.queue.pool.is_much_taken() {
+        if self.queue.is_granted_any() && self.queue.is_needed() {
             // Most clients have taken an answer before they send the next request, whose answer may take its time.
             self.release_taken();
         }
@@ -347,13 +210,14 @@ impl<S: RuntimeSocket> AsyncWrite for Metered<S> {
         let wanted = parts.iter().map(|part| part.len()).sum();
         let allowed = ready!(self.poll_allowed(context, wanted))?;
         let socket = Pin::new(self.socket.as_mut().ok_or_else(closed)?);
-        let write = if allowed == wanted {
-            socket.poll_write_vectored(context, parts)
-        } else {
-            let first = parts.iter().find(|part| !part.is_empty()).map_or(&[][..], |part| part);
-            socket.poll_write(context, first.get(..allowed).unwrap_or(first))
-        };
-        self.count(allowed, write)
+        if allowed == wanted {
+            let write = socket.poll_write_vectored(context, parts);
+            return self.count(allowed, write);
+        }
+        let first = parts.iter().find(|part| !part.is_empty()).map_or(&[][..], |part| part);
+        let first = first.get(..allowed).unwrap_or(first);
+        let write = socket.poll_write(context, first);
+        self.count(first.len(), write)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -378,7 +242,7 @@ impl<S: RuntimeSocket> Drop for Metered<S> {
         if self.queue.look(&socket) == 0 {
             return;
         }
-        let empty = SendQueue::new(&self.queue.pool, None);
+        let empty = self.queue.empty();
         let unsent = Unsent { socket: Box::new(socket), queue: std::mem::replace(&mut self.queue, empty) };
         *self.rest.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(unsent);
     }
@@ -390,9 +254,14 @@ fn closed() -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
+    use super::super::charge::AddressMemory;
+    use super::super::pool::SharedPool;
+    use super::super::send_queue::{DIVISOR, FREE_BYTES};
     use super::*;
     use crate::metrics::ConnectionPool;
 
@@ -414,26 +283,6 @@ mod tests {
         let (reader, accepted) = tokio::join!(socket.connect(address), listener.accept());
         let queue = SendQueue::new(pool, Some(Arc::clone(&of_address)));
         (Metered::new(accepted.unwrap().0, queue, rest), reader.unwrap(), of_address)
-    }
-
-    #[test]
-    fn connections_of_one_address_leave_most_of_the_pool_to_others() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 20, DIVISOR));
-        let address = Arc::<AddressMemory>::default();
-        let queues: Vec<_> = (0..200).map(|_| SendQueue::new(&pool, Some(Arc::clone(&address)))).collect();
-        let granted: usize = queues.iter().map(|queue| queue.grant(0, 1 << 20)).sum();
-        assert!(granted > 3 << 17 && granted <= 1 << 19, "{granted}");
-        assert!(SendQueue::new(&pool, Some(Arc::default())).grant(0, 1 << 20) > 3 << 14);
-        drop(queues);
-        assert_eq!(address.queued_bytes.load(Ordering::Relaxed), 0);
-    }
-
-    #[test]
-    fn what_fits_into_so_much_memory_takes_no_more() {
-        for memory in (0..5000).chain([1 << 20, usize::MAX]) {
-            assert!(cost(payload(memory)) <= memory.max(PACKET_BYTES), "{memory}");
-        }
-        assert_eq!(payload(cost(1 << 20)), 1 << 20);
     }
 
     /// A queue of which nothing is ever sent.
@@ -502,15 +351,6 @@ mod tests {
         assert!(sent > 0 && !sockopt::tcp_cork(tcp).unwrap(), "{sent} bytes are held back");
     }
 
-    #[test]
-    fn a_connection_that_is_alone_has_as_much_as_the_kernel_gives_it() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 40 << 20, DIVISOR));
-        for of_address in [Some(Arc::default()), None] {
-            // `net.ipv4.tcp_wmem`, and a packet more.
-            assert!(SendQueue::new(&pool, of_address).grant(0, usize::MAX) >= (4 << 20) + (128 << 10));
-        }
-    }
-
     #[tokio::test]
     async fn a_connection_gives_back_what_was_taken_when_it_is_idle_or_asks_again_where_others_need_it() {
         let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 20, DIVISOR));
@@ -531,8 +371,7 @@ mod tests {
                     assert!(tokio::time::timeout(RELEASE * 2, socket.read_u8()).await.is_err());
                     assert!(!socket.queue.is_granted_any());
                 }
-                let granted = socket.queue.granted_bytes.load(Ordering::Relaxed);
-                assert_eq!(of_address.queued_bytes.load(Ordering::Relaxed), granted);
+                assert_eq!(of_address.queued_bytes.load(Ordering::Relaxed) > 0, socket.queue.is_granted_any());
             }
         }
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::net::sockopt::set_socket_linger;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
@@ -43,6 +43,9 @@ const PLAIN_BYTES: u64 = 64 << 10;
 
 /// Time for such a client to close the connection.
 const LINGER: Duration = Duration::from_secs(1);
+
+/// Pause between two looks whether it has taken the answer.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What a request without TLS is told.
 const PLAIN_ANSWER: &[u8] =
@@ -185,12 +188,21 @@ async fn refuse(stream: &mut TcpStream, first: u8) -> io::Result<()> {
     if first.is_ascii_uppercase() {
         stream.write_all(PLAIN_ANSWER).await?;
         stream.shutdown().await?;
+        // The kernel would keep an answer that is not taken for minutes.
+        set_socket_linger(&*stream, Some(Duration::ZERO))?;
         // A connection that is closed with something unread is reset, and the answer lost.
         let (mut rest, mut nowhere) = ((&mut *stream).take(PLAIN_BYTES), tokio::io::sink());
+        let until = Instant::now() + LINGER;
         let _ = timeout(LINGER, tokio::io::copy(&mut rest, &mut nowhere)).await;
-        if send_queue_bytes(stream.as_fd(), true).is_some_and(|bytes| bytes > 0) {
-            // The kernel would keep the answer for minutes.
-            let _ = set_socket_linger(&*stream, Some(Duration::ZERO));
+        let has_taken = loop {
+            match send_queue_bytes(stream.as_fd(), true) {
+                None | Some(0) => break true,
+                Some(_) if Instant::now() >= until => break false,
+                Some(_) => sleep(LOOK).await,
+            }
+        };
+        if has_taken {
+            let _ = set_socket_linger(&*stream, None);
         }
     }
     Ok(())

@@ -586,7 +586,6 @@ async fn what_a_client_does_not_take_of_a_handshake_that_fails_is_dropped() {
     let secure = Secure::start(|config| {
         let chain = fs::read_to_string(&config.tls.certificate).unwrap().repeat(30);
         fs::write(&config.tls.certificate, chain).unwrap();
-        config.server.send_timeout = Duration::from_secs(1);
     })
     .await;
     let socket = TcpSocket::new_v4().unwrap();
