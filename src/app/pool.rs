@@ -59,12 +59,6 @@ impl SharedPool {
         granted
     }
 
-    /// Takes bytes that are in use already, even if there are not so many.
-    pub(super) fn take(&self, bytes: usize) {
-        self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.gauge.add(bytes);
-    }
-
     /// Takes all of `bytes` for an address that has `address_bytes`, or nothing; `None` as above. Returns true if it took them.
     pub(super) fn try_take(&self, address_bytes: Option<usize>, bytes: usize) -> bool {
         debug_assert!(self.divisor == 0, "a pool with a divisor needs the bytes of the connection");

@@ -59,7 +59,7 @@ impl SendQueue {
             return wanted;
         }
         let queued = self.look(socket);
-        let granted = self.count(queued);
+        let granted = self.granted_bytes.load(Ordering::Relaxed);
         let needed = queued.saturating_add(cost).saturating_sub(FREE_BYTES);
         let granted = if needed > granted { self.grant(granted, needed - granted) } else { self.keep(needed) };
         let room = FREE_BYTES.saturating_add(granted).saturating_sub(queued);
@@ -108,24 +108,8 @@ impl SendQueue {
         granted - surplus
     }
 
-    /// Takes what a queue has beyond what is granted, even if the pool is empty: a client that offers a small window gets small packets,
-    /// which take more memory than was expected. Returns what is granted then.
-    fn count(&self, queued: usize) -> usize {
-        let granted = self.granted_bytes.load(Ordering::Relaxed);
-        let beyond = queued.saturating_sub(FREE_BYTES).saturating_sub(granted);
-        if beyond > 0 {
-            self.pool.take(beyond);
-            if let Some(memory) = &self.of_address {
-                memory.queued_bytes.fetch_add(beyond, Ordering::Relaxed);
-            }
-            self.granted_bytes.fetch_add(beyond, Ordering::Relaxed);
-        }
-        granted + beyond
-    }
-
-    /// Has what is granted be what the queue needs: the client has taken some, or the kernel has not.
+    /// Gives back what the queue does not need: the client has taken it, or the kernel has not.
     pub(super) fn settle(&self, queued: usize) {
-        self.count(queued);
         self.keep(queued.saturating_sub(FREE_BYTES));
     }
 
@@ -195,20 +179,6 @@ mod tests {
             assert!(cost(payload(memory)) <= memory.max(PACKET_BYTES), "{memory}");
         }
         assert_eq!(payload(cost(1 << 20)), 1 << 20);
-    }
-
-    #[test]
-    fn a_queue_that_takes_more_than_was_expected_is_counted_beyond_the_pool() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 16, DIVISOR));
-        let of_address = Arc::<AddressMemory>::default();
-        let queue = SendQueue::new(&pool, Some(Arc::clone(&of_address)));
-        let granted = queue.grant(0, 4096);
-        assert_eq!(queue.count((1 << 20) + FREE_BYTES), 1 << 20);
-        assert_eq!((granted, of_address.queued_bytes.load(Ordering::Relaxed)), (4096, 1 << 20));
-        assert_eq!(SendQueue::new(&pool, None).grant(0, 1), 0);
-        queue.settle(FREE_BYTES + 1);
-        assert_eq!(of_address.queued_bytes.load(Ordering::Relaxed), 1);
-        assert_eq!(SendQueue::new(&pool, None).grant(0, 1), 1);
     }
 
     #[test]
