@@ -1,4 +1,4 @@
-//! What the kernel holds of one connection's answers, as part of a bound on all of them.
+//! The send queue of one connection in the kernel, counted in a pool that bounds all send queues together.
 //!
 //! The kernel lets every connection's queue grow to `net.ipv4.tcp_wmem[2]`, usually 4 MiB, if its client reads slowly.
 //! Here each may have [`FREE_BYTES`] at any time; more comes from a pool of which the connections of an address have at most
@@ -29,7 +29,7 @@ pub(super) const LEAST_BYTES: usize = 1 << 10;
 /// counts as queued. To ask the kernel for each answer of 2 KB took 5 % of the time that the answer takes.
 const UNSEEN_BYTES: usize = 64 << 10;
 
-/// What one socket's queue has taken of the pool; given back when dropped.
+/// A socket's send queue and the bytes of the pool that are granted to it. Dropping it returns them.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     pool: Arc<SharedPool>,
