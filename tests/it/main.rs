@@ -42,6 +42,7 @@ mod slice;
 mod slice_formats;
 mod stats;
 mod stored;
+mod structure;
 mod support;
 mod tls;
 mod torture;

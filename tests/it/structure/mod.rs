@@ -1,0 +1,119 @@
+//! What a reader of the sources has to learn, counted: circles of imports, imports that run back up, names that say two
+//! things, lines and types.
+//!
+//! `cargo test --test it structure::report -- --nocapture` prints it.
+
+mod sources;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use sources::{ModulePath, Sources};
+
+/// The sources to count: those of the crate, or a `src` folder that `N5_STRUCTURE_SRC` names.
+fn src() -> PathBuf {
+    std::env::var_os("N5_STRUCTURE_SRC")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), PathBuf::from)
+}
+
+type Imports = BTreeMap<ModulePath, BTreeSet<ModulePath>>;
+
+/// Groups of files that import each other, directly or through others (strongly connected components).
+fn circles(imports: &Imports) -> Vec<Vec<&ModulePath>> {
+    let reachable: BTreeMap<&ModulePath, BTreeSet<&ModulePath>> =
+        imports.keys().map(|module| (module, reachable_from(module, imports))).collect();
+    let mut seen = BTreeSet::new();
+    let mut found = Vec::new();
+    for module in imports.keys() {
+        let circle: Vec<&ModulePath> = reachable[module]
+            .iter()
+            .copied()
+            .filter(|other| reachable[*other].contains(module))
+            .filter(|other| seen.insert(*other))
+            .collect();
+        if circle.len() > 1 {
+            found.push(circle);
+        }
+    }
+    found
+}
+
+fn reachable_from<'a>(module: &'a ModulePath, imports: &'a Imports) -> BTreeSet<&'a ModulePath> {
+    let mut found = BTreeSet::new();
+    let mut open = vec![module];
+    while let Some(next) = open.pop() {
+        for imported in &imports[next] {
+            if found.insert(imported) {
+                open.push(imported);
+            }
+        }
+    }
+    found
+}
+
+/// Imports of a module that lies above in the same folder.
+fn upward(imports: &Imports) -> Vec<(&ModulePath, &ModulePath)> {
+    let above = |module: &ModulePath, imported: &ModulePath| !imported.is_empty() && module.starts_with(imported);
+    imports
+        .iter()
+        .flat_map(|(module, imported)| imported.iter().map(move |imported| (module, imported)))
+        .filter(|(module, imported)| above(module, imported))
+        .collect()
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "prints the report")]
+fn report() {
+    let sources = Sources::read(&src());
+    let imports = sources.imports();
+    let circles = circles(&imports);
+    println!("circles of imports: {}", circles.len());
+    for circle in &circles {
+        let names: Vec<String> = circle.iter().map(|module| module.join("::")).collect();
+        println!("    {}", names.join(" "));
+    }
+    let upward = upward(&imports);
+    println!("imports that run back up within a folder: {}", upward.len());
+    for (module, imported) in &upward {
+        println!("    {} -> {}", module.join("::"), imported.join("::"));
+    }
+    let types = sources.types();
+    let twice: Vec<_> = types.iter().filter(|(_, files)| files.len() > 1).collect();
+    println!("names of types defined more than once: {}", twice.len());
+    for (name, files) in twice {
+        let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        println!("    {name}: {}", files.join(" "));
+    }
+    println!("lines of code without tests: {}", sources.code_lines());
+    println!("named types: {}", types.values().map(Vec::len).sum::<usize>());
+}
+
+#[test]
+fn circles_are_found_through_other_files_and_re_exports() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |file: &str, text: &str| {
+        let path = folder.path().join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write("lib.rs", "pub mod a; pub mod b; pub mod c;");
+    write("a.rs", "mod inner; pub use inner::Inner; pub struct Twice; fn f(_: crate::b::B) {}");
+    write("a/inner.rs", "use super::Twice; pub struct Inner(Twice);");
+    write("b.rs", "pub struct B(crate::c::C); pub struct Twice;");
+    write(
+        "c.rs",
+        "use crate::a::{self, Inner}; pub struct C(Inner);\n#[cfg(test)]\nmod tests { struct NotCounted; }\n",
+    );
+    let sources = Sources::read(folder.path());
+    let imports = sources.imports();
+
+    let names = |modules: &[&ModulePath]| modules.iter().map(|module| module.join("::")).collect::<Vec<_>>();
+    let circles: Vec<_> = circles(&imports).iter().map(|circle| names(circle)).collect();
+    assert_eq!(circles, [["a", "a::inner", "b", "c"]]);
+    let [(module, imported)] = upward(&imports)[..] else { panic!("one import runs up") };
+    assert_eq!((module.join("::"), imported.join("::")), ("a::inner".to_owned(), "a".to_owned()));
+    let twice: Vec<_> =
+        sources.types().into_iter().filter(|(_, files)| files.len() > 1).map(|(name, _)| name).collect();
+    assert_eq!(twice, ["Twice"]);
+    assert_eq!((sources.types().len(), sources.code_lines()), (4, 5));
+}

@@ -1,0 +1,248 @@
+//! The sources as the compiler sees them without tests: modules, their items, and the paths that they name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use syn::visit::{self, Visit};
+use syn::{Item, UseTree};
+
+/// Path of a module from the crate's root, empty for `lib.rs`.
+pub(super) type ModulePath = Vec<String>;
+
+/// One file of `src/`.
+pub(super) struct SourceFile {
+    /// The file, relative to `src/`.
+    pub(super) file: PathBuf,
+    /// Items other than tests.
+    items: Vec<Item>,
+    text: String,
+}
+
+/// All files of the library, by module.
+pub(super) struct Sources {
+    files: BTreeMap<ModulePath, SourceFile>,
+}
+
+impl Sources {
+    /// Parses every file below `src`, `main.rs` and files of tests excepted.
+    pub(super) fn read(src: &Path) -> Self {
+        let mut files = BTreeMap::new();
+        for path in rust_files(src) {
+            let file = path.strip_prefix(src).unwrap().to_owned();
+            let stem = file.file_stem().unwrap().to_str().unwrap();
+            if stem == "main" || stem == "tests" || stem.ends_with("_tests") || file.iter().any(|part| part == "tests")
+            {
+                continue;
+            }
+            let mut module: ModulePath =
+                file.parent().unwrap().iter().map(|part| part.to_str().unwrap().to_owned()).collect();
+            if stem != "mod" && stem != "lib" {
+                module.push(stem.to_owned());
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let mut items = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display())).items;
+            items.retain(|item| !is_test(item));
+            files.insert(module, SourceFile { file, items, text });
+        }
+        Self { files }
+    }
+
+    /// Names of types (structs, enums, unions, traits and aliases), with the files that define them.
+    pub(super) fn types(&self) -> BTreeMap<String, Vec<&Path>> {
+        let mut types: BTreeMap<String, Vec<&Path>> = BTreeMap::new();
+        for source in self.files.values() {
+            let mut names = TypeNames::default();
+            source.items.iter().for_each(|item| names.visit_item(item));
+            for name in names.0 {
+                types.entry(name).or_default().push(&source.file);
+            }
+        }
+        types
+    }
+
+    /// Lines that are neither blank nor comments nor tests.
+    pub(super) fn code_lines(&self) -> usize {
+        self.files.values().map(SourceFile::code_lines).sum()
+    }
+
+    /// Modules that each module's code names, itself excepted; a name that a module re-exports counts for the module that
+    /// defines it.
+    pub(super) fn imports(&self) -> BTreeMap<ModulePath, BTreeSet<ModulePath>> {
+        self.files
+            .iter()
+            .map(|(module, source)| {
+                let mut paths = NamedPaths::default();
+                source.items.iter().for_each(|item| paths.visit_item(item));
+                let named = paths.0.iter().filter_map(|path| self.resolve(module, path));
+                (module.clone(), named.filter(|found| found != module).collect())
+            })
+            .collect()
+    }
+
+    /// The module that `path`, as written in `module`, leads to.
+    fn resolve(&self, module: &[String], path: &[String]) -> Option<ModulePath> {
+        let absolute = self.absolute(module, path)?;
+        self.defining(&absolute, 0)
+    }
+
+    /// `path` from the crate's root, if it is not another crate's.
+    fn absolute(&self, module: &[String], path: &[String]) -> Option<ModulePath> {
+        let (first, rest) = path.split_first()?;
+        let (mut base, mut rest) = match first.as_str() {
+            "crate" => (Vec::new(), rest),
+            "self" => (module.to_vec(), rest),
+            "super" => (module.split_last()?.1.to_vec(), rest),
+            child if self.files.contains_key(&[module, &[child.to_owned()]].concat()) => (module.to_vec(), path),
+            _ => return None,
+        };
+        while let Some((first, after)) = rest.split_first().filter(|(first, _)| *first == "super") {
+            debug_assert_eq!(first, "super");
+            base.pop()?;
+            rest = after;
+        }
+        base.extend_from_slice(rest);
+        Some(base)
+    }
+
+    /// Follows re-exports to the module in which the item at `absolute` is defined.
+    fn defining(&self, absolute: &[String], depth: usize) -> Option<ModulePath> {
+        let length = (0..=absolute.len()).rev().find(|length| self.files.contains_key(&absolute[..*length]))?;
+        let (module, rest) = absolute.split_at(length);
+        if let (Some(name), true) = (rest.first(), depth < 8) {
+            let mut uses = Uses::default();
+            self.files[module].items.iter().for_each(|item| uses.visit_item(item));
+            if let Some(target) = uses.0.iter().find(|(alias, _)| alias == name).map(|(_, target)| target)
+                && let Some(mut target) = self.absolute(module, target)
+            {
+                target.extend_from_slice(&rest[1..]);
+                return self.defining(&target, depth + 1);
+            }
+        }
+        Some(module.to_vec())
+    }
+}
+
+impl SourceFile {
+    fn code_lines(&self) -> usize {
+        let body = self.text.split("#[cfg(test)]\nmod ").next().unwrap();
+        body.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//")).count()
+    }
+}
+
+/// All Rust files below `path`.
+fn rust_files(path: &Path) -> Vec<PathBuf> {
+    if path.is_file() {
+        return vec![path.to_owned()];
+    }
+    let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<PathBuf> = entries.flat_map(|path| rust_files(&path)).collect();
+    found.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    found.sort();
+    found
+}
+
+fn attributes(item: &Item) -> &[syn::Attribute] {
+    match item {
+        Item::Const(item) => &item.attrs,
+        Item::Enum(item) => &item.attrs,
+        Item::Fn(item) => &item.attrs,
+        Item::Impl(item) => &item.attrs,
+        Item::Macro(item) => &item.attrs,
+        Item::Mod(item) => &item.attrs,
+        Item::Static(item) => &item.attrs,
+        Item::Struct(item) => &item.attrs,
+        Item::Trait(item) => &item.attrs,
+        Item::Type(item) => &item.attrs,
+        Item::Use(item) => &item.attrs,
+        _ => &[],
+    }
+}
+
+fn is_test(item: &Item) -> bool {
+    attributes(item).iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute.parse_args::<syn::Ident>().is_ok_and(|condition| condition == "test")
+    })
+}
+
+#[derive(Default)]
+struct TypeNames(Vec<String>);
+
+impl<'ast> Visit<'ast> for TypeNames {
+    fn visit_item(&mut self, item: &'ast Item) {
+        if is_test(item) {
+            return;
+        }
+        match item {
+            Item::Struct(item) => self.0.push(item.ident.to_string()),
+            Item::Enum(item) => self.0.push(item.ident.to_string()),
+            Item::Union(item) => self.0.push(item.ident.to_string()),
+            Item::Trait(item) => self.0.push(item.ident.to_string()),
+            Item::Type(item) => self.0.push(item.ident.to_string()),
+            _ => {}
+        }
+        visit::visit_item(self, item);
+    }
+}
+
+/// Names that `use` brings into a module, with the paths that they stand for.
+#[derive(Default)]
+struct Uses(Vec<(String, ModulePath)>);
+
+impl<'ast> Visit<'ast> for Uses {
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        flatten(&item.tree, &mut Vec::new(), &mut self.0);
+    }
+    // Only what the module itself imports, not its functions.
+    fn visit_item_fn(&mut self, _: &'ast syn::ItemFn) {}
+    fn visit_item_impl(&mut self, _: &'ast syn::ItemImpl) {}
+}
+
+fn flatten(tree: &UseTree, prefix: &mut ModulePath, found: &mut Vec<(String, ModulePath)>) {
+    match tree {
+        UseTree::Path(path) => {
+            prefix.push(path.ident.to_string());
+            flatten(&path.tree, prefix, found);
+            prefix.pop();
+        }
+        UseTree::Name(name) if name.ident == "self" => {
+            found.push((prefix.last().cloned().unwrap_or_default(), prefix.clone()));
+        }
+        UseTree::Name(name) => {
+            found.push((name.ident.to_string(), [prefix.as_slice(), &[name.ident.to_string()]].concat()));
+        }
+        UseTree::Rename(rename) => {
+            found.push((rename.rename.to_string(), [prefix.as_slice(), &[rename.ident.to_string()]].concat()));
+        }
+        UseTree::Glob(_) => found.push(("*".to_owned(), prefix.clone())),
+        UseTree::Group(group) => group.items.iter().for_each(|tree| flatten(tree, prefix, found)),
+    }
+}
+
+/// Every path that code names: in `use`, types, expressions, patterns and macros' arguments as far as they are paths.
+#[derive(Default)]
+struct NamedPaths(Vec<ModulePath>);
+
+impl<'ast> Visit<'ast> for NamedPaths {
+    fn visit_item(&mut self, item: &'ast Item) {
+        if !is_test(item) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        let mut found = Vec::new();
+        flatten(&item.tree, &mut Vec::new(), &mut found);
+        self.0.extend(found.into_iter().map(|(_, path)| path));
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        if path.segments.len() > 1 {
+            self.0.push(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
+}
