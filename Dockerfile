@@ -1,24 +1,25 @@
-# The server's image: one binary on a glibc base without a shell.
+# Image of the server: one binary on a glibc base without a shell.
 #
 #     docker build --tag n5-server .
 #     docker run --rm --read-only -p 8080:8080 -v /path/to/my.n5:/data:ro n5-server /data
 #
-# Both bases must have the same Debian release, because the binary links against glibc.
-# docs/DEPLOYMENT.md: how to run it, and how to build it without a container engine.
+# Both base images must have the same Debian release, because the binary links against glibc. docs/DEPLOYMENT.md
+# explains how to run the image, and how to build it without a container engine.
 ARG BUILD_IMAGE=docker.io/library/rust:1.95-bookworm
 ARG RUNTIME_IMAGE=gcr.io/distroless/cc-debian12:nonroot
-# Builds Neuroglancer for /viewer/. `--build-arg VIEWER=viewer-none` leaves it out, and needs no such image.
+# Builds Neuroglancer for /viewer/. With `--build-arg VIEWER=viewer-none`, neither Neuroglancer nor this image is
+# needed.
 ARG VIEWER_IMAGE=docker.io/library/node:22-bookworm-slim
 ARG VIEWER=viewer-built
 
 FROM ${BUILD_IMAGE} AS build
-# Unset: as many jobs as there are cores.
+# If unset, cargo runs one job per core.
 ARG CARGO_BUILD_JOBS
 ENV CARGO_HOME=/usr/local/cargo CARGO_INCREMENTAL=0 CARGO_TERM_COLOR=never
 WORKDIR /src
 COPY . .
-# Dependencies and their objects stay in caches of the build machine, so that a changed source
-# file compiles this crate alone.
+# The cache mounts keep dependencies and their objects on the build machine, so that a change of a source file
+# recompiles only this crate.
 RUN --mount=type=cache,id=n5-server-registry,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,id=n5-server-target,target=/src/target,sharing=locked \
     cargo build --release --locked --bin n5-server \
@@ -34,7 +35,7 @@ RUN --mount=type=cache,id=n5-server-npm,target=/root/.npm,sharing=locked \
  && install -d -m 0755 /out/usr/share/n5-server \
  && mv dist /out/usr/share/n5-server/viewer
 
-# Nothing: the server finds no index.html, and does without.
+# An empty directory: without index.html, the server serves no viewer.
 FROM ${BUILD_IMAGE} AS viewer-none
 RUN install -d -m 0755 /out/usr/share/n5-server/viewer
 
@@ -50,14 +51,14 @@ LABEL org.opencontainers.image.title="n5-server" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /out/ /
 COPY --from=viewer /out/ /
-# Loopback, the default elsewhere, could not be reached from outside the container.
+# The default address, loopback, is not reachable from outside the container.
 ENV N5_SERVER__LISTEN=0.0.0.0:8080 \
     N5_SERVER__VIEWER=/usr/share/n5-server/viewer
 EXPOSE 8080
-# A number, so that Kubernetes can check `runAsNonRoot` without looking into /etc/passwd.
+# A numeric id, so that Kubernetes can check `runAsNonRoot` without reading /etc/passwd.
 USER 65532:65532
-# No shell and no curl here: the binary asks itself at the address it is configured with.
+# The image has neither a shell nor curl, so the binary sends the request itself, to its configured address.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10s --retries=3 \
     CMD ["/usr/local/bin/n5-server", "--healthcheck"]
-# Without arguments the server shows the demonstration container that is built into it.
+# Without arguments, the server serves its embedded demo container.
 ENTRYPOINT ["/usr/local/bin/n5-server"]

@@ -1,4 +1,4 @@
-//! Decoding one block of 64 x 64 x 64 elements of microscopy-like noise, per codec and data type.
+//! Decoding of one block of 64 x 64 x 64 elements of microscopy-like noise, per codec and data type.
 #![expect(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use bytes::Bytes;
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use n5_server::n5::{Block, DatasetAttributes, Document, Room, Watch};
+use n5_server::n5::{AttributesDocument, Block, CancelCheck, DatasetAttributes, DecodeBuffers};
 
 const SIDE: usize = 64;
 const LIMIT_BYTES: u64 = 1 << 30;
@@ -20,7 +20,7 @@ fn main() {
     divan::main();
 }
 
-/// Big-endian elements: a smooth background with noise of some bits, as electron microscopes give.
+/// Returns big-endian elements: a smooth background with a few bits of noise, as in electron microscopy.
 fn sample(width: usize) -> Vec<u8> {
     let mut state = 1u64;
     let mut bytes = Vec::with_capacity(SIDE.pow(3) * width);
@@ -83,7 +83,7 @@ fn encode(codec: &str, data: &[u8], width: usize) -> Vec<u8> {
 #[expect(unsafe_code, reason = "the encoder of c-blosc has no safe binding")]
 fn blosc(data: &[u8], width: usize, name: &std::ffi::CStr) -> Vec<u8> {
     let mut payload = vec![0; data.len() + 16];
-    // SAFETY: both buffers are given with their lengths, and the name ends with a zero.
+    // SAFETY: both buffers are passed with their lengths, and the name is NUL-terminated.
     let written = unsafe {
         let (from, to) = (data.as_ptr().cast(), payload.as_mut_ptr().cast());
         blosc_src::blosc_compress_ctx(5, 1, width, data.len(), from, to, payload.len(), name.as_ptr(), 0, 1)
@@ -112,13 +112,13 @@ fn decode(bencher: Bencher, codec: &str, data_type: &str, width: usize) {
     let text = format!(
         r#"{{"dimensions":[64,64,64],"blockSize":[64,64,64],"dataType":"{data_type}","compression":{{"type":"{name}"}}}}"#
     );
-    let attributes = DatasetAttributes::parse(Document::parse(text.as_bytes()).unwrap()).unwrap();
+    let attributes = DatasetAttributes::parse(AttributesDocument::parse(text.as_bytes()).unwrap()).unwrap();
     let mut stored = vec![0, 0, 0, 3, 0, 0, 0, 64, 0, 0, 0, 64, 0, 0, 0, 64];
     stored.extend_from_slice(&encode(codec, &data, width));
-    let (position, mut room) = ([0, 0, 0].into_iter().collect(), Room::default());
+    let (position, mut room) = ([0, 0, 0].into_iter().collect(), DecodeBuffers::default());
     bencher.counter(BytesCount::new(data.len())).with_inputs(|| Bytes::from(stored.clone())).bench_local_values(
         |stored| {
-            Block::decode_with(black_box(stored), &attributes, &position, LIMIT_BYTES, &mut room, Watch::ALWAYS)
+            Block::decode_with(black_box(stored), &attributes, &position, LIMIT_BYTES, &mut room, CancelCheck::NEVER)
                 .unwrap()
         },
     );

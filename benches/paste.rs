@@ -1,14 +1,14 @@
-//! Pasting decoded blocks of 64 x 64 x 64 elements into a result, by how they lie to each other and by element size.
+//! Pasting of decoded blocks of 64 x 64 x 64 elements into a result, by relative position and element size.
 #![expect(clippy::unwrap_used, reason = "made-up data of known size")]
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use n5_server::n5::{BlockGrid, Coords, GridPosition, Region, paste, paste_stored};
+use n5_server::n5::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian};
 
-/// Elements of a block along every axis.
+/// Size of a block along every axis, in elements.
 const BLOCK: u64 = 64;
 
-/// Elements of the dataset along every axis.
+/// Size of the dataset along every axis, in elements.
 const SIDE: u64 = 256;
 
 const WIDTHS: [usize; 3] = [1, 2, 8];
@@ -21,7 +21,7 @@ fn assemble(bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3]) {
     assemble_by(paste, SIDE, bencher, width, start, shape);
 }
 
-/// Pastes every block that holds samples of the box from `start` on, of `shape`, each from a buffer of its own.
+/// Pastes every block that overlaps the box at `start` of size `shape`, each from a buffer of its own.
 fn assemble_by<P>(paste: P, side: u64, bencher: Bencher, width: usize, start: [i64; 3], shape: [u64; 3])
 where
     P: Fn(&mut [u8], &Region, &[u8], &[u64], &[u64], &[u64], usize) -> bool,
@@ -51,7 +51,7 @@ fn on_grid(bencher: Bencher, width: usize) {
 
 #[divan::bench(args = WIDTHS)]
 fn on_grid_turned_round(bencher: Bencher, width: usize) {
-    assemble_by(paste_stored, SIDE, bencher, width, [64; 3], [128; 3]);
+    assemble_by(paste_big_endian, SIDE, bencher, width, [64; 3], [128; 3]);
 }
 
 #[divan::bench(args = WIDTHS)]
@@ -74,7 +74,7 @@ fn plane_yz(bencher: Bencher, width: usize) {
     assemble(bencher, width, [100, 0, 0], [1, SIDE, SIDE]);
 }
 
-/// 64 blocks, which no core's own cache holds.
+/// The plane spans 64 blocks, more than a core's private cache holds.
 #[divan::bench(args = WIDTHS)]
 fn large_plane_yz(bencher: Bencher, width: usize) {
     assemble_by(paste, 2 * SIDE, bencher, width, [100, 0, 0], [1, 2 * SIDE, 2 * SIDE]);

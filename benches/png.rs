@@ -1,10 +1,10 @@
-//! Encoding planes of 512 x 512 pixels as png, by what they show.
+//! PNG encoding of planes of 512 x 512 pixels with various contents.
 #![expect(clippy::unwrap_used, reason = "made-up data of known size")]
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
 use n5_server::n5::{Array, Coords, DataType};
-use n5_server::output::{FORMATS, Options};
+use n5_server::output::{EncodeOptions, FORMATS};
 
 const SIDE: u32 = 512;
 
@@ -14,7 +14,7 @@ fn main() {
     divan::main();
 }
 
-/// A generator of noise: numbers of 32 bits.
+/// Returns a generator of random 32-bit numbers.
 fn noise() -> impl FnMut() -> u32 {
     let mut state = 1u32;
     move || {
@@ -25,12 +25,12 @@ fn noise() -> impl FnMut() -> u32 {
     }
 }
 
-/// Elements of `width` bytes, little-endian.
+/// Returns the elements of a picture, little-endian, `width` bytes each.
 fn picture(name: &str, width: usize) -> Vec<u8> {
     let mut noise = noise();
     let pixel = |x: u32, y: u32| -> u32 {
         match name {
-            // Twelve dice: a standard deviation of 42.
+            // The sum of twelve uniform numbers below 42 has a standard deviation of 42.
             "camera" => (0..12).map(|_| noise() % 42).sum::<u32>() / 2 + 4,
             "noise" => noise(),
             "gradient" => (x * x / 512 + y) / 8 + noise() % 2,
@@ -49,7 +49,7 @@ fn encode(bencher: Bencher, name: &str, data_type: DataType) {
     let bytes = data.len();
     let array = Array { shape, data_type, data: data.into() };
     let png = FORMATS.iter().find(|format| format.name() == "png").unwrap();
-    let options = Options::default();
+    let options = EncodeOptions::default();
     bencher.counter(BytesCount::new(bytes)).bench_local(|| png.encode(black_box(&array), &options).unwrap());
 }
 

@@ -1,7 +1,7 @@
-//! Whole requests, asked of the router in process: 256 x 256 x 256 elements of uint16 in blocks of 64 x 64 x 64.
+//! Whole requests to the router in process: 256 x 256 x 256 elements of uint16 in blocks of 64 x 64 x 64.
 //!
 //! `warm` finds every block in the cache, `cold` none (the files are in the system's page cache). `always` and `never`
-//! say when cached entries are compared with their files.
+//! tell when cached entries are revalidated.
 #![expect(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -23,8 +23,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
-use n5_server::container::{Container, Recheck, Resources, Settings};
-use n5_server::http::{App, Mount, Options, router};
+use n5_server::container::{Container, Resources, RevalidationPolicy, Settings};
+use n5_server::http::{App, HttpOptions, Mount, router};
 use n5_server::n5::Region;
 use n5_server::store::{Key, LocalStore, SymlinkPolicy};
 use tempfile::TempDir;
@@ -43,14 +43,14 @@ fn main() {
     divan::main();
 }
 
-/// A smooth background with noise of some bits, as electron microscopes give.
+/// Returns an element: a smooth background with a few bits of noise, as in electron microscopy.
 fn value(at: [u64; 3], state: &mut u64) -> u16 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     let noise: u64 = (0..4).map(|n| *state >> (33 + 5 * n) & 15).sum();
     ((60 + (at[0] + 2 * at[1] + at[2]) / 8 + noise) * 57) as u16
 }
 
-/// The index along each of three axes of `side` of what stands at `linear`.
+/// Converts a linear index into an index along each of three axes of `side` elements.
 fn index(linear: u64, side: u64) -> [u64; 3] {
     [linear % side, linear / side % side, linear / side / side]
 }
@@ -93,27 +93,27 @@ fn write_data() -> TempDir {
     dir
 }
 
-/// The default settings.
-fn settings(recheck: Recheck) -> Settings {
+/// Returns the default settings.
+fn settings(recheck: RevalidationPolicy) -> Settings {
     Settings {
         decoded_cache: 256 * MIB,
         stored_cache: 64 * MIB,
-        weigh_frequency: false,
+        use_tiny_lfu: false,
         recheck_metadata: recheck,
         recheck_data: recheck,
-        slice: 64 << 30,
+        max_slice_bytes: 64 << 30,
         slice_budget: 128 * MIB,
         decode_budget: 96 * MIB,
         transfer_budget: 32 * MIB,
         decode_factor: 16,
-        attributes: MIB,
+        max_attributes_bytes: MIB,
         budget_wait: Duration::from_secs(10),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
     }
 }
 
-/// A server with empty caches.
-fn server(recheck: Recheck) -> (Router, Container) {
+/// Returns a server with empty caches.
+fn server(recheck: RevalidationPolicy) -> (Router, Container) {
     let store = LocalStore::open(DATA.path(), SymlinkPolicy::Inside, Duration::from_secs(10)).unwrap();
     let resources = Resources::new(settings(recheck));
     let container = Container::new(Arc::new(store), Arc::clone(&resources));
@@ -121,31 +121,36 @@ fn server(recheck: Recheck) -> (Router, Container) {
     let mount = Mount {
         name: String::new(),
         container: container.clone(),
-        cache_found: revalidate.clone(),
-        cache_missing: revalidate,
+        found_cache_control: revalidate.clone(),
+        missing_cache_control: revalidate,
     };
-    let options = Options {
+    let options = HttpOptions {
         base_path: String::new(),
         trusted_proxies: Vec::new(),
-        ready: n5_server::http::Ready::All,
+        required_containers: n5_server::http::RequiredContainers::All,
         request_timeout: Duration::from_secs(60),
         concurrent_requests: 1024,
-        origins: vec!["*".to_owned()],
+        cors_origins: vec!["*".to_owned()],
         compress_slices: false,
-        credentials: false,
-        private_network: true,
-        control: None,
+        cors_credentials: false,
+        cors_private_network: true,
+        access_control: None,
         frame_ancestors: Vec::new(),
-        clients: n5_server::http::Limits { requests: 0, bytes_per_second: 0, burst_bytes: 0, wait: Duration::ZERO },
+        client_limits: n5_server::http::ClientLimits {
+            requests: 0,
+            bytes_per_second: 0,
+            burst_bytes: 0,
+            max_wait: Duration::ZERO,
+        },
         is_https: false,
         hsts: None,
         viewer: None,
-        documents: None,
+        document_runtime: None,
     };
     (router(App::new(vec![mount], resources, options, String::new)), container)
 }
 
-/// Asks and reads the answer to its end, as a connection does: each part is let go when it is sent.
+/// Sends a request and reads the whole answer. As on a connection, each part is dropped once it is sent.
 fn ask(router: &Router, path: &str, status: StatusCode) -> usize {
     RUNTIME.block_on(async {
         let request = Request::get(path).header("host", "bench").body(Body::empty()).unwrap();
@@ -175,7 +180,7 @@ fn path(codec: &str, region: &str) -> String {
 
 const NAMES: [&str; 4] = ["32 MiB", "xy plane", "yz plane", "one block"];
 
-fn warm(bencher: Bencher, path: &str, recheck: Recheck, status: StatusCode) {
+fn warm(bencher: Bencher, path: &str, recheck: RevalidationPolicy, status: StatusCode) {
     let (router, _) = server(recheck);
     let bytes = ask(&router, path, status);
     bencher.counter(BytesCount::new(bytes)).bench_local(|| ask(&router, black_box(path), status));
@@ -183,18 +188,18 @@ fn warm(bencher: Bencher, path: &str, recheck: Recheck, status: StatusCode) {
 
 #[divan::bench(args = NAMES)]
 fn warm_slice_always(bencher: Bencher, region: &str) {
-    warm(bencher, &path("gzip", region), Recheck::Always, StatusCode::OK);
+    warm(bencher, &path("gzip", region), RevalidationPolicy::Always, StatusCode::OK);
 }
 
 #[divan::bench(args = NAMES)]
 fn warm_slice_never(bencher: Bencher, region: &str) {
-    warm(bencher, &path("gzip", region), Recheck::Never, StatusCode::OK);
+    warm(bencher, &path("gzip", region), RevalidationPolicy::Never, StatusCode::OK);
 }
 
 fn cold(bencher: Bencher, codec: &str, region: &str) {
     let path = path(codec, region);
-    let bytes = ask(&server(Recheck::Always).0, &path, StatusCode::OK);
-    let bencher = bencher.counter(BytesCount::new(bytes)).with_inputs(|| server(Recheck::Always).0);
+    let bytes = ask(&server(RevalidationPolicy::Always).0, &path, StatusCode::OK);
+    let bencher = bencher.counter(BytesCount::new(bytes)).with_inputs(|| server(RevalidationPolicy::Always).0);
     bencher.bench_local_values(|router| {
         ask(&router, black_box(&path), StatusCode::OK);
         router
@@ -213,30 +218,30 @@ fn cold_slice_gzip(bencher: Bencher, region: &str) {
 
 #[divan::bench]
 fn stored_block_always(bencher: Bencher) {
-    warm(bencher, "/raw/1/1/1", Recheck::Always, StatusCode::OK);
+    warm(bencher, "/raw/1/1/1", RevalidationPolicy::Always, StatusCode::OK);
 }
 
 #[divan::bench]
 fn stored_block_never(bencher: Bencher) {
-    warm(bencher, "/raw/1/1/1", Recheck::Never, StatusCode::OK);
+    warm(bencher, "/raw/1/1/1", RevalidationPolicy::Never, StatusCode::OK);
 }
 
 #[divan::bench]
 fn attributes_always(bencher: Bencher) {
-    warm(bencher, "/raw/attributes.json", Recheck::Always, StatusCode::OK);
+    warm(bencher, "/raw/attributes.json", RevalidationPolicy::Always, StatusCode::OK);
 }
 
 #[divan::bench]
 fn not_found_always(bencher: Bencher) {
-    warm(bencher, "/raw/9/9/9", Recheck::Always, StatusCode::NOT_FOUND);
+    warm(bencher, "/raw/9/9/9", RevalidationPolicy::Always, StatusCode::NOT_FOUND);
 }
 
-/// One cached block without HTTP: what a slice costs that is exactly one stored block.
+/// One cached block without HTTP: the cost of a slice that is exactly one stored block.
 #[divan::bench]
 fn container_warm_block(bencher: Bencher) {
-    let (_, container) = server(Recheck::Never);
+    let (_, container) = server(RevalidationPolicy::Never);
     let key = Key::from_segments(["gzip"]).unwrap();
-    let access = container.resources().begin();
+    let access = container.resources().request_freshness();
     let dataset = RUNTIME.block_on(container.dataset(access, &key)).unwrap();
     let axes = |n: u64| [n; 3].into_iter().collect();
     let region = Region::new([64; 3].into_iter().collect(), axes(64), axes(1)).unwrap();
@@ -245,7 +250,7 @@ fn container_warm_block(bencher: Bencher) {
         container.read_slice(access, &slice, 0).await.unwrap().0
     };
     let warm = RUNTIME.block_on(read());
-    // Entering the runtime is no part of a request.
+    // Entering the runtime is not part of a request.
     let _guard = RUNTIME.enter();
     let read = || read().now_or_never().unwrap();
     assert_eq!(warm.as_ptr(), read().as_ptr());

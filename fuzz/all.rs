@@ -1,5 +1,5 @@
-//! libFuzzer over the target that the environment variable `N5_FUZZ_TARGET` names. One program for all of them: it takes
-//! as long to link as one of them would.
+//! Runs libFuzzer on the target named by the environment variable `N5_FUZZ_TARGET`. A single program contains all
+//! targets, because linking it takes no longer than linking one target.
 #![no_main]
 
 #[path = "targets/mod.rs"]

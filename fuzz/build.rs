@@ -1,4 +1,4 @@
-//! Gives libFuzzer the coverage of the libraries in C, where `fuzz/run` has them say it.
+//! Links the coverage counters for C libraries (`edges.c`) if `fuzz/run` instruments these.
 
 fn main() {
     println!("cargo::rerun-if-changed=edges.c");

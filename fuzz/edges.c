@@ -1,5 +1,6 @@
-/* GCC calls a function at every edge (-fsanitize-coverage=trace-pc); libFuzzer wants a counter and a place for each.
-   libFuzzer's own function of that name says only that it no longer does this, so the linker wraps it. */
+/* Coverage of C code for libFuzzer. GCC calls __sanitizer_cov_trace_pc at every edge (-fsanitize-coverage=trace-pc),
+   but libFuzzer expects a counter and an address per edge. libFuzzer's own function of that name only reports that this
+   is no longer supported, so the linker wraps it. */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,6 +27,6 @@ __attribute__((no_sanitize_coverage, no_sanitize_address)) void __wrap___sanitiz
     *counter += *counter != 255;
 }
 
-/* GCC tells of comparisons of floating-point numbers, too; nobody asks. */
+/* GCC also reports comparisons of floating-point numbers, which libFuzzer does not use. */
 void __sanitizer_cov_trace_cmpf(float a, float b) { (void)a, (void)b; }
 void __sanitizer_cov_trace_cmpd(double a, double b) { (void)a, (void)b; }

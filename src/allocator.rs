@@ -1,8 +1,8 @@
-//! Which allocator has what: small things mimalloc, medium buffers runs of pages, large ones the C library; and how memory goes
-//! back to the system.
+//! Chooses an allocator by size and returns memory to the system. Small blocks come from mimalloc, medium buffers are
+//! runs of pages, and large buffers come from the C library.
 #![expect(unsafe_code, reason = "allocators have no safe interface")]
 
-mod runs;
+mod page_runs;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,97 +11,104 @@ use std::time::{Duration, Instant};
 
 use mimalloc::MiMalloc;
 
-pub use runs::{PAGE, Paged};
+pub use page_runs::{PAGE_BYTES, PagedBytes};
 
 /// The program's allocator.
 ///
-/// Large buffers are the system's: their memory must be gone when they are. So are medium ones, for which a mapping each would be too
-/// many (`allocator/runs.rs`). Small things are mimalloc's, which has a heap
-/// for each thread. The C library's heaps have a lock each, and a thread that decodes, which is nicer than those that
-/// serve, may lose its core while it holds one: beside eight clients with blocks of xz one answer of 250 then waited for
-/// up to 5 ms. Nor do threads that serve wait for each other: two answer 36,800 cached planes a second in place of 24,900,
-/// and 17,200 documents of `/info` in place of 10,300.
+/// Large buffers come from the C library, so that their memory is returned when they are freed. Medium buffers are too
+/// many for a mapping each and have runs of pages (`allocator/page_runs.rs`). Small blocks come from mimalloc, which
+/// has a heap for each thread. Each heap of the C library has a lock. A thread that decodes has a higher niceness than
+/// those that serve, and may lose its core while it holds such a lock. Beside eight clients with xz blocks, one answer
+/// in 250 then waited for up to 5 ms. With mimalloc, serving threads do not wait for each other either: two of them
+/// answer 36,800 cached planes per second instead of 24,900, and 17,200 documents of `/info` instead of 10,300.
 #[derive(Debug)]
 pub struct Allocator;
 
 /// The allocator that a block of memory comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Owner {
-    /// mimalloc; also for medium blocks where no runs are available.
-    Small,
-    /// [`runs`].
-    Medium,
+enum BackingAllocator {
+    /// mimalloc. Also serves medium blocks if no runs are available.
+    Mimalloc,
+    /// [`page_runs`].
+    PageRuns,
     /// The C library.
-    Large,
+    System,
 }
 
-impl Owner {
-    /// The allocator for a new block.
-    fn of(layout: Layout) -> Self {
+impl BackingAllocator {
+    /// Returns the allocator for a new block.
+    fn for_layout(layout: Layout) -> Self {
         match layout.size() {
-            LARGE_BYTES.. => Self::Large,
-            MEDIUM_BYTES.. if layout.align() <= PAGE => Self::Medium,
-            _ => Self::Small,
+            LARGE_BYTES.. => Self::System,
+            MEDIUM_BYTES.. if layout.align() <= PAGE_BYTES => Self::PageRuns,
+            _ => Self::Mimalloc,
         }
     }
 
-    /// The allocator that an existing block came from.
-    fn of_block(block: *mut u8, layout: Layout) -> Self {
-        let owner = Self::of(layout);
-        if owner == Self::Medium && !runs::is_run(block) { Self::Small } else { owner }
+    /// Returns the allocator that an existing block came from.
+    fn owning_block(block: *mut u8, layout: Layout) -> Self {
+        let owner = Self::for_layout(layout);
+        if owner == Self::PageRuns && !page_runs::is_run(block) { Self::Mimalloc } else { owner }
     }
 }
 
-// SAFETY: all are allocators. Which of them has a block follows from the size in its layout, which is the same from its allocation
-// to its end, and for medium ones from its address; where a new size is another's, the block moves.
+// SAFETY: all three are allocators. The size in its layout, which is the same from its allocation to its end,
+// determines which of them has a block. For medium blocks, so does the address. A block moves if its new size belongs
+// to another allocator.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are those of each.
+        // SAFETY: the caller's promises are those that each allocator requires.
         unsafe {
-            match Owner::of(layout) {
-                Owner::Large => System.alloc(layout),
-                Owner::Medium => runs::take(layout.size()).unwrap_or_else(|| MiMalloc.alloc(layout)),
-                Owner::Small => MiMalloc.alloc(layout),
+            match BackingAllocator::for_layout(layout) {
+                BackingAllocator::System => System.alloc(layout),
+                BackingAllocator::PageRuns => {
+                    page_runs::allocate(layout.size()).unwrap_or_else(|| MiMalloc.alloc(layout))
+                }
+                BackingAllocator::Mimalloc => MiMalloc.alloc(layout),
             }
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above; a run has as many bytes.
+        // SAFETY: as in `alloc`; a run has this many bytes.
         unsafe {
-            match Owner::of(layout) {
-                Owner::Large => System.alloc_zeroed(layout),
-                Owner::Medium => {
+            match BackingAllocator::for_layout(layout) {
+                BackingAllocator::System => System.alloc_zeroed(layout),
+                BackingAllocator::PageRuns => {
                     let block = self.alloc(layout);
                     if !block.is_null() {
                         block.write_bytes(0, layout.size());
                     }
                     block
                 }
-                Owner::Small => MiMalloc.alloc_zeroed(layout),
+                BackingAllocator::Mimalloc => MiMalloc.alloc_zeroed(layout),
             }
         }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: as above; the block is of the one that its layout and address say.
+        // SAFETY: as in `alloc`; the block came from the allocator that its layout and address determine.
         unsafe {
-            match Owner::of_block(block, layout) {
-                Owner::Large => System.dealloc(block, layout),
-                Owner::Medium => runs::give_back(block, layout.size()),
-                Owner::Small => MiMalloc.dealloc(block, layout),
+            match BackingAllocator::owning_block(block, layout) {
+                BackingAllocator::System => System.dealloc(block, layout),
+                BackingAllocator::PageRuns => page_runs::deallocate(block, layout.size()),
+                BackingAllocator::Mimalloc => MiMalloc.dealloc(block, layout),
             }
         }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as above; the caller promises that `size` makes a layout with this alignment.
+        // SAFETY: as in `alloc`; the caller promises that `size` makes a valid layout with this alignment.
         unsafe {
             let new_layout = Layout::from_size_align_unchecked(size, layout.align());
-            match (Owner::of_block(block, layout), Owner::of(new_layout)) {
-                (Owner::Large, Owner::Large) => System.realloc(block, layout, size),
-                (Owner::Small, Owner::Small) => MiMalloc.realloc(block, layout, size),
-                (Owner::Medium, Owner::Medium) if layout.size().div_ceil(PAGE) == size.div_ceil(PAGE) => block,
+            match (BackingAllocator::owning_block(block, layout), BackingAllocator::for_layout(new_layout)) {
+                (BackingAllocator::System, BackingAllocator::System) => System.realloc(block, layout, size),
+                (BackingAllocator::Mimalloc, BackingAllocator::Mimalloc) => MiMalloc.realloc(block, layout, size),
+                (BackingAllocator::PageRuns, BackingAllocator::PageRuns)
+                    if layout.size().div_ceil(PAGE_BYTES) == size.div_ceil(PAGE_BYTES) =>
+                {
+                    block
+                }
                 _ => {
                     let moved = self.alloc(new_layout);
                     if !moved.is_null() {
@@ -115,39 +122,41 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// Buffers of this size and above are mapped from the system one by one and given back when freed.
+/// Minimum size of a large buffer in bytes. Each is mapped from the system separately and returned when freed.
 pub const LARGE_BYTES: usize = 64 << 10;
 
-/// Buffers of this size and above, which mimalloc would put into pages of 512 KiB, have pages of their own.
+/// Minimum size of a medium buffer in bytes. From here on, mimalloc would put buffers into pages of 512 KiB. Medium
+/// buffers have pages of their own.
 const MEDIUM_BYTES: usize = (8 << 10) + 1;
 
-/// mimalloc's option `purge_delay`, which its bindings have no name for; a test holds that it is the one.
-const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+/// Number of mimalloc's option `purge_delay`, for which its bindings have no name. A test checks the number.
+const MI_OPTION_PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 /// Returns true if a buffer of `bytes` bytes is allocated in pages of its own.
 pub fn is_paged(bytes: usize) -> bool {
     (MEDIUM_BYTES..LARGE_BYTES).contains(&bytes)
 }
 
-/// Milliseconds for which mimalloc keeps memory that is free. With its own second (version 3.3), small blocks that large
-/// ones had driven out of a cache of 512 MiB were still resident when those had come: 923 MiB at the most, 682 with this,
-/// and as many answers a second. (Zero: 656, and each page given back is faulted in anew.)
-const KEPT_MILLISECONDS: std::ffi::c_long = 10;
+/// Milliseconds for which mimalloc keeps free memory. With its default of one second (version 3.3), small blocks that
+/// large ones had evicted from a cache of 512 MiB were still resident when those had arrived. The peak was 923 MiB,
+/// compared with 682 with this value, at the same number of answers per second. (With zero it was 656, but each
+/// returned page is faulted in again.)
+const PURGE_DELAY_MILLISECONDS: std::ffi::c_long = 10;
 
-/// Makes the memory of blocks and slices return to the system soon after they are dropped.
+/// Configures the allocators to return the memory of blocks and slices to the system soon after they are freed.
 ///
-/// Left alone, glibc raises this threshold to 32 MiB once such buffers have been freed, keeps them in
-/// its heaps, and the process outgrows its budgets: streaming a dense gzip volume of 2 GiB peaked at 850 MB
-/// resident by default, 417 MB with the threshold fixed, 523 MB under jemalloc and 589 MB under mimalloc,
-/// in the same time (each with everything by one allocator). Under another C library that is as it has it.
-pub fn return_memory() {
-    // SAFETY: only sets a number, which any thread may read meanwhile.
+/// By default, glibc raises its threshold for mappings to 32 MiB once such buffers have been freed, and keeps them in
+/// its heaps. The process then exceeds its budgets. Streaming a dense gzip volume of 2 GiB peaked at 850 MB resident by
+/// default, 417 MB with the threshold fixed, 523 MB under jemalloc and 589 MB under mimalloc, in the same time (each
+/// with one allocator for everything). Another C library keeps its own defaults.
+pub fn configure_purging() {
+    // SAFETY: only sets a number, which other threads may read at the same time.
     unsafe {
-        libmimalloc_sys::mi_option_set(PURGE_DELAY, KEPT_MILLISECONDS);
+        libmimalloc_sys::mi_option_set(MI_OPTION_PURGE_DELAY, PURGE_DELAY_MILLISECONDS);
     }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        // One heap a core: glibc's eight a core would each keep what is freed into it.
+        // One heap per core. By default glibc has eight per core, each of which would keep what is freed into it.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // SAFETY: mallopt only sets parameters of the allocator, and no other thread runs yet.
         unsafe {
@@ -157,12 +166,13 @@ pub fn return_memory() {
     }
 }
 
-/// Resident bytes that must have come since memory was last given back, for all of it to be worth the work again.
+/// Number of bytes by which resident memory must have grown since the last trim for a full trim to be worth its cost.
 #[cfg(target_os = "linux")]
-const GROWN_BYTES: usize = 16 << 20;
+const FULL_TRIM_GROWTH_BYTES: usize = 16 << 20;
 
-/// Gives freed memory back to the system: what mimalloc has kept for a while (it does so itself only when a thread needs a
-/// new page) and, where the process has grown since the last time, whatever no thread's heap keeps, also of the C library's.
+/// Returns freed memory to the system. This includes memory that mimalloc has kept for a while, which mimalloc itself
+/// returns only when a thread needs a new page. If the process has grown since the last time, it also includes all
+/// memory that no thread's heap keeps, and free memory of the C library.
 pub fn trim() {
     #[cfg(target_os = "linux")]
     {
@@ -170,14 +180,14 @@ pub fn trim() {
         static LAST: AtomicUsize = AtomicUsize::new(0);
         let Some(resident) = resident_bytes() else { return };
         let last = LAST.load(Ordering::Relaxed);
-        let has_grown = resident > last.saturating_add(GROWN_BYTES);
-        // SAFETY: may be called at any time by any thread that has no heap of its own making.
+        let has_grown = resident > last.saturating_add(FULL_TRIM_GROWTH_BYTES);
+        // SAFETY: may be called at any time by any thread that has not created a heap of its own.
         unsafe {
             libmimalloc_sys::mi_collect(has_grown);
         }
         #[cfg(target_env = "gnu")]
         if has_grown {
-            // SAFETY: malloc_trim may be called at any time by any thread; it takes the heaps' own locks.
+            // SAFETY: malloc_trim may be called at any time by any thread; it takes the locks of the heaps.
             unsafe {
                 libc::malloc_trim(0);
             }
@@ -187,19 +197,20 @@ pub fn trim() {
     }
 }
 
-/// The least time between two collections of one thread's heap.
+/// Minimum time between two collections of one thread's heap.
 const COLLECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Collecting takes at most one hundredth of a thread's time: a heap with gigabytes of cached blocks has many pages.
-const COLLECT_PART: u32 = 100;
+/// A collection takes at most one in this many parts of a thread's time: a heap with gigabytes of cached blocks has
+/// many pages.
+const COLLECT_TIME_DIVISOR: u32 = 100;
 
-/// Returns free memory of the calling thread's heap to the system: one page for each size class, up to 512 KiB each, and
-/// the pages whose blocks other threads have freed. mimalloc itself looks at these only when the thread allocates again.
-/// Does nothing if the last collection was less than a tenth of a second ago.
+/// Returns free memory of the calling thread's heap to the system: one page for each size class, up to 512 KiB each,
+/// and the pages whose blocks other threads have freed. mimalloc itself examines these only when the thread allocates
+/// again. Does nothing if the last collection was less than a tenth of a second ago.
 ///
-/// Threads that work on requests call this when they have finished some work: with 32 threads, 150 MiB in place of 281
-/// remained after a load, and 326 in place of 470 at its peak.
-pub fn collect() {
+/// Threads that work on requests call this when they have finished some work. With 32 threads, 150 MiB instead of 281
+/// remained after a load, and 326 instead of 470 at its peak.
+pub fn collect_thread_heap() {
     thread_local! {
         static NEXT: Cell<Option<Instant>> = const { Cell::new(None) };
     }
@@ -212,13 +223,13 @@ pub fn collect() {
         libmimalloc_sys::mi_collect(true);
     }
     let end = Instant::now();
-    let pause = COLLECT_INTERVAL.max(end.saturating_duration_since(begin).saturating_mul(COLLECT_PART));
+    let pause = COLLECT_INTERVAL.max(end.saturating_duration_since(begin).saturating_mul(COLLECT_TIME_DIVISOR));
     NEXT.set(end.checked_add(pause));
 }
 
-/// Memory of this process that is in RAM, in bytes.
+/// Returns the resident memory of this process in bytes.
 #[cfg(target_os = "linux")]
-#[expect(clippy::disallowed_methods, reason = "the process's own figures, no container's file")]
+#[expect(clippy::disallowed_methods, reason = "reads the process's own statistics, not a container's file")]
 fn resident_bytes() -> Option<usize> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: usize = statm.split_whitespace().nth(1)?.parse().ok()?;
@@ -229,7 +240,7 @@ fn resident_bytes() -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The sizes about the one where the other allocator begins, and alignments that are more than a heap gives anyhow.
+    /// Sizes around the boundaries between allocators, and alignments beyond those that a heap guarantees.
     const SIZES: [usize; 8] =
         [1, 100, MEDIUM_BYTES - 1, MEDIUM_BYTES, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES];
     const ALIGNMENTS: [usize; 4] = [1, 16, 64, 4096];
@@ -241,13 +252,13 @@ mod tests {
     fn filled(block: *mut u8, layout: Layout) {
         assert!(!block.is_null() && block.addr().is_multiple_of(layout.align()), "{layout:?}");
         for at in 0..layout.size() {
-            // SAFETY: within the block.
+            // SAFETY: the byte lies within the block.
             unsafe { block.add(at).write(byte_at(at)) };
         }
     }
 
     fn holds(block: *const u8, bytes: usize) -> bool {
-        // SAFETY: the callers' blocks have so many bytes, all written.
+        // SAFETY: the callers' blocks have this many bytes, all written.
         unsafe { std::slice::from_raw_parts(block, bytes) }.iter().enumerate().all(|(at, &byte)| byte == byte_at(at))
     }
 
@@ -257,7 +268,7 @@ mod tests {
             for align in ALIGNMENTS {
                 let layout = Layout::from_size_align(size, align).unwrap();
                 let new_layout = Layout::from_size_align(new_size, align).unwrap();
-                // SAFETY: layouts are of no zero size, each block is freed once with the layout that it has then.
+                // SAFETY: no layout has size zero, and each block is freed once, with the layout that it has then.
                 unsafe {
                     let block = Allocator.alloc(layout);
                     filled(block, layout);
@@ -276,7 +287,7 @@ mod tests {
         for layout in
             SIZES.iter().flat_map(|&size| ALIGNMENTS.map(|align| Layout::from_size_align(size, align).unwrap()))
         {
-            // SAFETY: as above.
+            // SAFETY: as in the test above.
             unsafe {
                 let used = Allocator.alloc(layout);
                 filled(used, layout);
@@ -290,18 +301,18 @@ mod tests {
 
     #[test]
     fn the_option_that_is_set_is_the_purge_delay() {
-        // SAFETY: reads and writes a number that nothing here depends on.
+        // SAFETY: reads and writes a number that no test depends on.
         unsafe {
-            assert_eq!(libmimalloc_sys::mi_option_get(PURGE_DELAY), 1000, "its default in this version");
-            return_memory();
-            assert_eq!(libmimalloc_sys::mi_option_get(PURGE_DELAY), KEPT_MILLISECONDS);
+            assert_eq!(libmimalloc_sys::mi_option_get(MI_OPTION_PURGE_DELAY), 1000, "its default in this version");
+            configure_purging();
+            assert_eq!(libmimalloc_sys::mi_option_get(MI_OPTION_PURGE_DELAY), PURGE_DELAY_MILLISECONDS);
         }
     }
 
     #[test]
     fn a_block_that_cannot_be_had_stays_as_it_was() {
         let layout = Layout::from_size_align(100, 8).unwrap();
-        // SAFETY: as above; the new size makes a layout, which no machine can fill.
+        // SAFETY: as in the tests above; the new size makes a valid layout, which no machine can satisfy.
         unsafe {
             let block = Allocator.alloc(layout);
             filled(block, layout);
@@ -324,7 +335,7 @@ mod tests {
         let (tell, collected) = channel();
         let thread = std::thread::spawn(move || {
             for _ in 0..COUNT {
-                // SAFETY: the layout is of no zero size; the block has so many bytes.
+                // SAFETY: the layout does not have size zero, and the block has this many bytes.
                 let block = unsafe {
                     let block = MiMalloc.alloc(layout);
                     block.write_bytes(7, BYTES);
@@ -333,7 +344,7 @@ mod tests {
                 send_blocks.send(block.expose_provenance()).unwrap();
             }
             asked.recv().unwrap();
-            collect();
+            collect_thread_heap();
             tell.send(()).unwrap();
             asked.recv().unwrap();
         });

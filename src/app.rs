@@ -1,35 +1,35 @@
-//! Puts the parts together: configuration to containers to router; binds, serves, shuts down.
+//! Assembles the server from the configuration: opens the containers, binds the address, serves, and shuts down.
 
-mod bounded;
-mod charge;
+mod connection_memory;
+mod connection_signals;
 mod connections;
-mod fields;
-mod frames;
+mod escape_control;
+mod fast_connection;
+mod goaway_reason;
+mod header_filter;
 mod hpack;
+mod http2_frames;
+mod http2_watchdog;
+mod hyper_connection;
 mod inspect;
-mod lane;
-mod library;
 mod listener;
-mod meminfo;
 mod memory_limit;
-mod metered;
+mod metered_socket;
 mod mounts;
-mod notify;
+mod off_thread;
 mod peers;
-mod pool;
-mod progress;
-mod refusal;
 mod reload;
-mod secure;
+mod reply_writer;
+mod sd_notify;
 mod send_queue;
-mod sending;
-mod serving;
+mod serving_snapshot;
 mod settings;
-mod signals;
+mod so_meminfo;
 mod socket;
+mod threshold_pool;
 mod tls;
+mod tls_socket;
 mod verify;
-mod visible;
 mod workers;
 
 use std::future::Future;
@@ -41,61 +41,62 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use bounded::off_thread;
-use connections::Connections;
+use connections::ConnectionServer;
 pub use inspect::inspect;
 use listener::Listener;
 use mounts::Mounts;
-pub use notify::Supervisor;
+use off_thread::off_thread;
 pub use reload::Reloader;
-use reload::State;
-pub use settings::{check_rules, control};
-use settings::{control_after, options, settings};
-use tls::Tls;
+use reload::ServerState;
+pub use sd_notify::SdNotifier;
+pub use settings::{check_rules, open_access_control};
+use settings::{container_settings, http_options, refresh_access_control};
+use tls::TlsTerminator;
 pub use verify::verify;
-use workers::{Documents, Workers};
+use workers::{DocumentRuntime, WorkerPool};
 
 use crate::config::Config;
 use crate::container::Resources;
-use crate::cpu::{Cpu, Length};
+use crate::cpu_pool::{CpuPool, Priority};
 use crate::http::{self, Viewer};
 use crate::store::StoreError;
 use crate::{allocator, demo, metrics, n5, telemetry, trace};
 
-/// How long traces may take to leave at the end.
-const FLUSH: Duration = Duration::from_secs(2);
+/// Longest time to export the remaining traces at shutdown.
+const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often memory that the allocator keeps for itself is given back.
-const TRIM: Duration = Duration::from_millis(250);
+/// Interval at which memory that the allocator retains is returned to the system.
+const TRIM_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A server that has its address and serves when run.
+/// A server that is bound to its address and serves when it is run.
 #[derive(Debug)]
 pub struct Server {
     listener: Listener,
-    workers: Workers,
-    documents: Documents,
-    tls: Option<Tls>,
+    workers: WorkerPool,
+    documents: DocumentRuntime,
+    tls: Option<TlsTerminator>,
     config: Config,
     reloader: Reloader,
 }
 
-/// First path segments that have a meaning of their own, which no container may be named.
-pub fn reserved() -> Vec<&'static str> {
-    http::target::views().map(|(name, _)| name).collect()
+/// Returns the reserved first path segments, which no container may have as its name.
+pub fn reserved_names() -> Vec<&'static str> {
+    http::route::endpoints().map(|(name, _)| name).collect()
 }
 
-/// Serves until SIGTERM or SIGINT; at SIGHUP, by the configuration that `read` gives then. Tells `supervisor` how it goes.
+/// Serves until SIGTERM or SIGINT. On SIGHUP, applies the configuration that `read` then returns. Reports the server's
+/// state to `supervisor`.
 ///
 /// # Errors
-/// When a container cannot be opened or the address cannot be bound.
+/// If no configured container can be opened or the address cannot be bound.
 pub async fn serve(
     config: Config,
     read: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
-    supervisor: Supervisor,
+    supervisor: SdNotifier,
 ) -> anyhow::Result<()> {
-    // Before anything that may take its time: a signal that comes meanwhile is not lost, and does not end the process its
-    // own way.
-    let mut stop = Box::pin(signal()?);
+    // Installed before anything slow. A signal that arrives during startup is then not lost, and does not end the
+    // process by its default action.
+    let mut stop = Box::pin(shutdown_signal()?);
     let mut again = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
     let metrics = telemetry::install_metrics()?;
     metrics::describe();
@@ -127,60 +128,68 @@ pub async fn serve(
     supervisor.ready();
     let stop = async move {
         stop.await;
-        // What it waits for may never come, and is not wanted any more.
+        // The task may wait forever, and no reload is needed any more.
         reloading.abort();
         supervisor.stopping();
     };
     server.run(stop).await;
-    trace::flush(FLUSH);
+    trace::flush(TRACE_FLUSH_TIMEOUT);
     Ok(())
 }
 
 impl Server {
-    /// Opens the containers and takes the address; `render_metrics` makes the text of `/metrics`.
+    /// Opens the containers and binds the address. `render_metrics` returns the text of `/metrics`.
     ///
     /// # Errors
-    /// When a container cannot be opened or the address cannot be bound.
+    /// If no configured container can be opened or the address cannot be bound.
     pub async fn bind(
         config: Config,
         render_metrics: impl Fn() -> String + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
-        let resources = Resources::new(settings(&config));
-        let trimming = Cpu::new(1);
-        tokio::spawn(trim(Arc::downgrade(&resources), trimming.clone()));
+        let resources = Resources::new(container_settings(&config));
+        let trimming = CpuPool::new(1);
+        tokio::spawn(trim_periodically(Arc::downgrade(&resources), trimming.clone()));
         let mounts = Mounts::start(&config, &resources).await?;
         let limit = config.server.request_timeout;
         let directory = config.server.viewer.clone();
-        let found = off_thread(limit, move || Ok(Viewer::find(&directory)?)).await;
+        let found = off_thread(limit, move || Ok(Viewer::open(&directory)?)).await;
         let viewer = found.unwrap_or_else(|error| {
             let (directory, why) = (config.server.viewer.display(), format!("{error:#}"));
-            tracing::warn!(%directory, why, "no viewer is served: its directory cannot be looked at");
+            tracing::warn!(%directory, why, "no viewer is served: its directory cannot be read");
             None
         });
-        let documents = Documents::start(config.threads()).context("the threads cannot be started")?;
+        let documents = DocumentRuntime::start(config.threads()).context("the threads cannot be started")?;
         let wanted = config.clone();
-        let (control, tls) = off_thread(limit, move || Ok((control(&wanted)?, tls(&wanted)?)))
+        let (control, tls) = off_thread(limit, move || Ok((open_access_control(&wanted)?, open_tls(&wanted)?)))
             .await
-            .context("the files of [access], [jwt] and [tls]")?;
+            .context("cannot load the files of [access], [jwt] and [tls]")?;
         let listener = Listener::bind(&config.server.listen).await?;
-        let workers = Workers::start(config.threads()).context("the threads cannot be started")?;
+        let workers = WorkerPool::start(config.threads()).context("the threads cannot be started")?;
         let (handle, settled) = (documents.handle(), config.clone());
-        let state = State { config: settled, mounts, resources, trimming, control, viewer, documents: handle };
+        let state = ServerState {
+            config: settled,
+            mounts,
+            resources,
+            trim_cpu: trimming,
+            control,
+            viewer,
+            document_runtime: handle,
+        };
         let reloader = Reloader::new(state, render_metrics);
         Ok(Self { listener, workers, documents, tls, config, reloader })
     }
 
-    /// What gives this server other configurations.
+    /// Returns a handle that applies other configurations to this server.
     pub fn reloader(&self) -> Reloader {
         self.reloader.clone()
     }
 
-    /// The address in use, with the port that was picked.
+    /// Returns the bound address, including the port that the system picked; `None` for a Unix socket.
     pub fn address(&self) -> Option<SocketAddr> {
         self.listener.address()
     }
 
-    /// Where clients find it.
+    /// Returns the URL at which clients reach the server.
     fn url(&self) -> String {
         let base = &self.config.server.base_path;
         let scheme = if self.tls.is_some() { "https" } else { "http" };
@@ -191,9 +200,9 @@ impl Server {
         }
     }
 
-    /// Says where the server is, what it serves and how much memory it may take.
+    /// Logs and prints the server's address, what it serves and how much memory it may take.
     fn announce(&self) {
-        let bound = self.config.memory_bytes();
+        let bound = self.config.memory_bound_bytes();
         let url = self.url();
         let served: Vec<String> = self
             .config
@@ -205,17 +214,18 @@ impl Server {
             })
             .collect();
         let served = if served.is_empty() { "the embedded demo container".to_owned() } else { served.join(", ") };
-        let serving = self.reloader.serving();
-        let (connections, connections_bytes) = (self.config.server.max_connections, self.config.connections_bytes());
+        let serving = self.reloader.snapshot();
+        let (connections, connections_bytes) =
+            (self.config.server.max_connections, self.config.max_connections_bytes());
         let sockets_bytes = self.config.sockets_bytes();
         let [mebibytes, more, sockets] = [bound, connections_bytes, sockets_bytes].map(|bytes| bytes.div_ceil(1 << 20));
         let viewer = serving.app.viewer().map(|viewer| viewer.directory().display().to_string());
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
         tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, connections_bytes, sockets_bytes, "listening");
         metrics::memory_bound(bound);
-        memory_limit::warn(needed_bytes(&self.config));
+        memory_limit::warn_if_below(max_process_bytes(&self.config));
         let mut out = std::io::stdout().lock();
-        // Nobody may be reading; the log has it, too.
+        // Write errors are ignored: standard output may be closed, and the log has the same information.
         let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
         let _ = writeln!(
             out,
@@ -228,84 +238,86 @@ impl Server {
         let _ = out.flush();
     }
 
-    /// Serves until `stop` is ready, then finishes the answers that have begun.
+    /// Serves until `stop` completes, then finishes the answers that have begun.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        // Nothing of what is served with is kept here: it changes.
+        // No snapshot is kept here, because a reload replaces it.
         let Self { listener, workers, documents: _documents, tls, config, reloader } = self;
-        let connections = Connections::new(&config, reloader.news(), workers, tls);
+        let connections = ConnectionServer::new(&config, reloader.subscribe(), workers, tls);
         let stopping = async {
             stop.await;
             tracing::info!("shutting down: not ready any more");
             reloader.drain();
-            tokio::time::sleep(reloader.serving().drain_delay).await;
+            tokio::time::sleep(reloader.snapshot().drain_delay).await;
         };
         let letting_go = async {
-            let mut news = reloader.news();
+            let mut news = reloader.subscribe();
             loop {
                 news.changed().await;
-                connections.wake();
+                connections.wake_all();
             }
         };
         tokio::select! {
             never = listener.serve(&connections) => match never {},
             () = stopping => {}
             () = letting_go => {}
-            () = reloader.find_containers() => {}
+            () = reloader.retry_unopened_containers() => {}
         }
-        let deadline = reloader.serving().shutdown_timeout;
+        let deadline = reloader.snapshot().shutdown_timeout;
         let until = tokio::time::Instant::now() + deadline;
-        connections.close();
+        connections.begin_shutdown();
         let _closed = tokio::time::timeout_at(until, listener.close(&connections)).await;
-        // Connections on which part of a request has come would be waited for; nobody has an answer there.
-        let (unsent, arriving) = (connections.unsent(), connections.arriving());
+        // `wait_drained` also waits for connections on which only part of a request has arrived. No answer is due
+        // there.
+        let (unsent, arriving) = (connections.unflushed_connections(), connections.awaiting_first_request());
         let answered = async {
-            // What arrives in the moment of quiet would be missed.
-            while arriving.strong_count() > 1 || !quiet(&reloader, &unsent).await {
+            // Checked in this order: otherwise a first request that arrives during the quiet period would be missed.
+            while arriving.strong_count() > 1 || !is_quiescent(&reloader, &unsent).await {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         tokio::select! {
-            () = connections.finished() => tracing::info!("all answers finished"),
+            () = connections.wait_drained() => tracing::info!("all answers finished"),
             () = answered => tracing::info!("all answers finished"),
             () = tokio::time::sleep_until(until) => tracing::warn!(?deadline, "answers cut off at the deadline"),
         }
     }
 }
 
-/// What the process may take, in bytes.
-fn needed_bytes(config: &Config) -> u64 {
-    let bound = config.memory_bytes();
-    [config.connections_bytes(), config.sockets_bytes(), memory_limit::BESIDE]
+/// Returns the most memory that the process may take, in bytes.
+fn max_process_bytes(config: &Config) -> u64 {
+    let bound = config.memory_bound_bytes();
+    [config.max_connections_bytes(), config.sockets_bytes(), memory_limit::BASELINE_BYTES]
         .into_iter()
         .fold(bound, u64::saturating_add)
 }
 
-/// Gives freed memory back to the system, on `cpu`, as long as there are `resources`.
-async fn trim(resources: Weak<Resources>, cpu: Cpu) {
+/// Periodically gives freed memory back to the system, on `cpu`, while `resources` exist.
+async fn trim_periodically(resources: Weak<Resources>, cpu: CpuPool) {
     loop {
-        tokio::time::sleep(TRIM).await;
+        tokio::time::sleep(TRIM_INTERVAL).await;
         let Some(resources) = resources.upgrade() else { return };
-        resources.tidy();
+        resources.release_unused();
         drop(resources);
-        if cpu.run(Length::Short, 0, allocator::trim).await.is_err() {
+        if cpu.run(Priority::High, 0, allocator::trim).await.is_err() {
             return;
         }
     }
 }
 
-/// Whether no answer begins within a moment, and none is being sent.
-async fn quiet(reloader: &Reloader, unsent: &AtomicUsize) -> bool {
+/// Returns true if no answer runs and none is being sent for 250 ms.
+async fn is_quiescent(reloader: &Reloader, unsent: &AtomicUsize) -> bool {
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        if reloader.serving().app.running() > 0 || unsent.load(Ordering::Acquire) > 0 {
+        if reloader.snapshot().app.requests_in_flight() > 0 || unsent.load(Ordering::Acquire) > 0 {
             return false;
         }
     }
     true
 }
 
-/// Ready when the process is told to stop. Listens from the call on, not from the first poll.
-fn signal() -> std::io::Result<impl Future<Output = ()>> {
+/// Returns a future that completes when the process is told to stop. The call installs the signal handlers, not the
+/// first poll.
+fn shutdown_signal() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {
@@ -316,14 +328,14 @@ fn signal() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Whether certificate and key can be used, where there are any.
+/// Checks that the TLS certificate and key can be used, if they are configured.
 ///
 /// # Errors
-/// What is wrong with them.
+/// If they cannot be used.
 pub fn check_tls(config: &Config) -> anyhow::Result<()> {
-    tls(config).map(drop)
+    open_tls(config).map(drop)
 }
 
-fn tls(config: &Config) -> anyhow::Result<Option<Tls>> {
-    Tls::open(&config.tls).map_err(anyhow::Error::msg)
+fn open_tls(config: &Config) -> anyhow::Result<Option<TlsTerminator>> {
+    TlsTerminator::open(&config.tls).map_err(anyhow::Error::msg)
 }

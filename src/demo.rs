@@ -1,4 +1,4 @@
-//! The demo container that the binary carries.
+//! The demo container, embedded in the binary.
 
 use bytes::Bytes;
 
@@ -6,31 +6,31 @@ use crate::store::{Key, MemoryStore};
 
 #[derive(rust_embed::Embed)]
 #[folder = "demo/demo.n5/"]
-struct Files;
+struct DemoFiles;
 
-/// When the demo data was made, in seconds after 1970: the same in every build, as its entity tags are.
-const MADE_SECONDS: u64 = 1_795_132_800;
+/// Modification time of the demo data, in seconds since 1970. It is the same in every build, and so are the entity
+/// tags.
+const MODIFIED_SECONDS: u64 = 1_795_132_800;
 
-/// The container.
+/// Returns the store of the demo container.
 pub fn store() -> MemoryStore {
-    let objects = Files::iter().filter_map(|path| {
+    let objects = DemoFiles::iter().filter_map(|path| {
         let key = Key::from_segments(path.split('/')).ok()?;
-        Some((key, Bytes::from(Files::get(&path)?.data.into_owned())))
+        Some((key, Bytes::from(DemoFiles::get(&path)?.data.into_owned())))
     });
-    MemoryStore::new(objects, MADE_SECONDS)
+    MemoryStore::new(objects, MODIFIED_SECONDS)
 }
 
-/// What to try first, as text for a terminal: where things are, and commands that work as they stand.
+/// Returns text for a terminal: where things are, and commands that work as printed.
 ///
-/// `url` is where the server is reached: `http://host:port/` with a slash at the end, or `unix:` and the path of a
-/// socket.
+/// `url` is the server's URL: `http://host:port/` with a slash at the end, or `unix:` and the path of a socket.
 pub fn tour(url: &str) -> String {
     let (curl, base, viewer) = match url.strip_prefix("unix:") {
         Some(socket) => (format!("curl -s --unix-socket '{socket}'"), "http://localhost/", String::new()),
         None => ("curl -s".to_owned(), url, format!("\n  n5://{url}n5/volume/em  the same for Neuroglancer")),
     };
     format!(
-        "  {base}                   what there is: photo, cell, volume, compressions\n\
+        "  {base}                   contents: photo, cell, volume, compressions\n\
          \x20 {base}info/volume/em     a volume and its scales{viewer}\n\
          try\n\
          \x20 {curl} '{base}info/volume/em/s0'\n\
@@ -45,8 +45,8 @@ mod tests {
 
     #[test]
     fn every_object_of_the_demo_has_a_key() {
-        assert!(Files::iter().all(|path| Key::from_segments(path.split('/')).is_ok()));
-        assert!(Files::get("volume/em/s0/attributes.json").is_some());
+        assert!(DemoFiles::iter().all(|path| Key::from_segments(path.split('/')).is_ok()));
+        assert!(DemoFiles::get("volume/em/s0/attributes.json").is_some());
     }
 
     #[test]

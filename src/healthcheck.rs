@@ -1,4 +1,4 @@
-//! Asking a running server whether it lives, for containers without a shell.
+//! Asks a running server for its health, for container images without a shell.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
@@ -13,17 +13,17 @@ use tokio_rustls::rustls::{
     ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned,
 };
 
-use crate::config::{Config, Listen};
+use crate::config::{Config, ListenAddress};
 
-/// Asks the server that runs with this configuration for `/healthz`.
+/// Requests `/healthz` from the server that runs with this configuration.
 ///
 /// # Errors
-/// When nobody answers 200 in time.
+/// If no server answers with status 200 in time.
 pub fn healthcheck(config: &Config) -> anyhow::Result<()> {
-    ask_health(config).with_context(|| format!("nobody is well at {}", config.server.listen))
+    request_health(config).with_context(|| format!("no healthy server at {}", config.server.listen))
 }
 
-fn ask_health(config: &Config) -> anyhow::Result<()> {
+fn request_health(config: &Config) -> anyhow::Result<()> {
     let patience = Some(Duration::from_secs(5));
     let ask = |stream: &mut dyn ReadWrite| -> std::io::Result<String> {
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
@@ -32,7 +32,7 @@ fn ask_health(config: &Config) -> anyhow::Result<()> {
         Ok(answer)
     };
     let answer = match &config.server.listen {
-        Listen::Tcp(address) => {
+        ListenAddress::Tcp(address) => {
             let mut address = *address;
             if address.ip().is_unspecified() {
                 let local: IpAddr =
@@ -41,9 +41,9 @@ fn ask_health(config: &Config) -> anyhow::Result<()> {
             }
             let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
             stream.set_read_timeout(patience)?;
-            if config.tls.is_used() { ask(&mut encrypted(stream)?)? } else { ask(&mut stream)? }
+            if config.tls.is_enabled() { ask(&mut tls_connect(stream)?)? } else { ask(&mut stream)? }
         }
-        Listen::Unix(path) => {
+        ListenAddress::Unix(path) => {
             let mut stream = std::os::unix::net::UnixStream::connect(path)?;
             stream.set_read_timeout(patience)?;
             ask(&mut stream)?
@@ -54,25 +54,25 @@ fn ask_health(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn encrypted(stream: TcpStream) -> std::io::Result<StreamOwned<ClientConnection, TcpStream>> {
+fn tls_connect(stream: TcpStream) -> std::io::Result<StreamOwned<ClientConnection, TcpStream>> {
     let provider = Arc::new(ring::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(std::io::Error::other)?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
         .with_no_client_auth();
     let name = ServerName::try_from("localhost").map_err(std::io::Error::other)?;
     let client = ClientConnection::new(Arc::new(config), name).map_err(std::io::Error::other)?;
     Ok(StreamOwned::new(client, stream))
 }
 
-/// Takes every certificate: it need not be for this machine's own name, nothing secret is sent, and whether the server
-/// lives is all that is believed. That the server has its key is checked.
+/// Accepts every certificate. It need not name this machine, because nothing secret is sent and the answer tells only
+/// that the server is alive. The handshake's signature is checked, so the server must have the certificate's key.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _own: &CertificateDer<'_>,
@@ -107,7 +107,7 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
-/// A connection of either kind.
+/// A stream of either kind, TCP or Unix, plain or TLS.
 trait ReadWrite: Read + Write {}
 
 impl<T: Read + Write> ReadWrite for T {}

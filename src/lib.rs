@@ -1,26 +1,42 @@
 //! n5-server: serves N5 containers over HTTP, their metadata, their blocks as stored, and arbitrary regions assembled
 //! from decoded blocks.
 //!
-//! The design and its reasons are in `docs/ARCHITECTURE.md`, the contract in `README.md` and `openapi.yaml`.
+//! The design and its reasons are in `docs/ARCHITECTURE.md`, the contract is in `README.md` and `openapi.yaml`.
 //!
-//! # Words
+//! # Glossary
 //!
-//! | word | meaning |
+//! Terms of N5:
+//!
+//! | term | meaning |
 //! |---|---|
 //! | container | the root of an N5 hierarchy |
-//! | group | a directory of it |
+//! | group | a directory of a container |
 //! | dataset | a group with array attributes: `dimensions`, `blockSize`, `dataType`, `compression` |
-//! | block | N5's stored unit: one file, one box of elements |
-//! | grid position | index of a block along every axis |
-//! | region | samples of a dataset: start, shape and step along every axis, N5 axis order |
+//! | block | the stored unit: one file with one box of elements |
+//! | grid position | the index of a block along every axis |
+//! | region | samples of a dataset: start, shape and step along every axis, in N5 axis order |
 //! | header, payload | the two parts of a stored block |
-//! | array | a decoded result: little-endian elements, first axis fastest |
-//! | hole | a block that was never written; its elements are 0 |
-//! | band | a part of a slice that is too large to be assembled at once |
-//! | budget | a bounded amount of memory, lent out in shares that travel with the bytes |
+//! | missing block | a block that was never written; its elements are 0 |
 //!
-//! Verbs: *parse* text or bytes to a value, *decode* compressed to plain, *get* from the store, *load* store to decoded
-//! block, *read* through the cache, *paste* copy a box, *encode* array to format.
+//! Terms of the server:
+//!
+//! | term | meaning |
+//! |---|---|
+//! | array | a decoded result: little-endian elements, first axis fastest |
+//! | band | a part of a slice that is too large to be assembled in memory as a whole |
+//! | budget | a bounded amount of memory |
+//! | permit | a part of a budget, which is taken before memory is allocated and travels with the bytes |
+//! | single flight | one load for all requests that want the same key at the same time; they are its waiters |
+//! | freshness | the age that a cached entry may have before it is compared with the store (revalidated) |
+//! | page cache | the kernel's cache of files; reads from it do not block |
+//! | fast path | answers that are sent without the HTTP library, from memory or the page cache |
+//! | admission | the decision to begin a request, to let it wait or to refuse it |
+//! | flow, client | the parties among which the fair queue divides memory and cores |
+//! | visibility | the part of a container that a caller may see |
+//! | view | a presentation of a container in another format, such as Zarr or Neuroglancer precomputed |
+//!
+//! Verbs: *parse* text or bytes into a value, *decode* compressed bytes, *get* from the store, *load* a stored block and
+//! decode it, *read* through the cache, *paste* a box of elements, *encode* an array into a format.
 //!
 //! # Layers
 //!
@@ -29,11 +45,11 @@
 //!           │
 //!          http                                      paths, queries, statuses, headers
 //!           ├──────────► output                      array → bytes of a media type
-//!           ├──────────► metadata                    what attributes mean
-//!       container                                    the only module that knows both halves
-//!           ├──────────► n5                          bytes, but not where they live
-//!           ├──────────► store                       keys, but not what they mean
-//!           └──────────► cpu, metrics
+//!           ├──────────► metadata                    the meaning of attributes
+//!       container                                    combines format and storage
+//!           ├──────────► n5                          the format; no I/O
+//!           ├──────────► store                       keys and bytes; no knowledge of N5
+//!           └──────────► cpu_pool, metrics
 //! ```
 //!
 //! A module imports only from rows below its own; `tests/it/architecture.rs` holds the table.
@@ -42,36 +58,37 @@
 //!
 //! `GET /slice/a/b/s0?start=0,0,100&stop=256,256,101&format=npy`
 //!
-//! 1. [`http::router`] has one handler, within layers that give every request an id and every answer its headers. The
-//!    handler sets a deadline and makes an [`Access`](container::Access), which says how old cached entries may be.
-//! 2. [`Target::parse`](http::target::Target::parse) splits the raw path, then decodes each segment once; the first
-//!    one names the view.
-//! 3. The query is parsed and [`output::negotiate`] picks the format, both before anything is read.
-//! 4. [`Container::dataset`](container::Container::dataset) finds the attributes, parsed once per version of the file.
-//! 5. [`Container::plan_slice`](container::Container::plan_slice) decides from sizes alone: whole, in bands, or 413.
-//! 6. [`Container::read_slice`](container::Container::read_slice) takes a share of the slice budget, looks the blocks up,
-//!    loads what is missing (store, then [`Block::decode`](n5::Block::decode) on the [`cpu::Cpu`] lane) and
-//!    [`paste`](n5::paste)s what is ready.
-//! 7. [`Format::encode`](output::Format::encode) puts a header before the elements; the answer leaves.
+//! 1. [`http::router`] has one handler, inside layers that give every request an id and every response its headers. The
+//!    handler sets a deadline and creates a [`Freshness`](container::Freshness).
+//! 2. [`RequestTarget::parse`](http::route::RequestTarget::parse) splits the raw path, then decodes each segment once;
+//!    the first segment names the endpoint.
+//! 3. The query is parsed and [`output::negotiate`] chooses the format, both before anything is read.
+//! 4. [`Container::dataset`](container::Container::dataset) returns the attributes, which are parsed once per version of
+//!    the file.
+//! 5. [`Container::plan_slice`](container::Container::plan_slice) decides from sizes alone: as a whole, in bands, or 413.
+//! 6. [`Container::read_slice`](container::Container::read_slice) takes a permit of the slice budget, looks up the blocks,
+//!    loads those that are missing (store, then [`Block::decode`](n5::Block::decode) on the
+//!    [`CpuPool`](cpu_pool::CpuPool)) and [`paste`](n5::paste)s each block when it is ready.
+//! 7. [`Format::encode`](output::Format::encode) puts a header before the elements, and the response is sent.
 
 pub mod access;
 pub mod allocator;
 pub mod app;
 pub mod config;
 pub mod container;
-pub mod cpu;
+pub mod cpu_pool;
 pub mod demo;
-pub mod fair;
+pub mod fair_queue;
 pub mod healthcheck;
 pub mod http;
+pub mod log_throttle;
 pub mod metadata;
 pub mod metrics;
 pub mod n5;
 pub mod output;
-pub mod seldom;
 pub mod store;
 pub mod telemetry;
 pub mod trace;
 pub mod verify;
 pub mod view;
-pub mod watched;
+pub mod watched_files;

@@ -1,7 +1,7 @@
-//! The edge of the process: arguments, file and environment become a configuration; the exit status tells the end.
+//! The binary: builds the configuration from arguments, file and environment, and sets the exit status.
 //!
-//! Status 0 after a shutdown by signal, 1 when serving failed, 2 when the command line or configuration is wrong; those of
-//! `verify` and `inspect` are in their help.
+//! The status is 0 after a shutdown by signal, 1 if serving failed, and 2 if the command line or configuration is
+//! wrong. The help of `verify` and `inspect` lists their statuses.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,89 +10,94 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
-use n5_server::app::Supervisor;
-use n5_server::config::{Cli, Command, Config, DEFAULTS, File, NewToken};
+use n5_server::app::SdNotifier;
+use n5_server::config::{Cli, Command, Config, ConfigFile, DEFAULTS, TokenArgs};
 use n5_server::{access, allocator, app, healthcheck, n5, telemetry};
 
 #[global_allocator]
 static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
-/// Exit status for a wrong command line or configuration, as clap has it.
-const USAGE: u8 = 2;
+/// Exit status for a wrong command line or configuration, the same as clap's.
+const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    allocator::return_memory();
+    allocator::configure_purging();
     let command = Cli::command().long_version(long_version());
     let cli = match Cli::from_arg_matches(&command.get_matches()) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
     match &cli.command {
-        Some(Command::Token(wanted)) => return token(wanted),
-        Some(Command::Verify(wanted)) => return care(&wanted.server(), |config| app::verify(config, wanted)),
-        Some(Command::Inspect(wanted)) => return care(&wanted.server(), |config| app::inspect(config, wanted)),
+        Some(Command::Token(wanted)) => return issue_token(wanted),
+        Some(Command::Verify(wanted)) => {
+            return run_maintenance(&wanted.to_server_cli(), |config| app::verify(config, wanted));
+        }
+        Some(Command::Inspect(wanted)) => {
+            return run_maintenance(&wanted.to_server_cli(), |config| app::inspect(config, wanted));
+        }
         None => {}
     }
     if cli.print_default_config {
         return print(DEFAULTS);
     }
-    let config = match configuration(&cli).and_then(|config| app::check_rules(&config).map(|()| config)) {
+    let config = match load_config(&cli).and_then(|config| app::check_rules(&config).map(|()| config)) {
         Ok(config) => config,
-        Err(error) => return fail(&error, USAGE),
+        Err(error) => return fail(&error, EXIT_USAGE),
     };
     if cli.check_config {
-        if let Err(error) = app::control(&config).and_then(|_control| app::check_tls(&config)) {
-            return fail(&error, USAGE);
+        if let Err(error) = app::open_access_control(&config).and_then(|_control| app::check_tls(&config)) {
+            return fail(&error, EXIT_USAGE);
         }
         return print(&format!("configuration is valid\n{}\n", config.summary()));
     }
     if cli.print_config {
         return match config.to_toml() {
             Ok(text) => print(&text),
-            Err(error) => fail(&error.into(), USAGE),
+            Err(error) => fail(&error.into(), EXIT_USAGE),
         };
     }
-    let ended = if cli.healthcheck { healthcheck::healthcheck(&config) } else { run(config, cli) };
+    let ended = if cli.healthcheck { healthcheck::healthcheck(&config) } else { serve(config, cli) };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, 1),
     }
 }
 
-/// Looks after a container as a server with that command line would read it; status 2 where that cannot be done.
-fn care(server: &Cli, job: impl FnOnce(&Config) -> anyhow::Result<u8>) -> ExitCode {
-    match configuration(server).and_then(|config| job(&config)) {
+/// Runs a maintenance command with the configuration that a server with this command line would have. The status is 2
+/// if the command cannot be run.
+fn run_maintenance(server: &Cli, job: impl FnOnce(&Config) -> anyhow::Result<u8>) -> ExitCode {
+    match load_config(server).and_then(|config| job(&config)) {
         Ok(status) => ExitCode::from(status),
-        Err(error) => fail(&error, USAGE),
+        Err(error) => fail(&error, EXIT_USAGE),
     }
 }
 
-/// Prints a new token and the line that stands for it. Nothing else ever sees the token.
-#[expect(clippy::disallowed_methods, reason = "the token's time begins now")]
-fn token(wanted: &NewToken) -> ExitCode {
+/// Prints a new token and its line for the token file. The token appears nowhere else.
+#[expect(clippy::disallowed_methods, reason = "the token's lifetime begins now")]
+fn issue_token(wanted: &TokenArgs) -> ExitCode {
     let now = std::time::SystemTime::now();
     match access::issue(&wanted.name, wanted.expires.as_deref(), &wanted.groups, &wanted.read, now) {
         Ok(issued) => {
-            eprintln!("The token, shown only now, and the line for the file that access.tokens names:");
+            eprintln!("The token, which is shown only once, and the line for the file that access.tokens names:");
             print(&format!("{}\n{}\n", issued.token, issued.line))
         }
-        Err(why) => fail(&anyhow::anyhow!(why), USAGE),
+        Err(why) => fail(&anyhow::anyhow!(why), EXIT_USAGE),
     }
 }
 
-fn configuration(cli: &Cli) -> anyhow::Result<Config> {
-    let file = cli.config.as_deref().map(read).transpose()?;
-    Ok(Config::load(&cli.sources(file, environment()?, Path::is_dir, app::reserved()))?)
+fn load_config(cli: &Cli) -> anyhow::Result<Config> {
+    let file = cli.config.as_deref().map(read_config_file).transpose()?;
+    Ok(Config::load(&cli.sources(file, environment()?, Path::is_dir, app::reserved_names()))?)
 }
 
-#[expect(clippy::disallowed_methods, reason = "the one file that is not of a container: the configuration's own")]
-fn read(path: &Path) -> anyhow::Result<File> {
+#[expect(clippy::disallowed_methods, reason = "the configuration file is not part of a container")]
+fn read_config_file(path: &Path) -> anyhow::Result<ConfigFile> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).with_context(|| format!("{name}: cannot be read"))?;
-    Ok(File { name, text })
+    Ok(ConfigFile { name, text })
 }
 
-/// The variables that can be settings.
+/// Returns the environment variables that can be settings.
 fn environment() -> anyhow::Result<Vec<(String, String)>> {
     let mut variables = Vec::new();
     for (name, value) in std::env::vars_os() {
@@ -105,30 +110,30 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
     Ok(variables)
 }
 
-fn run(config: Config, cli: Cli) -> anyhow::Result<()> {
+fn serve(config: Config, cli: Cli) -> anyhow::Result<()> {
     let _log = telemetry::install_log(&config.log)?;
-    allow_descriptors(&config);
+    raise_descriptor_limit(&config);
     warn_of_address_space();
-    #[expect(clippy::disallowed_methods, reason = "systemd names its socket there")]
+    #[expect(clippy::disallowed_methods, reason = "systemd passes its socket's name in this variable")]
     let socket = std::env::var("NOTIFY_SOCKET");
-    let supervisor = socket.map_or_else(|_none| Supervisor::default(), |name| Supervisor::at(&name));
-    // Accepts connections and looks after the whole; those who serve them have threads of their own.
+    let supervisor = socket.map_or_else(|_none| SdNotifier::default(), |name| SdNotifier::from_socket_name(&name));
+    // This runtime accepts connections and supervises the server. The threads that serve connections have their own.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime cannot be started")?;
-    let served = runtime.block_on(app::serve(config, move || configuration(&cli), supervisor));
-    // A read that hangs in the storage must not keep the process.
+    let served = runtime.block_on(app::serve(config, move || load_config(&cli), supervisor));
+    // A read that hangs in storage must not keep the process alive.
     runtime.shutdown_background();
     served
 }
 
-/// Raises the number of open files to what this process may have: a connection takes one, and one more while a file is
-/// sent on it.
-fn allow_descriptors(config: &Config) {
+/// Raises the limit of open files to the maximum for this process. A connection takes one descriptor, and another one
+/// while a file is sent on it.
+fn raise_descriptor_limit(config: &Config) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // What there is will do where it cannot be raised.
+    // If the limit cannot be raised, the current one stays.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-    let needed = config.least_descriptors() as u64;
+    let needed = config.min_file_descriptors() as u64;
     if let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < needed) {
         tracing::warn!(
             limit,
@@ -139,19 +144,19 @@ fn allow_descriptors(config: &Config) {
     }
 }
 
-/// Says so where the address space is limited: much more of it is reserved than memory is taken, and what is not available
-/// ends the process.
+/// Warns if the address space is limited. The server reserves much more address space than it takes memory, and is
+/// aborted if address space is not available.
 fn warn_of_address_space() {
     if let Some(limit_bytes) = rustix::process::getrlimit(rustix::process::Resource::As).current {
         tracing::warn!(
             limit_bytes,
-            "the address space is limited (ulimit -v): the server is aborted when it reaches the limit, whatever memory it \
-             takes; limit the memory of a control group in its place"
+            "the address space is limited (ulimit -v): the server is aborted when it reaches the limit, however little memory it \
+             uses; limit the memory of its control group instead"
         );
     }
 }
 
-/// What `--version` adds to `-V`.
+/// Returns the text of `--version`, which lists the codecs below the version that `-V` prints.
 fn long_version() -> String {
     let mut text = env!("CARGO_PKG_VERSION").to_owned();
     let _ = write!(text, "\ncodecs:");
@@ -162,7 +167,7 @@ fn long_version() -> String {
 }
 
 fn print(text: &str) -> ExitCode {
-    // A reader that has seen enough (`| head`) is not a fault.
+    // A closed pipe (`| head`) is not an error.
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => fail(&error.into(), 1),
         _ => ExitCode::SUCCESS,
@@ -170,7 +175,7 @@ fn print(text: &str) -> ExitCode {
 }
 
 fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
-    // A full disk is no reason for another status.
+    // A failed write, as on a full disk, must not change the exit status.
     let _ = writeln!(std::io::stderr(), "n5-server: {error:#}");
     ExitCode::from(status)
 }

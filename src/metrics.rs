@@ -1,5 +1,7 @@
-//! Every metric: names, units, labels, and one small function for each. Only the facade; without a recorder these do
-//! nothing. Units are base units (bytes, seconds), counters end in `_total`. No label holds a dataset's name.
+//! All metrics: names, units, labels, and a small function for each metric.
+//!
+//! The functions use only the facade `metrics` and do nothing without a recorder. Units are base units (bytes,
+//! seconds). Names of counters end in `_total`. No label contains the name of a dataset.
 
 mod connections;
 mod faults;
@@ -11,10 +13,13 @@ use std::time::{Duration, Instant};
 
 use metrics::{Histogram, SharedString, counter, gauge, histogram};
 
-pub use connections::{Connection, Connections, PoolBytes};
+pub use connections::{ConnectionMetrics, OpenConnectionGuard, PoolGauge};
 pub use faults::{accept_error, describe_store_errors, log_lines_dropped, store_calls, store_error};
-pub use handles::{Answers, Lookups};
-pub use labels::{Budget, Cache, Cancelled, Closed, ConnectionPool, Handshake, Lookup, Queue, Shed, StoreOperation};
+pub use handles::{LookupCounters, RouteMetrics};
+pub use labels::{
+    BudgetLabel, CacheLabel, CancelStage, CloseReason, ConnectionPoolLabel, HandshakeResult, LookupResult, QueueLabel,
+    ShedReason, StoreOperation,
+};
 use names::{
     ACCEPT_ERRORS, ACCESS_REFUSALS, ACCESS_RELOAD_FAILURES, BLOCKS_DECODED, BROKEN_ANSWERS, BUDGET_BYTES,
     BUDGET_CAPACITY, BUILD_INFO, CACHE_BYTES, CACHE_CAPACITY, CACHE_EVICTIONS, CACHE_REQUESTS, CANCELLED,
@@ -23,19 +28,19 @@ use names::{
     QUEUE_DURATION, QUEUE_WAITING, READY, REQUESTS_SHED, STORE_CALLS, STORE_DURATION, STORE_ERRORS, STORE_READ_BYTES,
     STORES_STALLED, TLS_HANDSHAKES, TLS_NOT_AFTER, TLS_RELOAD_FAILURES, TRACES_DROPPED, TRACES_EXPORTED,
 };
-pub use names::{Description, Kind, NAMES};
+pub use names::{METRICS, MetricDescription, MetricKind};
 
-/// Tells the installed recorder what every metric means, and shows those with known labels from the start, so that a
-/// rate over them is 0 and not missing.
+/// Registers the descriptions of all metrics with the installed recorder. Initializes metrics with known labels to 0,
+/// so a rate over them is 0 and not missing.
 pub fn describe() {
-    for row in NAMES {
+    for row in METRICS {
         match (row.kind, row.unit) {
-            (Kind::Counter, None) => metrics::describe_counter!(row.name, row.help),
-            (Kind::Counter, Some(unit)) => metrics::describe_counter!(row.name, unit, row.help),
-            (Kind::Gauge, None) => metrics::describe_gauge!(row.name, row.help),
-            (Kind::Gauge, Some(unit)) => metrics::describe_gauge!(row.name, unit, row.help),
-            (Kind::Histogram, None) => metrics::describe_histogram!(row.name, row.help),
-            (Kind::Histogram, Some(unit)) => metrics::describe_histogram!(row.name, unit, row.help),
+            (MetricKind::Counter, None) => metrics::describe_counter!(row.name, row.help),
+            (MetricKind::Counter, Some(unit)) => metrics::describe_counter!(row.name, unit, row.help),
+            (MetricKind::Gauge, None) => metrics::describe_gauge!(row.name, row.help),
+            (MetricKind::Gauge, Some(unit)) => metrics::describe_gauge!(row.name, unit, row.help),
+            (MetricKind::Histogram, None) => metrics::describe_histogram!(row.name, row.help),
+            (MetricKind::Histogram, Some(unit)) => metrics::describe_histogram!(row.name, unit, row.help),
         }
     }
     gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
@@ -45,30 +50,30 @@ pub fn describe() {
     traces_exported(0);
     traces_dropped("queue", 0);
     traces_dropped("collector", 0);
-    for queue in Queue::ALL {
+    for queue in QueueLabel::ALL {
         gauge!(QUEUE_WAITING, "queue" => queue.name()).set(0.0);
     }
-    for stage in Cancelled::ALL {
+    for stage in CancelStage::ALL {
         counter!(CANCELLED, "stage" => stage.name()).increment(0);
     }
-    for reason in Closed::ALL {
+    for reason in CloseReason::ALL {
         counter!(CONNECTIONS_CLOSED, "reason" => reason.name()).increment(0);
     }
-    for reason in Shed::ALL {
+    for reason in ShedReason::ALL {
         counter!(REQUESTS_SHED, "reason" => reason.name()).increment(0);
     }
-    for cache in Cache::ALL {
-        for result in Lookup::ALL {
+    for cache in CacheLabel::ALL {
+        for result in LookupResult::ALL {
             counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name()).increment(0);
         }
         counter!(CACHE_EVICTIONS, "cache" => cache.name()).increment(0);
     }
-    for budget in Budget::ALL {
+    for budget in BudgetLabel::ALL {
         gauge!(BUDGET_BYTES, "budget" => budget.name()).increment(0.0);
     }
 }
 
-/// Shows the counters of these codecs from the start, as [`describe`] does for labels that are known here.
+/// Initializes the counters of these codecs to 0, like [`describe`] for labels that this module knows.
 pub fn describe_codecs(names: impl IntoIterator<Item = &'static str>) {
     for name in names {
         counter!(BLOCKS_DECODED, "codec" => name).increment(0);
@@ -76,183 +81,183 @@ pub fn describe_codecs(names: impl IntoIterator<Item = &'static str>) {
     }
 }
 
-/// A request was answered to the end. `method` and `route` come from small fixed sets: the route is the template,
-/// `unmatched` without one; an unusual method is `other`.
+/// Records a completed request. `method` and `route` come from small fixed sets. The route is a template, or
+/// `unmatched` if there is none; an unusual method is `other`.
 pub fn http_request(method: &'static str, route: &'static str, status: u16, elapsed: Duration) {
-    duration(method, route, status).record(elapsed);
+    request_duration(method, route, status).record(elapsed);
 }
 
-fn duration(method: &'static str, route: &'static str, status: u16) -> Histogram {
+fn request_duration(method: &'static str, route: &'static str, status: u16) -> Histogram {
     let status = SharedString::from_owned(status.to_string());
     histogram!(HTTP_DURATION, "method" => method, "route" => route, "status" => status)
 }
 
-/// Bytes of an answer's body were sent.
+/// Counts bytes of a response body that were sent.
 pub fn http_response_bytes(route: &'static str, bytes: u64) {
     counter!(HTTP_RESPONSE_BYTES, "route" => route).increment(bytes);
 }
 
-/// Requests that are being answered.
+/// Sets the number of requests in progress.
 pub fn requests_in_flight(count: usize) {
     gauge!(HTTP_IN_FLIGHT).set(as_f64(count as u64));
 }
 
-/// A request was refused with 503.
-pub fn request_shed(reason: Shed) {
+/// Counts a request rejected with 503, or with 429 because of its client's own limit.
+pub fn request_shed(reason: ShedReason) {
     counter!(REQUESTS_SHED, "reason" => reason.name()).increment(1);
 }
 
-/// A streamed answer was broken off.
+/// Counts a streamed response that was aborted.
 pub fn broken_answer() {
     counter!(BROKEN_ANSWERS).increment(1);
 }
 
-/// A client went away.
-pub fn request_cancelled(stage: Cancelled) {
+/// Counts a request whose client disconnected.
+pub fn request_cancelled(stage: CancelStage) {
     counter!(CANCELLED, "stage" => stage.name()).increment(1);
 }
 
-/// A request was refused because of who asked; the reasons are a small fixed set.
+/// Counts a request refused by access control. The reasons are a small fixed set.
 pub fn access_refused(reason: &'static str) {
     counter!(ACCESS_REFUSALS, "reason" => reason).increment(1);
 }
 
-/// `tokens` or `keys` could not be read again.
+/// Counts a failed reload; `what` is `tokens` or `keys`.
 pub fn access_reload_failed(what: &'static str) {
     counter!(ACCESS_RELOAD_FAILURES, "what" => what).increment(1);
 }
 
-/// A TLS handshake has ended.
-pub fn tls_handshake(result: Handshake) {
+/// Counts a TLS handshake that ended with this result.
+pub fn tls_handshake(result: HandshakeResult) {
     counter!(TLS_HANDSHAKES, "result" => result.name()).increment(1);
 }
 
-/// When the certificate in use expires, in seconds since 1970.
+/// Sets the time at which the certificate in use expires, in seconds since 1970.
 pub fn tls_certificate(not_after_seconds: u64) {
     gauge!(TLS_NOT_AFTER).set(as_f64(not_after_seconds));
 }
 
-/// A new certificate and key could not be used.
+/// Counts a new certificate and key that could not be used.
 pub fn tls_reload_failed() {
     counter!(TLS_RELOAD_FAILURES).increment(1);
 }
 
-/// Shows the counters of TLS from the start, where it is used.
+/// Initializes the counters of TLS to 0. Call it only if TLS is enabled.
 pub fn describe_tls() {
-    for result in Handshake::ALL {
+    for result in HandshakeResult::ALL {
         counter!(TLS_HANDSHAKES, "result" => result.name()).increment(0);
     }
     counter!(TLS_RELOAD_FAILURES).increment(0);
 }
 
-/// So many entries were looked up in a cache with that result.
-pub fn cache_requests(cache: Cache, result: Lookup, count: u64) {
+/// Counts `count` look-ups in a cache with this result.
+pub fn cache_requests(cache: CacheLabel, result: LookupResult, count: u64) {
     if count > 0 {
         counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name()).increment(count);
     }
 }
 
-/// Memory of a cache's entries now and at most, in bytes.
-pub fn cache_bytes(cache: Cache, bytes: u64, capacity_bytes: u64) {
+/// Sets the current and the maximum memory of a cache's entries, in bytes.
+pub fn cache_bytes(cache: CacheLabel, bytes: u64, capacity_bytes: u64) {
     gauge!(CACHE_BYTES, "cache" => cache.name()).set(as_f64(bytes));
     gauge!(CACHE_CAPACITY, "cache" => cache.name()).set(as_f64(capacity_bytes));
 }
 
-/// A full cache dropped an entry.
-pub fn cache_eviction(cache: Cache) {
+/// Counts an entry that a full cache dropped.
+pub fn cache_eviction(cache: CacheLabel) {
     counter!(CACHE_EVICTIONS, "cache" => cache.name()).increment(1);
 }
 
-/// Storage answered, well or not.
+/// Records the duration of a request to storage, successful or not.
 pub fn store_request(operation: StoreOperation, backend: &'static str, elapsed: Duration) {
     histogram!(STORE_DURATION, "op" => operation.name(), "backend" => backend).record(elapsed);
 }
 
-/// Bytes came from storage.
+/// Counts bytes read from storage.
 pub fn store_read_bytes(backend: &'static str, bytes: u64) {
     counter!(STORE_READ_BYTES, "backend" => backend).increment(bytes);
 }
 
-/// A block was decoded. `codec` is a name of the table of codecs.
+/// Records a decoded block. `codec` is a name in the table of codecs.
 pub fn block_decoded(codec: &'static str, elapsed: Duration) {
     counter!(BLOCKS_DECODED, "codec" => codec).increment(1);
     histogram!(DECODE_DURATION, "codec" => codec).record(elapsed);
 }
 
-/// A block could not be decoded; an unknown codec is `unknown`, for names in attributes are anyone's.
+/// Counts a block that could not be decoded. An unknown codec is `unknown`, because attributes can contain any name.
 pub fn decode_error(codec: &'static str) {
     counter!(DECODE_ERRORS, "codec" => codec).increment(1);
 }
 
-/// A slice, or a piece of one, was encoded.
-pub fn encoded(format: &'static str, elapsed: Duration) {
+/// Records the time to encode a slice or a piece of one.
+pub fn slice_encoded(format: &'static str, elapsed: Duration) {
     histogram!(ENCODE_DURATION, "format" => format).record(elapsed);
 }
 
-/// One that waits in a queue, from [`Self::begin`] until dropped.
+/// Timer of a wait in a queue, from [`Self::begin`] until it is dropped.
 #[derive(Debug)]
-pub struct Waiting {
-    queue: Queue,
+pub struct QueueWaitTimer {
+    queue: QueueLabel,
     since: Instant,
 }
 
-impl Waiting {
-    /// Begins to wait.
-    pub fn begin(queue: Queue) -> Self {
+impl QueueWaitTimer {
+    /// Starts the wait.
+    pub fn begin(queue: QueueLabel) -> Self {
         gauge!(QUEUE_WAITING, "queue" => queue.name()).increment(1.0);
         Self { queue, since: Instant::now() }
     }
 }
 
-impl Drop for Waiting {
+impl Drop for QueueWaitTimer {
     fn drop(&mut self) {
         gauge!(QUEUE_WAITING, "queue" => self.queue.name()).decrement(1.0);
         histogram!(QUEUE_DURATION, "queue" => self.queue.name()).record(self.since.elapsed());
     }
 }
 
-/// Jobs that run on the CPU lane.
+/// Sets the number of jobs that run in the CPU pool.
 pub fn cpu_jobs(running: usize) {
     gauge!(CPU_RUNNING).set(as_f64(running as u64));
 }
 
-/// Size of a budget, in bytes.
-pub fn budget_capacity(budget: Budget, bytes: u64) {
+/// Sets the size of a budget, in bytes.
+pub fn budget_capacity(budget: BudgetLabel, bytes: u64) {
     gauge!(BUDGET_CAPACITY, "budget" => budget.name()).set(as_f64(bytes));
 }
 
-/// Memory that caches, budgets and threads take at most.
+/// Sets the maximum memory of caches, budgets and threads, in bytes.
 pub fn memory_bound(bytes: u64) {
     gauge!(MEMORY_BOUND).set(as_f64(bytes));
 }
 
-/// Memory was taken from a budget.
-pub fn budget_taken(budget: Budget, bytes: u64) {
+/// Records bytes taken from a budget.
+pub fn budget_taken(budget: BudgetLabel, bytes: u64) {
     gauge!(BUDGET_BYTES, "budget" => budget.name()).increment(as_f64(bytes));
 }
 
-/// Memory was given back to a budget.
-pub fn budget_returned(budget: Budget, bytes: u64) {
+/// Records bytes returned to a budget.
+pub fn budget_returned(budget: BudgetLabel, bytes: u64) {
     gauge!(BUDGET_BYTES, "budget" => budget.name()).decrement(as_f64(bytes));
 }
 
-/// A collector took traces.
+/// Counts traces that a collector accepted.
 pub fn traces_exported(count: u64) {
     counter!(TRACES_EXPORTED).increment(count);
 }
 
-/// Traces were given up.
+/// Counts dropped traces.
 pub fn traces_dropped(reason: &'static str, count: u64) {
     counter!(TRACES_DROPPED, "reason" => reason).increment(count);
 }
 
-/// `/readyz` says so, and so many containers cannot be read.
-pub fn ready(is_ready: bool, unready: u32) {
+/// Sets the readiness that `/readyz` reports, and the number of unreadable containers.
+pub fn set_readiness(is_ready: bool, unready: u32) {
     gauge!(READY).set(if is_ready { 1.0 } else { 0.0 });
     gauge!(CONTAINERS_UNREADY).set(f64::from(unready));
 }
 
-/// The configuration was read at a time since 1970, and taken over or not.
+/// Records that the configuration was read at `now`, a time since 1970, and whether it was applied.
 pub fn config_loaded(is_good: bool, now: Duration) {
     gauge!(CONFIG_SUCCESSFUL).set(if is_good { 1.0 } else { 0.0 });
     if is_good {
@@ -285,27 +290,27 @@ mod tests {
         describe_codecs(["gzip"]);
         http_request("GET", "/slice/{dataset}", 200, Duration::from_millis(1));
         http_response_bytes("/slice/{dataset}", 10);
-        Answers::new("stored").record("GET", 200, Duration::from_millis(1), 10);
+        RouteMetrics::new("stored").record("GET", 200, Duration::from_millis(1), 10);
         requests_in_flight(0);
-        Lookups::new(Cache::Stored).count(Lookup::Hit, 1);
-        request_shed(Shed::Requests);
+        LookupCounters::new(CacheLabel::Stored).count(LookupResult::Hit, 1);
+        request_shed(ShedReason::Requests);
         broken_answer();
         access_refused("no_token");
         access_reload_failed("tokens");
         describe_tls();
-        tls_handshake(Handshake::Done);
+        tls_handshake(HandshakeResult::Done);
         tls_certificate(1_800_000_000);
         tls_reload_failed();
-        cache_requests(Cache::Stored, Lookup::Hit, 1);
-        cache_bytes(Cache::Stored, 1, 2);
-        cache_eviction(Cache::Stored);
+        cache_requests(CacheLabel::Stored, LookupResult::Hit, 1);
+        cache_bytes(CacheLabel::Stored, 1, 2);
+        cache_eviction(CacheLabel::Stored);
         store_request(StoreOperation::Get, "local", Duration::from_millis(1));
-        encoded("png", Duration::from_millis(1));
-        drop(Waiting::begin(Queue::Cpu));
+        slice_encoded("png", Duration::from_millis(1));
+        drop(QueueWaitTimer::begin(QueueLabel::Cpu));
         cpu_jobs(0);
-        drop(Connections::new(1).open());
-        PoolBytes::new(ConnectionPool::Memory, 1).add(1);
-        request_cancelled(Cancelled::Waiting);
+        drop(ConnectionMetrics::new(1).record_accepted());
+        PoolGauge::new(ConnectionPoolLabel::Memory, 1).add(1);
+        request_cancelled(CancelStage::Waiting);
         store_read_bytes("local", 10);
         describe_store_errors(&["io"]);
         store_error(StoreOperation::Get, "io");
@@ -315,10 +320,10 @@ mod tests {
         block_decoded("gzip", Duration::from_millis(1));
         decode_error("gzip");
         memory_bound(1 << 20);
-        budget_capacity(Budget::Slice, 100);
-        budget_taken(Budget::Slice, 30);
-        budget_returned(Budget::Slice, 10);
-        ready(true, 0);
+        budget_capacity(BudgetLabel::Slice, 100);
+        budget_taken(BudgetLabel::Slice, 30);
+        budget_returned(BudgetLabel::Slice, 10);
+        set_readiness(true, 0);
         traces_exported(1);
         traces_dropped("queue", 1);
         config_loaded(true, Duration::from_secs(1));
@@ -329,8 +334,8 @@ mod tests {
         let text = rendered(call_everything);
         let types: BTreeSet<_> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-        assert_eq!(types, NAMES.iter().map(|row| row.name).collect());
-        for row in NAMES {
+        assert_eq!(types, METRICS.iter().map(|row| row.name).collect());
+        for row in METRICS {
             let samples = |line: &&str| line.starts_with(row.name) && line.contains(['{', ' ']);
             for line in text.lines().filter(samples) {
                 for label in row.labels {
@@ -343,9 +348,9 @@ mod tests {
 
     #[test]
     fn names_carry_their_units() {
-        for Description { name, kind, unit, .. } in NAMES {
+        for MetricDescription { name, kind, unit, .. } in METRICS {
             let stem = name.strip_suffix("_total").unwrap_or(name);
-            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
+            assert_eq!(name.ends_with("_total"), *kind == MetricKind::Counter, "{name}");
             assert_eq!(stem.ends_with("_bytes"), *unit == Some(Unit::Bytes), "{name}");
             assert_eq!(stem.ends_with("_seconds"), *unit == Some(Unit::Seconds), "{name}");
         }

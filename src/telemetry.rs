@@ -1,4 +1,5 @@
-//! Installs what logs and metrics go to. Called by `main` and `app` only; everything below speaks to the facades.
+//! Installs the log subscriber and the metrics recorder. Only `main` and `app` call this module; all others use the
+//! facades of `tracing` and `metrics`.
 
 mod panics;
 mod quoted;
@@ -16,34 +17,35 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 
-use crate::config::{Log, LogFormat};
-use quoted::{EscapedJson, QuotedFields};
+use crate::config::{LogConfig, LogFormat};
+use quoted::{JsonEscapingWriter, QuotedFields};
 
-/// Upper bounds of the buckets of every `_duration_seconds` histogram, in seconds: those of OpenTelemetry, with finer
-/// ones below for blocks that come from memory.
+/// Upper bounds of the buckets of every `_duration_seconds` histogram, in seconds: the bounds of OpenTelemetry, with
+/// finer ones below them for blocks that come from memory.
 const DURATION_BUCKETS: [f64; 19] = [
     0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
     300.0,
 ];
 
-/// How often observations are folded into their buckets when no client asks for them. Until then each takes 8 bytes, and loads of tiny
-/// blocks make a million of them a second on two cores: with 5 seconds, they grew to 40 MiB.
+/// Interval at which observations are folded into their buckets, even if no client requests `/metrics`. Until then,
+/// each observation takes 8 bytes. Loads of tiny blocks make a million observations per second on two cores: with an
+/// interval of 5 seconds, they took 40 MiB.
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Lines of the log that wait to be written: what comes while a full disk or a reader that reads nothing takes none is
-/// dropped and counted, and no request waits for it.
-const WAITING_LINES: usize = 8192;
+/// Maximum number of log lines that wait to be written. While a full disk or a stalled reader accepts no lines, further
+/// lines are dropped and counted, and no request waits for them.
+const LOG_QUEUE_LINES: usize = 8192;
 
-/// Counts the lines that were dropped.
-static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
+/// Counter of dropped lines.
+static DROPPED_LINES: OnceLock<ErrorCounter> = OnceLock::new();
 
-/// Those that could not be written.
-static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
+/// Number of lines that could not be written.
+static UNWRITTEN_LINES: AtomicU64 = AtomicU64::new(0);
 
-/// Writes lines, each by one call, and counts those that were not written to their end: on a full disk, every one.
-struct CountingFailures<W>(W);
+/// Writes each line with one call and counts the lines that were not written completely; on a full disk, all of them.
+struct FailureCountingWriter<W>(W);
 
-impl<W: Write> Write for CountingFailures<W> {
+impl<W: Write> Write for FailureCountingWriter<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.write(line)
     }
@@ -51,7 +53,7 @@ impl<W: Write> Write for CountingFailures<W> {
     fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
         let written = self.0.write_all(line);
         if written.is_err() {
-            UNWRITTEN.fetch_add(1, Ordering::Relaxed);
+            UNWRITTEN_LINES.fetch_add(1, Ordering::Relaxed);
         }
         written
     }
@@ -61,37 +63,38 @@ impl<W: Write> Write for CountingFailures<W> {
     }
 }
 
-/// The log; what waits to be written is, within a moment, when this is dropped.
+/// Guard of the log. Dropping it writes the lines that still wait, within a short time.
 #[derive(Debug)]
-pub struct LogGuard(#[expect(dead_code, reason = "held for its end")] WorkerGuard);
+pub struct LogGuard(#[expect(dead_code, reason = "held for its Drop implementation")] WorkerGuard);
 
-/// Why logs or metrics cannot be installed.
+/// Error while installing logs or metrics.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// `log.level` is not a filter.
     #[error("log.level is not a filter")]
     Level(#[from] ParseError),
-    /// Another subscriber is installed already.
-    #[error("logging is installed already")]
+    /// Another subscriber is already installed.
+    #[error("logging is already installed")]
     Log(#[from] TryInitError),
-    /// The recorder cannot be built, or another is installed already.
-    #[error("metrics cannot be recorded")]
+    /// The recorder cannot be built, or another one is already installed.
+    #[error("the metrics recorder cannot be installed")]
     Metrics(#[from] BuildError),
 }
 
-/// Sends log lines of this process to standard error, as `[log]` says, from a thread of its own; panics are such lines, too.
+/// Installs a log subscriber that writes lines and panics to standard error from a dedicated thread, as configured in
+/// `[log]`.
 ///
 /// # Errors
-/// [`TelemetryError`] when the filter is unreadable or logging is installed already.
-pub fn install_log(log: &Log) -> Result<LogGuard, TelemetryError> {
-    let (filter, handle) = reload::Layer::new(filter(&log.level)?);
-    let _ = LEVEL.set(handle);
+/// [`TelemetryError`] if the filter is invalid or logging is already installed.
+pub fn install_log(log: &LogConfig) -> Result<LogGuard, TelemetryError> {
+    let (filter, handle) = reload::Layer::new(parse_level(&log.level)?);
+    let _ = LEVEL_HANDLE.set(handle);
     let (writer, guard) = NonBlockingBuilder::default()
         .lossy(true)
-        .buffered_lines_limit(WAITING_LINES)
+        .buffered_lines_limit(LOG_QUEUE_LINES)
         .thread_name("n5-log")
-        .finish(CountingFailures(output(log.format)));
-    let _ = DROPPED.set(writer.error_counter());
+        .finish(FailureCountingWriter(log_writer(log.format)));
+    let _ = DROPPED_LINES.set(writer.error_counter());
     let registry = tracing_subscriber::registry().with(filter);
     match log.format {
         LogFormat::Text => {
@@ -110,82 +113,86 @@ pub fn install_log(log: &Log) -> Result<LogGuard, TelemetryError> {
     Ok(LogGuard(guard))
 }
 
-/// Standard error, with what lines of this format still need to be escaped.
-fn output(format: LogFormat) -> Box<dyn Write + Send> {
+/// Returns a writer to standard error that does the escaping which lines of this format still need.
+fn log_writer(format: LogFormat) -> Box<dyn Write + Send> {
     match format {
         LogFormat::Text => Box::new(io::stderr()),
-        LogFormat::Json => Box::new(EscapedJson(io::stderr())),
+        LogFormat::Json => Box::new(JsonEscapingWriter(io::stderr())),
     }
 }
 
-/// What decides which lines are written, once logging is installed.
-static LEVEL: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
+/// Handle to the filter of log lines; set when logging is installed.
+static LEVEL_HANDLE: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 
-/// Writes log lines as another `log.level` says from now on; without a log, nothing.
+/// Changes `log.level`. Does nothing if logging is not installed.
 ///
 /// # Errors
-/// [`TelemetryError::Level`] when the filter is unreadable.
+/// [`TelemetryError::Level`] if the filter is invalid.
 pub fn set_level(level: &str) -> Result<(), TelemetryError> {
-    let filter = filter(level)?;
-    if let Some(handle) = LEVEL.get() {
-        // It fails only where the log is gone.
+    let filter = parse_level(level)?;
+    if let Some(handle) = LEVEL_HANDLE.get() {
+        // This fails only if the log no longer exists.
         let _ = handle.reload(filter);
     }
     Ok(())
 }
 
-/// Reads `log.level`; a space would become part of a target's name.
-fn filter(level: &str) -> Result<Targets, ParseError> {
+/// Parses `log.level`. Spaces are removed, because they would become part of a target's name.
+fn parse_level(level: &str) -> Result<Targets, ParseError> {
     let targets: Targets = level.replace(' ', "").parse()?;
     let most = targets.default_level().unwrap_or(LevelFilter::OFF);
-    // It warns of each connection whose client takes its requests back, and whoever wants to fill a disk makes many.
+    // `h2` logs a warning for each connection whose client cancels its requests. An attacker could fill a disk with
+    // such warnings.
     let is_theirs = targets.iter().any(|(target, _)| target == "h2") || most >= LevelFilter::DEBUG;
     Ok(if is_theirs { targets } else { targets.with_target("h2", most.min(LevelFilter::ERROR)) })
 }
 
-/// What `/metrics` answers from; cheap to clone.
+/// Handle to the Prometheus recorder, from which `/metrics` is rendered. Cheap to clone.
 #[derive(Clone)]
-pub struct Metrics(PrometheusHandle);
+pub struct MetricsHandle(PrometheusHandle);
 
-impl std::fmt::Debug for Metrics {
+impl std::fmt::Debug for MetricsHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Metrics")
+        f.write_str("MetricsHandle")
     }
 }
 
-/// Records the metrics of this process. A second call gives what the first did, so that tests can build many servers.
+/// Installs the recorder of this process's metrics. Further calls return the same handle, so tests can build many
+/// servers.
 ///
 /// # Errors
-/// [`TelemetryError::Metrics`] when another recorder is installed already.
-pub fn install_metrics() -> Result<Metrics, TelemetryError> {
-    static INSTALLED: OnceLock<Metrics> = OnceLock::new();
+/// [`TelemetryError::Metrics`] if another recorder is already installed.
+pub fn install_metrics() -> Result<MetricsHandle, TelemetryError> {
+    static INSTALLED: OnceLock<MetricsHandle> = OnceLock::new();
     if let Some(metrics) = INSTALLED.get() {
         return Ok(metrics.clone());
     }
-    match builder()?.install_recorder() {
+    match prometheus_builder()?.install_recorder() {
         Ok(handle) => {
             metrics_process::Collector::default().describe();
-            Ok(INSTALLED.get_or_init(|| Metrics(handle)).clone())
+            Ok(INSTALLED.get_or_init(|| MetricsHandle(handle)).clone())
         }
-        // Two threads came at once, and the other was first.
+        // Another thread may have installed the recorder at the same time.
         Err(error) => INSTALLED.get().cloned().ok_or(error.into()),
     }
 }
 
-fn builder() -> Result<PrometheusBuilder, BuildError> {
+fn prometheus_builder() -> Result<PrometheusBuilder, BuildError> {
     PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_duration_seconds".to_owned()), &DURATION_BUCKETS)
 }
 
-impl Metrics {
-    /// All metrics in Prometheus' text format, version 0.0.4, with those of the process (`process_*`) as they are now.
+impl MetricsHandle {
+    /// Renders all metrics in Prometheus' text format, version 0.0.4, including the current metrics of the process
+    /// (`process_*`).
     pub fn render(&self) -> String {
         metrics_process::Collector::default().collect();
-        let dropped = DROPPED.get().map_or(0, ErrorCounter::dropped_lines) as u64;
-        crate::metrics::log_lines_dropped(dropped.saturating_add(UNWRITTEN.load(Ordering::Relaxed)));
+        let dropped = DROPPED_LINES.get().map_or(0, ErrorCounter::dropped_lines) as u64;
+        crate::metrics::log_lines_dropped(dropped.saturating_add(UNWRITTEN_LINES.load(Ordering::Relaxed)));
         self.0.render()
     }
 
-    /// Folds observations into their buckets for ever, so that they do not pile up in memory. To be spawned.
+    /// Folds observations into their buckets at regular intervals, so they do not accumulate in memory. Never returns;
+    /// spawn it as a task.
     pub async fn upkeep(self) {
         let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -216,10 +223,10 @@ mod tests {
     #[test]
     fn every_level_that_is_valid_is_a_filter() {
         for level in ["info", "OFF", "warn,n5_server=debug", "n5_server::http=trace, info"] {
-            let log = Log { level: level.to_owned(), ..Log::default() };
+            let log = LogConfig { level: level.to_owned(), ..LogConfig::default() };
             let config = crate::config::Config { log, ..crate::config::Config::default() };
             assert!(config.validate(&[]).is_ok());
-            let filter = filter(level).unwrap();
+            let filter = parse_level(level).unwrap();
             assert_eq!(
                 filter.would_enable("n5_server::http", &tracing::Level::TRACE),
                 level.contains("trace"),
@@ -229,7 +236,7 @@ mod tests {
             assert!(!filter.would_enable("h2::proto", &tracing::Level::WARN), "{level}");
         }
         for level in ["debug", "info,h2=warn"] {
-            assert!(filter(level).unwrap().would_enable("h2::proto", &tracing::Level::WARN), "{level}");
+            assert!(parse_level(level).unwrap().would_enable("h2::proto", &tracing::Level::WARN), "{level}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Traces of requests, for a collector of OpenTelemetry: what a request waited for, read, decoded and encoded, and when.
+//! Traces of requests for an OpenTelemetry collector: the times that a request waited, read, decoded and encoded.
 //!
-//! Off unless [`start`] was called; then a look at that is all it costs. A request whose trace is kept carries it through
-//! tasks and threads as a task-local value: code that works for it records what it did, and no function passes it on.
-//! Neither tokens nor queries are in any trace.
+//! Tracing is off unless [`start`] was called, and costs only that check while it is off. A sampled request carries its
+//! trace through tasks and threads as a task-local value. Code that works for the request records child spans, and no
+//! function needs a parameter for the trace. Traces contain neither tokens nor queries.
 
 mod export;
 
@@ -12,69 +12,71 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use export::{Exporter, Finished};
+use export::{Exporter, FinishedTrace};
 use futures_util::FutureExt as _;
 
-/// Most steps of one trace; of a request with thousands of blocks the first are enough.
-const STEPS: usize = 256;
+/// Maximum number of child spans of a trace. For a request with thousands of blocks, the first ones are enough.
+const MAX_CHILD_SPANS: usize = 256;
 
-/// Most traces a second that are kept because a trusted caller keeps them, besides one request in so many.
-const ASKED_FOR: u32 = 100;
+/// Maximum number of traces per second that are sampled because a trusted caller sampled them, in addition to one
+/// request in `one_in`.
+const MAX_CALLER_SAMPLED_PER_SECOND: u32 = 100;
 
-/// Most characters of a path.
-const PATH: usize = 200;
+/// Maximum number of characters of a path.
+const MAX_PATH_CHARS: usize = 200;
 
-/// What a collector is told of a request's answer.
+/// Properties of a response that its trace reports.
 #[derive(Debug, Clone, Copy)]
-pub struct Answer {
-    /// As metrics name it.
+pub struct TracedResponse {
+    /// Request method, as the metrics name it.
     pub method: &'static str,
-    /// As metrics name it.
+    /// Route, as the metrics name it.
     pub route: &'static str,
-    /// The status.
+    /// Status code.
     pub status: u16,
-    /// Bytes of the body that were sent.
+    /// Number of bytes of the body that were sent.
     pub bytes: u64,
 }
 
 /// The trace of one request.
 #[derive(Debug)]
+#[expect(clippy::struct_field_names, reason = "trace_id is the term of the trace context")]
 pub struct Trace {
-    id: [u8; 16],
-    span: [u8; 8],
-    parent: Option<[u8; 8]>,
+    trace_id: [u8; 16],
+    span_id: [u8; 8],
+    parent_span_id: Option<[u8; 8]>,
     path: String,
-    began: (Instant, SystemTime),
-    steps: Mutex<Vec<Step>>,
+    started: (Instant, SystemTime),
+    child_spans: Mutex<Vec<ChildSpan>>,
 }
 
-/// Something that was done for a request.
+/// A step that was done for a request.
 #[derive(Debug)]
-struct Step {
-    span: [u8; 8],
+struct ChildSpan {
+    span_id: [u8; 8],
     name: &'static str,
     detail: &'static str,
-    from: Instant,
-    took: Duration,
+    started: Instant,
+    elapsed: Duration,
 }
 
 struct Tracer {
     exporter: Exporter,
     one_in: u64,
-    ids: Ids,
-    /// Requests so far; one in `one_in` of them is kept.
+    ids: IdGenerator,
+    /// Number of requests so far; one in `one_in` of them is sampled.
     requests: AtomicU64,
-    /// Those that callers had kept in the current second.
-    asked_for: Mutex<(u64, u32)>,
+    /// The current second, and the number of its traces that callers sampled.
+    caller_sampled: Mutex<(u64, u32)>,
 }
 
-/// Numbers that nobody else has.
-struct Ids {
+/// Generates ids that differ from those of other processes.
+struct IdGenerator {
     secret: RandomState,
     count: AtomicU64,
 }
 
-impl Ids {
+impl IdGenerator {
     fn new() -> Self {
         Self { secret: RandomState::new(), count: AtomicU64::new(0) }
     }
@@ -90,26 +92,26 @@ tokio::task_local! {
     static CURRENT: Arc<Trace>;
 }
 
-/// From now on one request in `one_in` is traced, for the collector at `endpoint` (OTLP over HTTP, as JSON: the URL without
-/// `/v1/traces`). Once per process.
+/// Starts tracing one request in `one_in` and sending the traces to the collector at `endpoint` (OTLP over HTTP, as
+/// JSON; the URL without `/v1/traces`). Call it once per process.
 ///
 /// # Errors
-/// When no thread can be started.
+/// If no thread can be started.
 pub fn start(endpoint: &str, one_in: u64) -> std::io::Result<()> {
     drop(TRACER.set(Tracer::new(endpoint, one_in)?));
     Ok(())
 }
 
-/// Sends what has not been sent, within `limit`.
+/// Sends the traces that have not been sent, within `limit`.
 pub fn flush(limit: Duration) {
     if let Some(tracer) = TRACER.get() {
         tracer.exporter.flush(limit);
     }
 }
 
-/// The trace of a request that begins, if it is one of those that are kept. `parent` is its header `traceparent`; whether the
-/// caller keeps its own trace counts where it `is_trusted`, for else anybody could make all requests be traced; and for
-/// `ASKED_FOR` of them a second, for proxies pass on what they are sent.
+/// Begins the trace of a request if the request is sampled. `parent` is its `traceparent` header. The sampled flag of
+/// that header counts only if the caller `is_trusted`; otherwise any client could have all its requests traced. It
+/// counts for at most `MAX_CALLER_SAMPLED_PER_SECOND` requests per second, because proxies pass on the flags of others.
 pub fn begin(
     parent: Option<&str>,
     is_trusted: impl FnOnce() -> bool,
@@ -120,19 +122,19 @@ pub fn begin(
 
 impl Tracer {
     fn new(endpoint: &str, one_in: u64) -> std::io::Result<Self> {
-        let ids = Ids::new();
+        let ids = IdGenerator::new();
         let exporter = Exporter::start(endpoint, ids.next())?;
-        Ok(Self { exporter, one_in: one_in.max(1), ids, requests: AtomicU64::new(0), asked_for: Mutex::default() })
+        Ok(Self { exporter, one_in: one_in.max(1), ids, requests: AtomicU64::new(0), caller_sampled: Mutex::default() })
     }
 
-    /// Whether one more trace of this second may be kept because a caller keeps it.
-    fn may_be_asked_for(&self, second: u64) -> bool {
-        let mut asked_for = self.asked_for.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns true if another trace may be sampled in this second because a caller sampled it.
+    fn allow_caller_sampled(&self, second: u64) -> bool {
+        let mut asked_for = self.caller_sampled.lock().unwrap_or_else(PoisonError::into_inner);
         if asked_for.0 != second {
             *asked_for = (second, 0);
         }
         asked_for.1 += 1;
-        asked_for.1 <= ASKED_FOR
+        asked_for.1 <= MAX_CALLER_SAMPLED_PER_SECOND
     }
 
     fn begin(
@@ -142,12 +144,15 @@ impl Tracer {
         path: impl FnOnce() -> String,
     ) -> Option<Arc<Trace>> {
         let is_next = self.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.one_in);
-        #[expect(clippy::disallowed_methods, reason = "collectors order traces of several programs by the clock")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "collectors order the traces of several programs by wall-clock time"
+        )]
         let clock = SystemTime::now;
         let second = || clock().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        let parent = parent.and_then(Parent::parse);
+        let parent = parent.and_then(TraceParent::parse);
         let is_kept = match &parent {
-            Some(parent) if is_trusted() => parent.is_kept && (is_next || self.may_be_asked_for(second())),
+            Some(parent) if is_trusted() => parent.is_sampled && (is_next || self.allow_caller_sampled(second())),
             Some(_) | None => is_next,
         };
         if !is_kept {
@@ -159,38 +164,38 @@ impl Tracer {
             made
         };
         Some(Arc::new(Trace {
-            id: parent.as_ref().map_or_else(made, |parent| parent.trace),
-            span: self.ids.next(),
-            parent: parent.map(|parent| parent.span),
-            path: path().chars().take(PATH).collect(),
-            began: (Instant::now(), clock()),
-            steps: Mutex::default(),
+            trace_id: parent.as_ref().map_or_else(made, |parent| parent.trace_id),
+            span_id: self.ids.next(),
+            parent_span_id: parent.map(|parent| parent.span_id),
+            path: path().chars().take(MAX_PATH_CHARS).collect(),
+            started: (Instant::now(), clock()),
+            child_spans: Mutex::default(),
         }))
     }
 }
 
-/// What a header `traceparent` says (W3C Trace Context, section 3.2).
+/// A parsed `traceparent` header (W3C Trace Context, section 3.2).
 #[derive(Debug, PartialEq, Eq)]
-struct Parent {
-    trace: [u8; 16],
-    span: [u8; 8],
-    is_kept: bool,
+struct TraceParent {
+    trace_id: [u8; 16],
+    span_id: [u8; 8],
+    is_sampled: bool,
 }
 
-impl Parent {
+impl TraceParent {
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().split('-');
         let [version, trace, span, flags] = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
-        let [version] = bytes::<1>(version)?;
-        let ([flags], trace, span) = (bytes::<1>(flags)?, bytes::<16>(trace)?, bytes::<8>(span)?);
-        // Later versions may say more; the one that cannot be is ff.
+        let [version] = parse_hex::<1>(version)?;
+        let ([flags], trace, span) = (parse_hex::<1>(flags)?, parse_hex::<16>(trace)?, parse_hex::<8>(span)?);
+        // Later versions may have further fields; version ff is invalid.
         let is_sound = version != 0xff && (version > 0 || parts.next().is_none()) && trace != [0; 16] && span != [0; 8];
-        is_sound.then_some(Self { trace, span, is_kept: flags & 1 == 1 })
+        is_sound.then_some(Self { trace_id: trace, span_id: span, is_sampled: flags & 1 == 1 })
     }
 }
 
-/// Lower-case hexadecimal digits of just that many bytes.
-fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
+/// Parses exactly `N` bytes of lower-case hexadecimal digits.
+fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let is_lower = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
     if text.len() != 2 * N || !text.bytes().all(is_lower) {
         return None;
@@ -203,56 +208,70 @@ fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
 }
 
 impl Trace {
-    /// The request has been answered to the end, or given up.
-    pub fn finish(self: Arc<Self>, answer: Answer) {
+    /// Ends the trace, when the response was sent completely or the request was aborted, and queues it for export.
+    pub fn finish(self: Arc<Self>, answer: TracedResponse) {
         let Some(tracer) = TRACER.get() else { return };
-        let mut steps = std::mem::take(&mut *self.steps.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut steps = std::mem::take(&mut *self.child_spans.lock().unwrap_or_else(PoisonError::into_inner));
         steps.shrink_to_fit();
         for step in &mut steps {
-            step.span = tracer.ids.next();
+            step.span_id = tracer.ids.next();
         }
-        let Answer { method, route, status, bytes } = answer;
-        let elapsed = self.began.0.elapsed();
-        tracer.exporter.send(Finished { trace: self, elapsed, method, route, status, sent_bytes: bytes, steps });
+        let TracedResponse { method, route, status, bytes } = answer;
+        let elapsed = self.started.0.elapsed();
+        tracer.exporter.send(FinishedTrace {
+            trace: self,
+            elapsed,
+            method,
+            route,
+            status,
+            sent_bytes: bytes,
+            child_spans: steps,
+        });
     }
 
-    fn record(&self, step: Step) {
-        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        if steps.len() < STEPS {
+    fn record(&self, step: ChildSpan) {
+        let mut steps = self.child_spans.lock().unwrap_or_else(PoisonError::into_inner);
+        if steps.len() < MAX_CHILD_SPANS {
             steps.push(step);
         }
     }
 }
 
-/// Something was done for the current request, which took so long and ends now: of a fixed set of names, with what it was
-/// done to or by.
+/// Records a step of the current request that ends now and took `took`. `name` comes from a fixed set; `detail` is the
+/// queue, storage operation, codec or format.
 pub fn record(name: &'static str, detail: &'static str, took: Duration) {
     let now = Instant::now;
-    let step = || Step { span: [0; 8], name, detail, from: now().checked_sub(took).unwrap_or_else(now), took };
+    let step = || ChildSpan {
+        span_id: [0; 8],
+        name,
+        detail,
+        started: now().checked_sub(took).unwrap_or_else(now),
+        elapsed: took,
+    };
     let _ = CURRENT.try_with(|trace| trace.record(step()));
 }
 
-/// The trace of the request that the caller works for.
+/// Returns the trace of the request that the calling code works for.
 pub fn current() -> Option<Arc<Trace>> {
     CURRENT.try_with(Arc::clone).ok()
 }
 
-/// `work`, done for the request of that trace.
-pub fn within<T, F: Future<Output = T>>(trace: Option<Arc<Trace>>, work: F) -> impl Future<Output = T> + use<T, F> {
-    // An async function would have room for `work` twice.
+/// Runs `work` in the scope of `trace`.
+pub fn in_scope<T, F: Future<Output = T>>(trace: Option<Arc<Trace>>, work: F) -> impl Future<Output = T> + use<T, F> {
+    // The future of an async function would store `work` twice.
     match trace {
         Some(trace) => CURRENT.scope(trace, work).left_future(),
         None => work.right_future(),
     }
 }
 
-/// `work` for the request that the caller works for now, wherever it will be done.
-pub fn carried<T, F: Future<Output = T>>(work: F) -> impl Future<Output = T> + use<T, F> {
-    within(current(), work)
+/// Runs `work` in the scope of the current trace, on whatever task or thread it is polled.
+pub fn in_current_scope<T, F: Future<Output = T>>(work: F) -> impl Future<Output = T> + use<T, F> {
+    in_scope(current(), work)
 }
 
-/// As [`carried`], for a job on another thread.
-pub fn carried_job<T>(job: impl FnOnce() -> T) -> impl FnOnce() -> T {
+/// Like [`in_current_scope`], for a job on another thread.
+pub fn job_in_current_scope<T>(job: impl FnOnce() -> T) -> impl FnOnce() -> T {
     let trace = current();
     move || match trace {
         Some(trace) => CURRENT.sync_scope(trace, job),
@@ -269,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_parent_is_read_as_the_standard_says() {
-        let parse = |text: &str| Parent::parse(text).map(|parent| parent.is_kept);
+        let parse = |text: &str| TraceParent::parse(text).map(|parent| parent.is_sampled);
         assert_eq!(parse(&format!("00-{TRACE}-{SPAN}-01")), Some(true));
         assert_eq!(parse(&format!("00-{TRACE}-{SPAN}-00")), Some(false));
         assert_eq!(parse(&format!("cc-{TRACE}-{SPAN}-03-later")), Some(true));
@@ -294,19 +313,19 @@ mod tests {
         let trace = tracer.begin(None, || true, || "/a".to_owned()).unwrap();
         assert!(tracer.begin(None, || true, String::new).is_none(), "one in two");
         record("read", "outside", Duration::ZERO);
-        within(Some(Arc::clone(&trace)), async {
+        in_scope(Some(Arc::clone(&trace)), async {
             record("read", "here", Duration::ZERO);
-            tokio::spawn(carried(async { record("read", "there", Duration::ZERO) })).await.unwrap();
-            let job = carried_job(|| record("decode", "in a thread", Duration::ZERO));
+            tokio::spawn(in_current_scope(async { record("read", "there", Duration::ZERO) })).await.unwrap();
+            let job = job_in_current_scope(|| record("decode", "in a thread", Duration::ZERO));
             std::thread::spawn(job).join().unwrap();
-            (0..2 * STEPS).for_each(|_| record("read", "many", Duration::ZERO));
+            (0..2 * MAX_CHILD_SPANS).for_each(|_| record("read", "many", Duration::ZERO));
         })
         .await;
         assert!(current().is_none());
-        let steps = trace.steps.lock().unwrap();
+        let steps = trace.child_spans.lock().unwrap();
         let details: Vec<_> = steps.iter().take(3).map(|step| step.detail).collect();
         assert_eq!(details, ["here", "there", "in a thread"]);
-        assert_eq!(steps.len(), STEPS);
+        assert_eq!(steps.len(), MAX_CHILD_SPANS);
     }
 
     #[test]
@@ -316,7 +335,7 @@ mod tests {
         let kept = format!("00-{TRACE}-{SPAN}-01");
         assert!(tracer.begin(Some(&kept), || false, String::new).is_none());
         let trace = tracer.begin(Some(&kept), || true, String::new).unwrap();
-        assert_eq!((trace.id, trace.parent), (bytes(TRACE).unwrap(), bytes(SPAN)));
+        assert_eq!((trace.trace_id, trace.parent_span_id), (parse_hex(TRACE).unwrap(), parse_hex(SPAN)));
         let tracer = Tracer { one_in: 1, ..tracer };
         assert!(tracer.begin(Some(&format!("00-{TRACE}-{SPAN}-00")), || true, String::new).is_none());
     }
@@ -325,37 +344,43 @@ mod tests {
         let tracer = Tracer::new("http://127.0.0.1:9", 3).unwrap();
         let kept = (0..300).filter(|_| {
             let trace = tracer.begin(None, || true, String::new);
-            // What finishing one with that many steps takes.
+            // Takes as many ids as finishing a trace with this many child spans.
             trace.is_some() && (0..5).all(|_| tracer.ids.next() != [0; 8])
         });
         assert_eq!(kept.count(), 100);
         let tracer = Tracer::new("http://127.0.0.1:9", u64::MAX).unwrap();
-        assert_eq!((0..1000).filter(|_| tracer.may_be_asked_for(7)).count(), 100);
-        assert!(tracer.may_be_asked_for(8));
+        assert_eq!((0..1000).filter(|_| tracer.allow_caller_sampled(7)).count(), 100);
+        assert!(tracer.allow_caller_sampled(8));
     }
 
     #[test]
     fn a_collector_that_takes_nothing_costs_bounded_memory() {
-        // Accepted by the system, and answered by nobody.
+        // The system accepts connections, but no process answers them.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let tracer = Tracer::new(&endpoint, 1).unwrap();
-        let step = || Step { span: [1; 8], name: "decode", detail: "xz", from: Instant::now(), took: Duration::ZERO };
+        let step = || ChildSpan {
+            span_id: [1; 8],
+            name: "decode",
+            detail: "xz",
+            started: Instant::now(),
+            elapsed: Duration::ZERO,
+        };
         for _ in 0..4096 {
             let trace = tracer.begin(None, || true, || "/a".to_owned()).unwrap();
-            let steps = (0..STEPS).map(|_| step()).collect();
+            let steps = (0..MAX_CHILD_SPANS).map(|_| step()).collect();
             let (method, route) = ("GET", "slice");
-            tracer.exporter.send(Finished {
+            tracer.exporter.send(FinishedTrace {
                 trace,
                 elapsed: Duration::ZERO,
                 method,
                 route,
                 status: 200,
                 sent_bytes: 1,
-                steps,
+                child_spans: steps,
             });
-            assert!(tracer.exporter.held() <= export::HELD_BYTES);
+            assert!(tracer.exporter.queued_bytes() <= export::MAX_QUEUED_BYTES);
         }
-        assert!(tracer.exporter.held() > export::HELD_BYTES / 2, "and it is used");
+        assert!(tracer.exporter.queued_bytes() > export::MAX_QUEUED_BYTES / 2, "the queue is actually used");
     }
 }

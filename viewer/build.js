@@ -1,4 +1,4 @@
-// Runs the bundler, then adds the licences and a compressed copy of each file, which the server sends as they are.
+// Runs the bundler, then adds the licences and compressed copies of each file, which the server sends as they are.
 import { readdir, readFile, writeFile } from "node:fs/promises";
 import path from "node:path";
 import { promisify } from "node:util";
@@ -14,7 +14,7 @@ if (stats.hasErrors()) {
   process.exit(1);
 }
 
-// The packages whose code is in the bundle: Neuroglancer, what it names, and what the bundler saw beyond that.
+// The packages whose code is in the bundle: Neuroglancer, its dependencies, and all others that the bundler used.
 const installed = path.join(config.context, "node_modules");
 const neuroglancer = JSON.parse(await readFile(path.join(installed, "neuroglancer/package.json"), "utf8"));
 const packages = new Set(["neuroglancer", ...Object.keys(neuroglancer.dependencies)]);

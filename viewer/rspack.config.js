@@ -1,16 +1,18 @@
-// How Neuroglancer's npm package becomes dist/: ES modules, two workers, WebAssembly, no reference to any other host.
+// Bundles Neuroglancer's npm package into dist/: ES modules, two workers and WebAssembly, without references to other
+// hosts.
 import path from "node:path";
 import { rspack } from "@rspack/core";
 
 const here = import.meta.dirname;
 
-// Sources that are services of their own, most of which log in elsewhere. What reads files over HTTP stays.
+// Excluded data sources: separate services, most of which need a login elsewhere. Sources that read files over HTTP
+// stay.
 const LEFT_OUT = [
   ...["boss", "brainmaps", "deepzoom", "dvid", "graphene", "nggraph", "render"].map((name) => `datasource/${name}`),
   ...["middleauth", "ngauth"].map((name) => `kvstore/${name}`),
 ];
 
-// Icons that Neuroglancer takes from an unpublished state of ikonate, and what ikonate on npm has in their place.
+// Icons that Neuroglancer takes from an unpublished version of ikonate, with their replacements in ikonate on npm.
 const ICONS = { "code-alt": "edit", "controls-alt": "controls", layers: "stack" };
 
 export default {
@@ -20,7 +22,7 @@ export default {
   entry: { main: "./main.js" },
   output: {
     path: path.join(here, "dist"),
-    // A name with a hash never changes its content: the server lets browsers keep it for ever.
+    // The content of a file with a hash in its name never changes, so the server lets browsers cache it forever.
     filename: "[name].[contenthash:16].js",
     chunkFilename: "[name].[contenthash:16].js",
     cssFilename: "[name].[contenthash:16].css",
@@ -40,7 +42,7 @@ export default {
       { test: /\.css$/, type: "css" },
       { test: /\.svg$/, resourceQuery: /raw/, type: "asset/source" },
       { test: /\.(wasm|html)$/, dependency: "url", type: "asset/resource" },
-      // The package's imports name files without an extension in places.
+      // Some imports in the package omit the file extension.
       { test: /\.js$/, resolve: { fullySpecified: false } },
     ],
   },

@@ -1,11 +1,11 @@
-/* A server that does nothing: whatever it is asked, it sends the same answer, byte by byte that of another server. What it
- * makes in a second is the most that can be made with these bytes and system calls.
+/* A server that sends the same answer, copied from another server, for every request. Its requests per second are an
+ * upper bound for any server that sends these bytes with the same system calls.
  *
  *   bare PORT THREADS ANSWER COPIES [PATH]
  *
- * ANSWER is a file with head and body. It is in memory so many times, and each is sent in turn: as much memory is read as
- * by a server that is asked for so many different files. With PATH it looks at that file before each answer, as one must who promises never
- * to send what has changed since.
+ * ANSWER is a file with head and body. COPIES copies of it are held in memory and sent in turn, so that as much memory
+ * is read as by a server that sends as many different files. With PATH, the server calls statx on that file before each
+ * answer, as is necessary for a server that never sends outdated data.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -26,7 +26,7 @@ enum { EVENTS = 512, ROOM = 16384, THREADS = 64 };
 struct connection {
     int socket;
     const char *answer;
-    size_t left; /* Bytes of the answer that have not been taken yet. */
+    size_t left; /* Number of bytes of the answer that are not sent yet. */
 };
 
 static int port;
@@ -34,11 +34,11 @@ static size_t length, head_bytes, copies;
 static char *answers;
 static const char *looked_at;
 
-/* Sends what is left; whether all of it has gone. */
+/* Sends the rest of the answer. Returns 1 if all of it is sent. */
 static int sent(struct connection *connection) {
     while (connection->left > 0) {
         size_t from = length - connection->left;
-        /* In two parts, as head and body have different owners. */
+        /* Two parts, because a real server has head and body in separate buffers. */
         size_t of_head = from < head_bytes ? head_bytes - from : 0;
         char *rest = (char *)connection->answer + from;
         struct iovec parts[2] = {{rest, of_head}, {rest + of_head, connection->left - of_head}};
@@ -59,7 +59,7 @@ static void serve(struct connection *connection, size_t *turn) {
             return;
         }
         struct statx facts;
-        /* Where nothing is there, looking costs about the same. */
+        /* The result is ignored: the call costs about the same if the file does not exist. */
         if (looked_at != NULL) (void)!statx(AT_FDCWD, looked_at, AT_STATX_DONT_SYNC, STATX_BASIC_STATS, &facts);
         connection->left = length;
         connection->answer = answers + length * (++*turn % copies);
@@ -125,7 +125,7 @@ int main(int count, char **arguments) {
     fcntl(listener, F_SETFL, flags & ~O_NONBLOCK);
     printf("ready\n");
     fflush(stdout);
-    /* Connections are dealt in turn. */
+    /* Distributes connections to the threads in turn. */
     for (size_t turn = 0;; turn++) {
         int accepted = accept4(listener, NULL, NULL, SOCK_NONBLOCK);
         if (accepted < 0) continue;

@@ -1,7 +1,8 @@
-"""The bare codecs: how long two processes take that do nothing but decode the payloads of a volume.
+"""Bare codecs: the time that two processes take to decode the payloads of a volume and do nothing else.
 
-No reader of the volume can be faster than the library that it decodes with, on as many cores. The libraries are the
-newest that Python has, and take payloads from memory: no file is read, no byte swapped, no block put in its place.
+On as many cores, no reader of the volume can be faster than its decoding library. The libraries are the newest
+available for Python, and decode payloads from memory, without reading files, swapping bytes or copying blocks into
+place.
 """
 import multiprocessing
 import time
@@ -13,12 +14,12 @@ from contest import ends_quietly
 
 LIBRARIES = {
     'raw': 'memcpy', 'gzip': 'libdeflate', 'zstd': 'libzstd', 'blosc': 'c-blosc', 'bzip2': 'libbz2', 'xz': 'liblzma'}
-# Mode, number of axes and a size along each of three axes.
+# Bytes of a block header with three axes: mode, number of axes, and the size along each axis.
 HEADER = 16
 
 
 def decoder(compression, size, codecs):
-    """A function of a payload that decodes `size` bytes into memory that is there already. `codecs` is imagecodecs."""
+    """Return a function that decodes a payload to `size` bytes in a preallocated buffer. `codecs` is imagecodecs."""
     out = np.ones(size, np.uint8)
     whole = memoryview(out)
     blosc.use_threads = False
@@ -33,7 +34,7 @@ def decoder(compression, size, codecs):
 
 
 def decode(payloads, job, channel):
-    """Decodes everything whenever it is told to, and says when it has."""
+    """Decode all payloads for each message on the channel, and reply when done."""
     ends_quietly()
     while channel.recv():
         for payload in payloads:
@@ -42,10 +43,13 @@ def decode(payloads, job, channel):
 
 
 class Bare:
-    """Two processes that have the payloads of a dataset in memory; calling it decodes them all and returns seconds."""
+    """Processes, by default two, with the payloads of a dataset in memory.
+
+    A call decodes them all and returns the seconds it took.
+    """
 
     def __init__(self, dataset, compression, size, codecs, processes=2):
-        """`size` is that of a decoded block."""
+        """Prepare to decode `dataset`. `size` is the size of a decoded block in bytes."""
         self.files = sorted(f for f in dataset.rglob('*') if f.is_file() and f.name != 'attributes.json')
         self.job, self.processes = decoder(compression, size, codecs), processes
 

@@ -1,4 +1,4 @@
-"""The contestants that are servers, each a context that leaves no process behind, and taking turns."""
+"""Contestants that are servers, each a context manager that leaves no process behind, and measuring them in turn."""
 import ctypes
 import multiprocessing
 import os
@@ -17,26 +17,26 @@ LIBC = ctypes.CDLL(None)
 
 
 def dies_with_parent():
-    """Called in a child: it is told to end if this process is killed before it can end its children."""
+    """Make the calling child process receive SIGTERM if its parent dies."""
     LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def ends_quietly():
-    """Called first in a fork: it ends with this process, and on SIGTERM and Ctrl-C without a word."""
+    """Make a forked process end with its parent, and silently on SIGTERM and Ctrl-C. Call this first in a fork."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     dies_with_parent()
 
 
 def spawn(words, **options):
-    """A child process that does not outlive this one; no setting of n5-server comes from the environment."""
+    """Start a child process that does not outlive this one, without n5-server's environment variables."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith('N5_')}
     return subprocess.Popen([str(w) for w in words], stdin=subprocess.DEVNULL, env=environment,
                             preexec_fn=dies_with_parent, **options)
 
 
 def end(process, seconds=10):
-    """Asks a child to end, then makes it."""
+    """Terminate a child, and kill it if it has not ended after `seconds`."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -48,16 +48,16 @@ def end(process, seconds=10):
 
 @contextmanager
 def one_core(process):
-    """While in this context, this thread and all threads that a child has now share one core.
+    """Pin this thread and all current threads of a child to one core.
 
-    Else the kernel has the child sometimes on this thread's core and sometimes on the other, for as long as a connection
-    lives: there it has to wake a core that rests, which takes longer than a small answer.
+    Otherwise the kernel keeps the child, while a connection lives, sometimes on this thread's core and sometimes on the
+    other. On the other core it must wake an idle core, which takes longer than a small answer.
     """
     tasks = [int(task.name) for task in pathlib.Path(f'/proc/{process.pid}/task').iterdir()]
     before = {}
     try:
         for task in [0, *tasks]:
-            with suppress(ProcessLookupError):  # A thread that had nothing to do has ended.
+            with suppress(ProcessLookupError):  # An idle thread may have ended.
                 before[task] = os.sched_getaffinity(task)
         core = {min(before[0])}
         for task in before:
@@ -77,7 +77,7 @@ def free_port():
 
 
 def wait_for(port, seconds=10):
-    """Until something accepts connections there."""
+    """Wait until the port accepts connections."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -90,7 +90,7 @@ def wait_for(port, seconds=10):
 
 
 class Server:
-    """n5-server on a container, with defaults, except for the level of its log and the settings given."""
+    """n5-server on a container, with defaults except for the log level and the given settings."""
     name = 'n5-server'
 
     def __init__(self, binary, root, *settings):
@@ -109,12 +109,12 @@ class Server:
         return self
 
     def __exit__(self, *_):
-        # Streams that a row gave up in the middle are not waited for.
+        # Does not wait for streams that a row abandoned.
         end(self.process, 2)
         self.process.stdout.close()
 
     def resident(self):
-        """Bytes of memory that are resident, and the most that were."""
+        """Return the resident memory in bytes, now and at its peak."""
         status = pathlib.Path(f'/proc/{self.process.pid}/status').read_text()
         return tuple(int(re.search(rf'{key}:\s+(\d+) kB', status).group(1)) * 1024 for key in ('VmRSS', 'VmHWM'))
 
@@ -155,19 +155,19 @@ http {{
 
 
 class Nginx:
-    """nginx as one would set it up for files that do not change; directives of its `server` may be added."""
+    """nginx, set up for files that do not change. `directives` are added to its `server` block."""
     name = 'nginx'
 
     def __init__(self, root, *directives):
         self.root, self.directives = pathlib.Path(root).resolve(), directives
 
     def words(self, place):
-        """The command, with its configuration written to `place`."""
+        """Write the configuration to `place` and return the command."""
         self.port = free_port()
         configuration = pathlib.Path(place) / 'nginx.conf'
         configuration.write_text(NGINX.format(
             place=place, host=HOST, port=self.port, root=self.root, directives='\n        '.join(self.directives),
-            # Else its workers are `nobody`, who cannot read everybody's checkout.
+            # Otherwise its workers run as `nobody`, who may be unable to read the checkout.
             user='user root;' if os.geteuid() == 0 else ''))
         return ['nginx', '-p', place, '-e', f'{place}/error.log', '-c', configuration]
 
@@ -187,7 +187,7 @@ class Nginx:
 
 
 def send_only(listener):
-    """Answers `GET /N` with N bytes from memory, in one call."""
+    """Answer `GET /N` with N bytes from memory, in one system call."""
     ends_quietly()
     answers = {}
     while True:
@@ -202,7 +202,7 @@ def send_only(listener):
 
 
 class SendOnly:
-    """A server that does nothing but send: `GET /N` is answered with N bytes from memory. One connection at a time."""
+    """A server that only sends: it answers `GET /N` with N bytes from memory. It handles one connection at a time."""
     name = 'send only'
 
     def __enter__(self):
@@ -219,9 +219,10 @@ class SendOnly:
 
 
 class Bare:
-    """A server that sends the same bytes whatever it is asked, on two cores, after a look at `file` if one is given.
+    """A server on two cores that sends the same bytes for every request.
 
-    `answer` is head and body, which it has in memory `copies` times.
+    `answer` is the head and body, which it holds in memory `copies` times. If `file` is given, the server calls `statx`
+    on it before each answer.
     """
     name = 'bare'
 
@@ -246,9 +247,10 @@ class Bare:
 
 
 def alternate(rounds, *contestants, warm=True, times=1):
-    """Calls each once, uncounted, then in turn, A B A B; returns for each what its calls gave, one a round.
+    """Call the contestants in turn, A B A B, and return for each a list with its result in each round.
 
-    With `times` a round, also the uncounted one, is that many turns, and gives the median of their numbers.
+    Unless `warm` is false, an uncounted round comes first. With `times`, a round consists of that many turns, and its
+    result is the median of theirs.
     """
     for contestant in contestants * times if warm else ():
         contestant()
@@ -260,5 +262,5 @@ def alternate(rounds, *contestants, warm=True, times=1):
 
 
 def medians(numbers, times):
-    """The median of each `times` numbers."""
+    """Return the median of each group of `times` numbers."""
     return [statistics.median(numbers[at:at + times]) for at in range(0, len(numbers), times)]

@@ -1,14 +1,14 @@
-"""The data of the comparison, in one directory that is made anew when this file changes.
+"""The data of the comparison, in a directory that is recreated when this file changes.
 
     n5/em8/{COMPRESSION}, n5/em16/..., n5/seg64/...    256^3 uint8, uint16, uint64 in 64^3 blocks
     n5/em8-512/{raw,gzip}, n5/em16-512/{raw,gzip}      512^3
     n5/small                                           256^3 uint8 in 16^3 blocks, gzip: 4096 files below 4 KB
-    n5/pyramid/s0..s3                                  512^3 uint8, gzip, and its three halvings, with metadata
-    n5/empty                                           64 blocks of 0 bytes, for what is asked without a body
-    n5/sparse/20g                                      20 GiB of uint8 without a block
-    n5/sparse/20g-layer                                the same with its first 64 planes, of em8/gzip's blocks
-    n5/sparse/{grid3,grid9,grid12}                     10^3, 10^9, 10^12 blocks; of these only 0/0/0 exists
-    zarr3/em8/gzip, zarr3/em16/zstd, zarr3/seg64/gzip  Zarr 3 copies, axes reversed, chunks as the blocks
+    n5/pyramid/s0..s3                                  512^3 uint8, gzip, halved three times, with metadata
+    n5/empty                                           64 blocks of 0 bytes, for requests without a response body
+    n5/sparse/20g                                      20 GiB of uint8 without any block
+    n5/sparse/20g-layer                                the same, with blocks of em8/gzip in the first 64 planes
+    n5/sparse/{grid3,grid9,grid12}                     grids of 10^3, 10^9, 10^12 blocks, of which only 0/0/0 exists
+    zarr3/em8/gzip, zarr3/em16/zstd, zarr3/seg64/gzip  Zarr 3 copies, axes reversed, with the blocks as chunks
     files/{N}                                          N bytes of camera data, not a container
 """
 import hashlib
@@ -32,20 +32,20 @@ COMPRESSIONS = {
 ZARR = {'em8/gzip': {'name': 'gzip', 'configuration': {'level': 6}},
         'em16/zstd': {'name': 'zstd', 'configuration': {'level': 1}},
         'seg64/gzip': {'name': 'gzip', 'configuration': {'level': 6}}}
-# One block and 64 MiB.
+# Sizes in bytes: one block, and 64 MiB.
 FILES = [64**3, 64 << 20]
 GRIDS = {'grid3': 10, 'grid9': 1000, 'grid12': 10000}
 
 
 def n5(path, array, compression, block=64):
-    """Writes a dataset."""
+    """Write a dataset."""
     spec = {'driver': 'n5', 'kvstore': {'driver': 'file', 'path': f'{path}/'}, 'metadata': {
         'dimensions': array.shape, 'blockSize': [block] * 3, 'dataType': array.dtype.name, 'compression': compression}}
     ts.open(spec, create=True).result().write(array).result()
 
 
 def zarr3(path, array, codec):
-    """Writes a Zarr 3 array, axes reversed, most significant byte first: its chunks are N5's payloads."""
+    """Write a Zarr 3 array with reversed axes and big-endian elements: its chunks equal N5's payloads."""
     endian = {'endian': 'big'} if array.dtype.itemsize > 1 else {}
     spec = {'driver': 'zarr3', 'kvstore': {'driver': 'file', 'path': f'{path}/'}, 'metadata': {
         'shape': array.shape[::-1], 'data_type': array.dtype.name,
@@ -55,9 +55,9 @@ def zarr3(path, array, codec):
 
 
 def camera(size):
-    """What a camera sees, smooth structure and noise: around 0, with a standard deviation of about 1.
+    """Yield planes like those of a camera: smooth structure and noise, around 0, with a standard deviation of about 1.
 
-    gzip leaves about nine tenths of it as uint8.
+    As uint8, gzip compresses it to about nine tenths.
     """
     x, y, z = (np.arange(size, dtype=np.float32) for _ in range(3))
     plane = 0.5 * np.sin(x / 9)[:, None] + 0.3 * np.cos(y / 7)[None, :]
@@ -67,7 +67,7 @@ def camera(size):
 
 
 def volumes(size):
-    """The same camera with 8 and with 12 bits, x y z."""
+    """Return a camera volume with 8 and with 12 bits, with axes x, y, z."""
     em8, em16 = (np.empty((size,) * 3, dtype, order='F') for dtype in (np.uint8, np.uint16))
     for k, plane in enumerate(camera(size)):
         em8[:, :, k] = np.clip(128 + 42 * plane, 0, 255)
@@ -76,7 +76,7 @@ def volumes(size):
 
 
 def segmentation(size=256, cell=24):
-    """Blobs around points, one in every cell of a grid: every voxel has the label of its nearest point."""
+    """Return labelled blobs: each cell of a grid has a random point, and each voxel the label of its nearest point."""
     half, cell = size // 2, cell // 2  # at half the resolution, then doubled
     rng = np.random.default_rng(11)
     cells = half // cell + 3
@@ -100,13 +100,13 @@ def segmentation(size=256, cell=24):
 
 
 def halved(array):
-    """Every second voxel, averaged with its neighbours."""
+    """Return the array at half the resolution, by averaging 2 x 2 x 2 voxels."""
     a = array.astype(np.uint16)
     return np.asfortranarray(sum(a[i::2, j::2, k::2] for i, j, k in np.ndindex(2, 2, 2)) // 8).astype(array.dtype)
 
 
 def pyramid(root, s0, gzip):
-    """A multiscale group as Neuroglancer reads it; s0's blocks are those of another dataset."""
+    """Write a multiscale group as Neuroglancer reads it. The blocks of s0 are links to those of another dataset."""
     root.mkdir(parents=True)
     factors = [[2**s] * 3 for s in range(4)]
     (root / 'attributes.json').write_text(json.dumps(
@@ -119,7 +119,7 @@ def pyramid(root, s0, gzip):
 
 
 def sparse(path, dimensions, block=None):
-    """A dataset of which there are the attributes, and the first block if one is given."""
+    """Write a dataset with attributes only, and with its first block if one is given."""
     path.mkdir(parents=True)
     (path / 'attributes.json').write_text(json.dumps(
         {'dimensions': dimensions, 'blockSize': [64] * 3, 'dataType': 'uint8', 'compression': {'type': 'gzip'}}))
@@ -129,7 +129,7 @@ def sparse(path, dimensions, block=None):
 
 
 def layer(path, dimensions, blocks):
-    """A dataset whose blocks at z = 0 are those of another one with 4 x 4 x 4, as often as needed: links, no bytes."""
+    """Write a dataset whose blocks at z = 0 are links to the 4 x 4 x 4 blocks of another one, repeated as needed."""
     sparse(path, dimensions)
     for x in range(dimensions[0] // 64):
         for y in range(dimensions[1] // 64):
@@ -138,7 +138,7 @@ def layer(path, dimensions, blocks):
 
 
 def write(root):
-    """Everything, into an empty directory."""
+    """Write all data into an empty directory."""
     data = root / 'n5'
     em8, em16 = volumes(512)
     for name, array in (('em8', em8), ('em16', em16)):
@@ -168,7 +168,7 @@ def write(root):
 
 
 def build(root):
-    """Makes the data if it is not there as this file says; returns where its parts are."""
+    """Create the data unless it exists and this file has not changed. Return the paths of its parts."""
     root = pathlib.Path(root)
     mark, recipe = root / 'recipe', hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
     if not mark.is_file() or mark.read_text() != recipe:

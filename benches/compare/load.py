@@ -1,4 +1,4 @@
-"""Load generators: wrk, h2load, and a client that costs as little as possible."""
+"""Load generators: wrk, h2load, and a client with minimal overhead."""
 import pathlib
 import re
 import socket
@@ -8,18 +8,18 @@ import time
 from dataclasses import dataclass
 
 HOST = '127.0.0.1'
-# Put before a load generator that is to have priority.
+# Words put before the command of a load generator to give it priority.
 PREFIX = []
 WALK = pathlib.Path(__file__).parent / 'walk.lua'
 
 
 class Failed(Exception):
-    """An answer was not what the row asks for; then its figures mean nothing."""
+    """An answer was wrong, so that the figures of its row are meaningless."""
 
 
 @dataclass
 class Load:
-    """Requests per second, latencies in milliseconds, bytes per answer with its header."""
+    """Requests per second, latencies in milliseconds, bytes per answer including its headers, number of requests."""
     rate: float
     p50: float
     p99: float
@@ -28,7 +28,7 @@ class Load:
 
 
 def output(words, seconds):
-    """What a load generator prints; it is ended with this process's turn, whatever happens."""
+    """Run a load generator and return its output. Kills it after `seconds`."""
     done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=seconds, check=False)
     if done.returncode:
         raise Failed(f'{words[0]}: {done.stdout}{done.stderr}')
@@ -37,10 +37,10 @@ def output(words, seconds):
 
 def wrk(port, paths, seconds=2, connections=32, threads=2, method='GET', headers=None, tags=None, missing=False,
         random=None, pause=0):
-    """Asks for the paths in turn, over and over. Any status of 400 or more is a failure, or with `missing` any other.
+    """Request the paths in turn, repeatedly. A status of 400 or more is a failure; with `missing`, any other status is.
 
-    `tags` are entity tags for If-None-Match, one for each path. `random` is a grid: then `paths` is a prefix, and block
-    positions are drawn from the grid. Each connection waits for `pause` milliseconds before it asks again.
+    `tags` are entity tags for If-None-Match, one for each path. If `random` is a grid, `paths` is a prefix, and block
+    positions are drawn from the grid. Each connection waits for `pause` milliseconds before each request.
     """
     with tempfile.NamedTemporaryFile('w', suffix='.paths') as file:
         if random:
@@ -56,12 +56,12 @@ def wrk(port, paths, seconds=2, connections=32, threads=2, method='GET', headers
                        f'http://{HOST}:{port}/', '--', pause, *words], seconds + 60)
     count, micros, size, bad, broken, p50, p99 = map(int, re.search(r'RESULT (.*)', text).group(1).split())
     if broken or not count or bad != (count if missing else 0):
-        raise Failed(f'of {count} answers {bad} had a status of 400 or more, and {broken} requests broke')
+        raise Failed(f'{bad} of {count} answers had a status of 400 or more, and {broken} requests failed')
     return Load(count / micros * 1e6, p50 / 1e3, p99 / 1e3, size / count, count)
 
 
 def h2load(port, paths, requests, clients=1, streams=100, http2=True):
-    """Requests per second over HTTP/2 (or 1.1), and the seconds that all of them took; paths in turn."""
+    """Request the paths in turn over HTTP/2 or HTTP/1.1. Return requests per second and the seconds of all requests."""
     with tempfile.NamedTemporaryFile('w', suffix='.paths') as file:
         file.write('\n'.join(f'http://{HOST}:{port}{path}' for path in paths))
         file.flush()
@@ -75,11 +75,10 @@ def h2load(port, paths, requests, clients=1, streams=100, http2=True):
 
 
 class Slurp:
-    """A kept connection whose answers are received into memory that is there already.
+    """A keep-alive connection that receives answers into a preallocated buffer.
 
-    Every server that is asked over HTTP is asked with this: the less the client costs, the more a row says of the
-    server.
-    `get` returns seconds; `status`, `headers` and `body` (a view, until the next `get`) are of the last answer.
+    All rows use it for HTTP, because a cheap client shows more of the server's cost. `get` returns seconds; `status`,
+    `headers` and `body` (a view that is valid until the next `get`) belong to the last answer.
     """
 
     def __init__(self, port, size=1 << 20):
@@ -104,7 +103,7 @@ class Slurp:
         self.socket.sendall(f'{method} {path} HTTP/1.1\r\nHost: {HOST}:{self.port}\r\n{lines}\r\n'.encode())
 
     def head(self):
-        """Receives up to the end of the headers; returns what came of the body."""
+        """Receive up to the end of the headers. Return the bytes of the body received so far."""
         data = b''
         while b'\r\n\r\n' not in data:
             more = self.socket.recv(65536)
@@ -130,7 +129,7 @@ class Slurp:
         while at < size:
             got = self.socket.recv_into(self.view[at:size])
             if not got:
-                raise Failed(f'{path}: closed after {at} of {size} bytes')
+                raise Failed(f'{path}: the connection was closed after {at} of {size} bytes')
             at += got
         seconds = time.perf_counter() - started
         self.body = self.view[:size]
@@ -140,7 +139,7 @@ class Slurp:
 
 
 def whole(port, path, method='GET', headers=None):
-    """The bytes of an answer, head and body."""
+    """Return the bytes of an answer, head and body."""
     with Slurp(port) as client:
         client.send(path, method, headers)
         data = b''
@@ -151,19 +150,19 @@ def whole(port, path, method='GET', headers=None):
         while len(data) < end + 4 + left:
             more = client.socket.recv(1 << 20)
             if not more:
-                raise Failed(f'{path}: closed after {len(data)} bytes')
+                raise Failed(f'{path}: the connection was closed after {len(data)} bytes')
             data += more
     return data
 
 
 def slurp(port, path, size=1 << 20):
-    """Seconds of one GET over a connection of its own, connecting not included."""
+    """Return the seconds of one GET over a new connection, without the time to connect."""
     with Slurp(port, size) as client:
         return client.get(path)
 
 
 def first_byte(port, path):
-    """Seconds from sending a GET to the first byte of the body; the rest is not waited for."""
+    """Return the seconds from sending a GET to the first byte of the body, without waiting for the rest."""
     with Slurp(port) as client:
         started = time.perf_counter()
         client.send(path)
@@ -176,7 +175,7 @@ def first_byte(port, path):
 
 
 def entity_tag(port, path):
-    """What the server says of a path; for If-None-Match."""
+    """Return the entity tag of a path, for If-None-Match."""
     with Slurp(port) as client:
         client.get(path)
         return client.headers['etag']

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs all rows of the comparison. Started by benches/compare/run, which sets up what is needed."""
+"""Run all rows of the comparison. benches/compare/run sets up the requirements and starts this program."""
 import argparse
 import importlib
 import os
@@ -27,7 +27,7 @@ ORDER = ['stored', 'documents', 'cached', 'views', 'startup', 'growth', 'slices'
 
 @dataclass
 class Stage:
-    """What rows are given: where the data is, how many rounds, and ways to start contestants."""
+    """The context of a row: locations of the data, number of rounds, and functions that start contestants."""
     n5: pathlib.Path
     zarr3: pathlib.Path
     files: pathlib.Path
@@ -36,23 +36,26 @@ class Stage:
     home: pathlib.Path = HOME
 
     def server(self, *settings, root=None):
-        """A context: n5-server with its defaults and these settings, `section.key=value`."""
+        """Return a context manager that runs n5-server with its defaults and these settings, `section.key=value`."""
         return Server(self.binary, root or self.n5, *settings)
 
     def nginx(self, root=None, *directives):
-        """A context: nginx on a directory, by default that of all N5 data; directives of its `server` may follow."""
+        """Return a context manager that runs nginx on a directory, by default that of all N5 data.
+
+        `directives` are added to its `server` block.
+        """
         self.need('nginx')
         return Nginx(root or self.n5, *directives)
 
     def need(self, *programs):
-        """Leaves the rows that follow out where a program is not installed."""
+        """Raise `LeftOut`, which skips the remaining rows of a module, if a program is not installed."""
         for program in programs:
             if not shutil.which(program):
-                raise LeftOut(f'no {program}')
+                raise LeftOut(f'{program} is not installed')
 
 
 def measured(stage, only):
-    """All rows and tables as they come. A row that fails ends its module; the others still run."""
+    """Yield rows and tables as they are measured. A row that fails ends its module; the other modules still run."""
     for name in ORDER:
         if not (pathlib.Path(__file__).parent / 'rows' / f'{name}.py').is_file() or not re.search(only, name):
             continue
@@ -68,7 +71,7 @@ def measured(stage, only):
 
 
 def show(result):
-    """One result on the terminal."""
+    """Print one result on the terminal."""
     if isinstance(result, Row):
         work, other, ours, theirs, unit, ratio, spread, target, verdict, note = result.cells()
         print(f'{work:48} {other:20} {ours:>9} {theirs:>9} {unit:5} {ratio:>6} {spread:>12} {target:>7} {verdict:7}',
@@ -85,7 +88,7 @@ def show(result):
 
 
 def markdown(results, context):
-    """All results as Markdown."""
+    """Return all results as Markdown."""
     def table(header, lines):
         escaped = [[cell.replace('|', '\\|') for cell in line] for line in lines]
         return ['| ' + ' | '.join(line) + ' |' for line in [header, ['---'] * len(header), *escaped]] + ['']
@@ -102,12 +105,12 @@ def markdown(results, context):
 
 
 def has_markers(path):
-    """Whether a file says where its tables go."""
+    """Return true if a file contains the markers of the place for the tables."""
     return END in pathlib.Path(path).read_text().partition(BEGIN)[2]
 
 
 def write_markdown(path, text):
-    """Between the two marker comments of the file, or a file with nothing else."""
+    """Write the text between the two marker comments of the file, or into a new file that contains only these."""
     path = pathlib.Path(path)
     old = path.read_text() if path.exists() else f'{BEGIN}\n{END}\n'
     before, rest = old.split(BEGIN, 1)
@@ -115,7 +118,7 @@ def write_markdown(path, text):
 
 
 def machine(rounds):
-    """What the figures belong to, in one line."""
+    """Describe the machine and the run in one line."""
     cpu = re.search(r'model name\s*: (.*)', pathlib.Path('/proc/cpuinfo').read_text())
     nginx = ''
     if shutil.which('nginx'):
@@ -128,23 +131,23 @@ def machine(rounds):
 
 def main():
     parser = argparse.ArgumentParser(prog='benches/compare/run', description=__doc__)
-    parser.add_argument('--rounds', type=int, default=3, help='of every contestant, after one that does not count')
-    parser.add_argument('--only', default='', metavar='REGEX', help=f'modules of rows: {", ".join(ORDER)}')
-    parser.add_argument('--markdown', metavar='FILE', help=f'where to write the table, between {BEGIN} and {END}')
+    parser.add_argument('--rounds', type=int, default=3, help='rounds per contestant, after an uncounted one')
+    parser.add_argument('--only', default='', metavar='REGEX', help=f'run only matching modules of rows: {", ".join(ORDER)}')
+    parser.add_argument('--markdown', metavar='FILE', help=f'write the tables to this file, between {BEGIN} and {END}')
     target = pathlib.Path(os.environ.get('CARGO_TARGET_DIR') or HOME / 'target')
-    parser.add_argument('--server', type=pathlib.Path, default=target / 'release/n5-server', help='the binary')
+    parser.add_argument('--server', type=pathlib.Path, default=target / 'release/n5-server', help='server binary')
     options = parser.parse_args()
-    # Said now and not after all has been measured.
+    # Checks arguments before anything is measured.
     if options.markdown and pathlib.Path(options.markdown).exists() and not has_markers(options.markdown):
         parser.error(f'{options.markdown} lacks the lines {BEGIN} and {END}')
     if not any(re.search(options.only, name) for name in ORDER):
-        parser.error(f'--only: no module of rows matches; there are {", ".join(ORDER)}')
+        parser.error(f'--only: no module of rows matches; known: {", ".join(ORDER)}')
     if options.rounds < 1:
-        parser.error('--rounds: at least 1')
-    # Connections are held by the thousand; children inherit this.
+        parser.error('--rounds must be at least 1')
+    # Some rows hold thousands of connections. Child processes inherit this limit.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # So that contexts are left, and with them processes ended, whatever ends this one.
+    # Turns signals into exceptions, so that context managers end their processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

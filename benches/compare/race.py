@@ -1,4 +1,4 @@
-"""Servers raced under wrk, and latencies of single requests: what several modules of rows measure."""
+"""Measurements that several modules of rows share: races of servers under wrk, and latencies of single requests."""
 import statistics
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from contest import Bare, alternate, one_core
 from load import Slurp, whole, wrk
 from rows import against
 
-# nginx's open_file_cache looks at a file once a minute; these settings allow n5-server the same.
+# nginx's open_file_cache revalidates a file once a minute; these settings allow n5-server the same.
 STALE = ('cache.recheck_cached_data=60s', 'cache.recheck_cached_metadata=60s')
 STALE_NOTE = 'same staleness as nginx'
-# Milliseconds between two requests of a connection where p99 is measured: with 32, at most 8000 requests/s.
+# Milliseconds between two requests of a connection when p99 is measured: with 32 connections, at most 8000 requests/s.
 PAUSE = 4
-# Of what a bare server makes of the same bytes; one that reaches it is at the limit.
+# Fraction of a bare server's result at which a server counts as being at the limit.
 REACHED = 0.85
 
 
 @dataclass
 class Runner:
-    """A server in a race: what wrk asks it for, and what the row says of it.
+    """A server in a race, with the paths that wrk requests and the note of its row.
 
-    `compares`: a file of the container that it looks at before every answer.
+    `compares` is a file of the container that the server revalidates before every answer.
     """
     name: str
     port: int
@@ -31,18 +31,18 @@ class Runner:
     compares: str | None = None
 
     def check(self, status=200, method='GET'):
-        """Asks for every path once, so that wrk, which sees only errors, counts what the row means."""
+        """Request every path once and check its status, because wrk only detects errors."""
         with Slurp(self.port) as client:
             for number, path in enumerate(self.paths):
                 tag = {'If-None-Match': self.tags[number]} if self.tags else None
                 client.get(path, method, tag, status)
 
     def answer(self, method='GET'):
-        """What the first path is answered with, byte by byte."""
+        """Return the exact bytes of the answer for the first path."""
         return whole(self.port, self.paths[0], method, {'If-None-Match': self.tags[0]} if self.tags else None)
 
     def learn_tags(self):
-        """Gets the entity tag of every path, to be sent with it from now on."""
+        """Get the entity tag of every path, and send it with later requests."""
         with Slurp(self.port) as client:
             self.tags = []
             for path in self.paths:
@@ -51,15 +51,16 @@ class Runner:
 
 
 def race(stage, work, target, pairs, status=200, method='GET'):
-    """Two rows for each pair of ours and theirs: requests per second, and p99, which has to be no greater.
+    """Yield two rows for each pair of our server and another: requests per second, and p99, which must not be greater.
 
-    Every runner has its turn of one second in every round, even if it is in several pairs. For the rate, 32 connections
-    ask without pause, from two threads of wrk, as one is too slow for nginx. For p99, each of them waits for `PAUSE`
-    before it asks again, so that both servers are asked for about as much and neither is busy all the time: a p99 of
-    more busy threads than cores is the scheduler's, ten times greater or smaller from one second to the next.
+    Every runner gets one turn of one second in every round, even if it is in several pairs. For the rate, 32
+    connections send requests without pause, from two threads of wrk, because one is too slow for nginx. For p99, each
+    connection waits for `PAUSE` before each request, so that both servers get about the same load and neither is always
+    busy. With more busy threads than cores, p99 would depend on the scheduler and vary tenfold from one second to the
+    next.
 
-    A third contestant sends the very bytes of our answer, whatever it is asked, after a `statx` where ours has to
-    compare the file. What it does not reach nobody can who sends these headers and keeps that promise.
+    A third contestant sends the exact bytes of our answer for every request, after a `statx` if our server has to
+    revalidate the file. It is an upper bound for any server that sends these headers and revalidates.
     """
     for runner in {id(runner): runner for pair in pairs for runner in pair}.values():
         runner.check(status, method)
@@ -89,29 +90,32 @@ def race(stage, work, target, pairs, status=200, method='GET'):
 
 
 def row(work, contestant, target, better, samples, unit, note):
-    """A row of three lists: ours, theirs, and the bare server's, which is the limit where it misses the target."""
+    """Return a row from the samples of three servers: ours, theirs and the bare one.
+
+    The bare server is the limit if it misses the target.
+    """
     ours, theirs, bare = samples
     bound = statistics.median(c / b for b, c in zip(theirs, bare))
     share = statistics.median(c / a if better == 'lower' else a / c for a, c in zip(ours, bare))
     misses = bound < target if better == 'higher' else bound > target
-    limit = f'a server that does nothing but send these bytes makes {bound:.2f}' if misses and share >= REACHED else ''
+    limit = f'a server that only sends these bytes reaches {bound:.2f}' if misses and share >= REACHED else ''
     note = '; '.join(n for n in (f'{share:.2f} of a bare server', note) if n)
     return against(work, contestant, target, better, ours, theirs, unit, note, limit)
 
 
 def blocks(dataset, side=4, most=None):
-    """The paths of the blocks of a dataset whose grid is a cube."""
+    """Return the paths of the blocks of a dataset whose grid is a cube."""
     paths = [f'/{dataset}/{x}/{y}/{z}' for x in range(side) for y in range(side) for z in range(side)]
     return paths[:most]
 
 
 def latency(server, path, status=200, count=300):
-    """The median of so many requests, one after the other, in milliseconds; the first few do not count.
+    """Return the median latency of `count` sequential requests in milliseconds; ten warm-up requests do not count.
 
-    Client and server share a core: what it takes to wake the other one is no part of the figure.
+    Client and server share a core, so that the time to wake another core is not included.
     """
     with Slurp(server.port) as client:
-        # Threads that it takes are there then.
+        # Makes the server start the threads that it needs.
         client.get(path, status=status)
     with one_core(server.process), Slurp(server.port) as client:
         times = [client.get(path, status=status) for _ in range(count + 10)]

@@ -1,8 +1,9 @@
-"""Reads whole Zarr 3 arrays over HTTP with zarr-python 3 and with dask; run by rows/zarr.py in tests/.venv-zarr3.
+"""Read whole Zarr 3 arrays over HTTP with zarr-python 3 and with dask. rows/zarr.py runs this in tests/.venv-zarr3.
 
     python read_zarr.py ROUNDS URL URL...
 
-Prints JSON: for each reader the seconds of every URL in every round, URLs in turn. All arrays have to be equal.
+Reads the URLs in turn and prints, as JSON, for each reader the seconds of every URL in every round. All arrays must be
+equal.
 """
 import hashlib
 import json

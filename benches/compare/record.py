@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Records what Neuroglancer asks while somebody looks around in the pyramid, for rows/replay.py.
+"""Record the requests of Neuroglancer while a user explores the pyramid, for rows/replay.py.
 
     viewer/build; cargo build --release; python3 benches/compare/data.py
     tests/.venv/bin/python benches/compare/record.py
 
-A browser shows /viewer/ in a window of 1280 x 900 pixels with a fresh cache and Neuroglancer's own settings (four
-panels, at most 100 requests at once). It is sent the input of a person: wheel, drag, keys. Every request for the
-container is written to session.txt as it leaves, with the time since the first, its method, its path below the container and the
-Range it asks for if any; none of the viewer's own files is. The order is that of one run: two runs differ in it.
+A browser shows /viewer/ in a window of 1280 x 900 pixels with an empty cache and Neuroglancer's default settings (four
+panels, at most 100 concurrent requests). The program simulates user input: wheel, drag, keys. Every request for the
+container is written to session.txt when it is sent, with the time since the first one, its method, its path below the
+container and its Range, if any. Requests for the viewer's own files are not recorded. The order of requests differs
+between runs.
 """
 import json
 import os
@@ -26,13 +27,13 @@ HERE = pathlib.Path(__file__).resolve().parent
 HOME = HERE.parents[1]
 FLAGS = ['--use-gl=angle', '--use-angle=swiftshader', '--enable-unsafe-swiftshader', '--no-sandbox']
 SIZE = {'width': 1280, 'height': 900}
-HEADING = '''# What Neuroglancer asked of the pyramid, recorded by record.py: milliseconds, method,
-# path, Range if there is one. {requests} requests in {seconds:.0f} s, at most {most} without an answer at once.
+HEADING = '''# Requests of Neuroglancer for the pyramid, recorded by record.py: milliseconds, method,
+# path, Range if there is one. {requests} requests in {seconds:.0f} s, at most {most} in flight.
 '''
 
 
 class Recorder:
-    """Hears a page's requests for the container at `base`."""
+    """Records a page's requests for the container at `base`."""
 
     def __init__(self, page, base):
         self.base, self.entries, self.waiting, self.most, self.heard = base, [], set(), 0, time.monotonic()
@@ -55,14 +56,14 @@ class Recorder:
         self.heard = time.monotonic()
 
     def settle(self, page, quiet=0.6, patience=30):
-        """Until everything that was asked is answered and nothing more is asked."""
+        """Wait until all requests are answered and the page sends no more."""
         until = time.monotonic() + patience
         while time.monotonic() < until and (self.waiting or time.monotonic() - self.heard < quiet):
             page.wait_for_timeout(50)
 
 
 def look_around(page, settle):
-    """What a person does: waits, comes nearer, drags, steps through z, goes away again, looks elsewhere."""
+    """Act like a user: wait, zoom in, drag, step through z, zoom out, look elsewhere."""
     def wheel(amount, times, pause=60):
         for _ in range(times):
             page.mouse.wheel(0, amount)
@@ -84,7 +85,7 @@ def look_around(page, settle):
     settle()
     drag(300, 250, 150, 150)
     page.mouse.move(300, 250)
-    wheel(120, 40, 40)  # one plane a notch
+    wheel(120, 40, 40)  # one plane per notch
     settle()
     for _ in range(60):
         page.keyboard.press('.')
@@ -96,7 +97,7 @@ def look_around(page, settle):
     wheel(-120, 80, 30)
     drag(900, 250, 180, 100)
     settle()
-    page.keyboard.press('Space')  # the panel alone
+    page.keyboard.press('Space')  # shows only this panel
     settle()
     wheel(120, 40, 40)
     drag(600, 450, -300, 200)

@@ -1,4 +1,4 @@
-"""Replays session.txt, what Neuroglancer asked of the pyramid, at the least cost to the machine."""
+"""Replay session.txt, the recorded requests of Neuroglancer for the pyramid, with little load from the client."""
 import multiprocessing
 import pathlib
 import select
@@ -10,7 +10,7 @@ from contest import ends_quietly
 from load import HOST, Failed
 
 RECORDED = pathlib.Path(__file__).parent / 'session.txt'
-# What Chromium sends with a request of its own page's script, about as long.
+# Headers like those that Chromium sends with a request of its own page's script, and about as long.
 HEADERS = '''Connection: keep-alive
 Cache-Control: no-cache
 User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36
@@ -25,7 +25,7 @@ Accept-Language: en-US,en;q=0.9
 
 @dataclass
 class Request:
-    """What is asked, and what a server of files has to answer."""
+    """A request, and the status and size of the answer that a file server must give."""
     method: str
     path: str
     status: int
@@ -34,14 +34,14 @@ class Request:
 
 @dataclass
 class Took:
-    """Seconds from the first request to the last byte; of these the client computed so many; bytes of all bodies."""
+    """Seconds from the first request to the last byte, processor seconds of the client, and bytes of all bodies."""
     seconds: float
     client: float
     size: int
 
 
 def session(root):
-    """The recorded requests in their order; `root` is the container."""
+    """Return the recorded requests in their order. `root` is the container."""
     requests = []
     for line in RECORDED.read_text().splitlines():
         if not line.startswith('#'):
@@ -53,10 +53,10 @@ def session(root):
 
 
 class Connection:
-    """One request at a time; what is received is counted and dropped.
+    """A connection that sends one request at a time, and counts and drops the bytes that it receives.
 
-    The window is large from the start: else a new connection of nginx waits 25 ms for an acknowledgement now and then,
-    which is neither server's doing.
+    Its receive window is large from the start. Otherwise a new connection of nginx sometimes waits 25 ms for an
+    acknowledgement, which is the fault of neither server.
     """
 
     def __init__(self, port, exact):
@@ -72,10 +72,10 @@ class Connection:
         self.socket.send(message)
 
     def receive(self, scratch):
-        """Takes what has come; returns whether the answer is complete."""
+        """Receive available bytes. Return true if the answer is complete."""
         got = self.socket.recv_into(scratch)
         if not got:
-            raise Failed(f'{self.request.path}: closed before its end')
+            raise Failed(f'{self.request.path}: the connection was closed before the end of the answer')
         if self.left:
             self.left -= got
             return not self.left
@@ -94,10 +94,10 @@ class Connection:
 
 
 def replay(port, requests, connections, prefix='', exact=True):
-    """Sends all requests in their order, each as soon as a connection is free, and waits for the last byte.
+    """Send all requests in their order, each as soon as a connection is free, and wait for the last byte.
 
-    A browser has 6 connections to a server of HTTP/1.1. `prefix` is a view; unless `exact`, answers may have any
-    length, and attributes may be there that no file holds.
+    A browser opens 6 connections to an HTTP/1.1 server. `prefix` is a view. Unless `exact`, answers may have any
+    length, and attributes may exist for which there is no file.
     """
     end = f' HTTP/1.1\r\nHost: {HOST}:{port}\r\n{HEADERS}\r\n'
     messages = [f'{r.method} {prefix}{r.path}{end}'.encode() for r in requests]
@@ -128,7 +128,7 @@ def replay(port, requests, connections, prefix='', exact=True):
 
 
 def answer(channel, answers):
-    """Answers `GET PATH` on every connection that comes over the channel, in one call each."""
+    """Answer `GET PATH` on every connection received over the channel, each with one system call."""
     ends_quietly()
     clients = {}
     with select.epoll() as poll:
@@ -148,7 +148,7 @@ def answer(channel, answers):
 
 
 def accept(listener, answers):
-    """Hands connections to two processes in turn."""
+    """Pass accepted connections to two processes in turn."""
     ends_quietly()
     channels = []
     for _ in range(2):
@@ -163,9 +163,9 @@ def accept(listener, answers):
 
 
 class SendSession:
-    """A server that does nothing but send: as many bytes for each recorded path as its file has, from memory.
+    """A server that only sends: for each recorded path, as many bytes from memory as its file has.
 
-    What it takes to be replayed is what sending and receiving take, whatever the server.
+    The duration of its replay is the time that sending and receiving take with any server.
     """
     name = 'send only'
 

@@ -1,4 +1,4 @@
-"""What single rows need beyond tests/requirements.txt: fetched once, of one version, into target/compare-tools."""
+"""Programs and modules that only some rows need, fetched once in a fixed version into target/compare-tools."""
 import importlib
 import os
 import shutil
@@ -11,7 +11,7 @@ H2N5, IMAGECODECS = '0.1.9', '2026.3.6'
 
 
 def run(words, environment=None):
-    """Ends the row with the command's last words if it fails."""
+    """Run a command. If it fails, raise `LeftOut` with its error messages."""
     print(f'    ({" ".join(words[:4])} ...)', flush=True)
     done = subprocess.run(words, env=os.environ | (environment or {}), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -20,12 +20,12 @@ def run(words, environment=None):
 
 
 def h2n5(home):
-    """h2n5 from crates.io with the dependencies of its own lock file, built with today's compiler; a minute or two."""
+    """Return h2n5, built from crates.io with its own lock file by the current compiler. Takes a minute or two."""
     place = home / 'target/compare-tools'
     binary = place / f'h2n5-{H2N5}/bin/h2n5'
     if not binary.is_file():
         if not shutil.which('cargo'):
-            raise LeftOut('no cargo to build h2n5 with')
+            raise LeftOut('cargo, which builds h2n5, is not installed')
         build = place / 'build'
         run(['cargo', 'install', 'h2n5', '--version', H2N5, '--locked', '--root', str(binary.parents[1])],
             {'CARGO_TARGET_DIR': str(build)})
@@ -34,7 +34,7 @@ def h2n5(home):
 
 
 def bare(home):
-    """The server of bare.c, built anew when that is newer."""
+    """Return the program of bare.c, rebuilt if its source is newer."""
     source, binary = home / 'benches/compare/bare.c', home / 'target/compare-tools/bare'
     if not binary.is_file() or binary.stat().st_mtime < source.stat().st_mtime:
         compiler = os.environ.get('CC') or next(filter(shutil.which, ('cc', 'gcc', 'clang')), None)
@@ -46,7 +46,10 @@ def bare(home):
 
 
 def imagecodecs(home):
-    """The module: liblzma, libbz2 and libdeflate of today, where Python has those that it was built with."""
+    """Return the module imagecodecs, with current versions of liblzma, libbz2 and libdeflate.
+
+    Python's own modules use the libraries that Python was built with.
+    """
     place = home / f'target/compare-tools/imagecodecs-{IMAGECODECS}'
     if not place.is_dir():
         part = place.with_name('part')

@@ -1,8 +1,8 @@
--- For wrk: asks for the paths of a file in turn, and prints what load.py reads.
+-- Script for wrk: requests the paths of a file in turn, and prints the results in the format that load.py parses.
 --   wrk -s walk.lua URL -- PAUSE FILE METHOD [HEADER VALUE]...
--- A connection waits for PAUSE milliseconds before each request.
--- A line of the file is a path, or a path, a tab and an entity tag to send in If-None-Match.
--- With METHOD "random:X,Y,Z" paths are FILE/x/y/z, a random position below each of the numbers.
+-- Each connection waits for PAUSE milliseconds before each request.
+-- Each line of FILE is a path, optionally followed by a tab and an entity tag to send in If-None-Match.
+-- With METHOD "random:X,Y,Z", the paths are FILE/x/y/z with random x < X, y < Y and z < Z.
 local threads = 0
 function setup(thread)
     threads = threads + 1
@@ -15,7 +15,7 @@ local prefix, sides
 function init(args)
     local pause, file, method = tonumber(args[1]), args[2], args[3]
     if pause > 0 then
-        -- wrk asks after this whether there is such a function; without, it is a little faster.
+        -- Defined only if needed: wrk is a little faster without this function. It checks for it after init.
         delay = function() return pause end
     end
     local headers = {}
@@ -35,7 +35,7 @@ function init(args)
         headers['If-None-Match'] = tag ~= '' and tag or nil
         table.insert(requests, wrk.format(method, path, headers))
     end
-    -- The threads do not walk side by side.
+    -- The threads start at different paths.
     at = math.floor(#requests * (number - 1) / 2)
 end
 

@@ -1,9 +1,9 @@
-//! Decisions about who may read what: rules, callers and paths in every spelling, against the rules as docs/ACCESS.md says
-//! them, and against a server that has nothing of what the caller may not read.
+//! Access decisions for rules, callers and paths in every spelling. They are compared with the rules as described in
+//! docs/ACCESS.md, and with a server that lacks everything that the caller may not read.
 //!
-//! Input: lines. The first is the default, `public` or `private`; then one rule each, as in `access.rules`, up to an empty
-//! line; then one request each: `WHO WHERE METHOD TARGET [ACCEPT]`, where WHO is a caller's name or `-`, and WHERE says
-//! whether the token stands in a header, the query or the path.
+//! Input: lines. The first is the default, `public` or `private`. Then follow rules, one per line as in `access.rules`,
+//! up to an empty line, and then requests, one per line: `WHO WHERE METHOD TARGET [ACCEPT]`. WHO is a caller's name or
+//! `-`. WHERE is `q` for a token in the query, `p` for one in the path, or anything else for one in a header.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -12,17 +12,17 @@ use std::sync::LazyLock;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, Uri};
 use bytes::Bytes;
-use n5_server::access::{Control, Policy};
-use n5_server::http::quick::{Received, look};
+use n5_server::access::{AccessControl, Policy};
+use n5_server::http::fastpath::{FastOutcome, try_answer};
 use percent_encoding::{percent_decode, percent_decode_str};
 
 use super::server::{Answer, Server, container, written};
 
-/// A token of the file, and what docs/ACCESS.md says of it.
+/// A caller with a token, and the rights of the token according to docs/ACCESS.md.
 struct Caller {
     name: &'static str,
     token: &'static str,
-    /// Nobody's, or one whose time is over.
+    /// The token is unknown or expired.
     is_bad: bool,
     groups: &'static [&'static str],
     reads: Option<&'static [&'static str]>,
@@ -42,7 +42,7 @@ const fn caller(name: &'static str, token: &'static str) -> Caller {
     Caller { name, token, is_bad: false, groups: &[], reads: None }
 }
 
-/// The file of these tokens; the last is in none.
+/// The token file. It has the tokens of all callers but the last.
 const TOKENS: &str = "\
 alice 090c1f9433823c13e3ded9265dead938fba07b13aa77d107ff91ad3623d40c62
 bob 3c9c40f7bf3e44695d8995380f704dd3883f432f8fb219a025f49a95e396a685 groups=lab
@@ -52,21 +52,22 @@ all 291180ea00f7a9c9ef5e64b77fc7201d37f574910815c19ff3adab6a1342d6e3 groups=lab 
 late 0f9fad3bc14ff567572a12d6c4a3598675822601ede37236965a3c367b19f16a expires=2001-01-01T00:00:00Z
 ";
 
-/// What is reached without a look at the rules.
+/// First segments of paths that need no rule.
 const FREE: [&str; 5] = ["healthz", "readyz", "version", "openapi.yaml", "viewer"];
 
 const MOST_RULES: usize = 8;
 const MOST_REQUESTS: usize = 6;
 
-/// Everything but what the parent directories are named by.
+/// The objects of both containers. Directories follow from their paths.
 static OBJECTS: LazyLock<Vec<(String, Bytes)>> = LazyLock::new(objects);
 
-/// Files once read stay as they are, so that no thread waits for them to change for each input.
-static CONTROL: LazyLock<(Control, PathBuf)> = LazyLock::new(|| {
+/// Access control with the token file, opened once for all inputs. Opening it for each input would start a thread each
+/// time, which watches the file.
+static CONTROL: LazyLock<(AccessControl, PathBuf)> = LazyLock::new(|| {
     let directory = written(&[("tokens", Bytes::from_static(TOKENS.as_bytes()))]).expect("a file can be written");
     let path = directory.join("tokens");
     let policy = Policy::parse::<&str>(true, &[], "public").unwrap();
-    (Control::open(policy, Some(&path), None).expect("tokens"), path)
+    (AccessControl::open(policy, Some(&path), None).expect("tokens"), path)
 });
 
 pub(crate) fn run(data: &[u8]) {
@@ -75,7 +76,7 @@ pub(crate) fn run(data: &[u8]) {
     let mut lines = head.lines();
     let is_public = lines.next() != Some("private");
     let rules: Vec<&str> = lines.take(MOST_RULES).collect();
-    // A rule that cannot be read keeps the server from starting.
+    // A server with an invalid rule does not start.
     let Ok(policy) = Policy::parse(is_public, &rules, "public") else { return };
     let reference = Reference::parse(is_public, &rules);
     let server = serve(policy, |_, _| true);
@@ -86,7 +87,7 @@ pub(crate) fn run(data: &[u8]) {
         let what = format!("{text}\n{line}: {} {:?}", answer.status, answer.headers);
         reference.check(&asked, &answer, &what);
         quick(&server, &asked, &answer, &what);
-        // Whoever may not read something cannot tell that it is there.
+        // A caller must not be able to detect objects that it may not read.
         let name = asked.caller.map(|caller| caller.name);
         let other = without.entry(name).or_insert_with(|| {
             let policy = Policy::parse(is_public, &rules, "public").unwrap();
@@ -102,18 +103,18 @@ pub(crate) fn run(data: &[u8]) {
     }
 }
 
-/// What an answer says, without what differs each time.
+/// Returns the headers of an answer without those that always differ.
 fn told(headers: &HeaderMap) -> BTreeSet<(String, String)> {
     let differs = ["x-request-id", "date", "server-timing"];
     let told = headers.iter().filter(|(name, _)| !differs.contains(&name.as_str()));
     told.map(|(name, value)| (name.to_string(), value.as_bytes().escape_ascii().to_string())).collect()
 }
 
-/// A server of those objects, by path with the container's name first, that `keeps` accepts; each directory that it accepts
-/// is there, too, even if it holds nothing.
+/// Returns a server of the objects whose paths, with the container's name first, `keeps` accepts. Directories that it
+/// accepts exist even if they are empty.
 fn serve(policy: Policy, keeps: impl Fn(&str, bool) -> bool) -> Server {
     let (known, path) = &*CONTROL;
-    let control = known.successor(policy, Some(path), None).expect("the same file");
+    let control = known.reconfigured(policy, Some(path), None).expect("the same file");
     let mounts = ["em", "seg"].map(|mount| {
         let mut kept = Vec::new();
         let mut directories = BTreeSet::new();
@@ -135,7 +136,7 @@ fn serve(policy: Policy, keeps: impl Fn(&str, bool) -> bool) -> Server {
     Server::guarded(mounts, control)
 }
 
-/// A request, with what it means.
+/// A parsed request of the input.
 struct Asked<'a> {
     caller: Option<&'static Caller>,
     place: &'a str,
@@ -149,9 +150,9 @@ impl<'a> Asked<'a> {
         let mut words = line.splitn(5, ' ');
         let mut next = || words.next().unwrap_or_default();
         let (who, place, method, target, accept) = (next(), next(), next(), next(), next());
-        // Tokens come from the caller alone: what the target has of them would be another caller's.
+        // Only the caller provides the token. A token in the target would be another caller's.
         let has_token = |text: &str| percent_decode_str(text).decode_utf8_lossy().contains("token");
-        // Behind a `#` it would be no token.
+        // A token after `#` would not be part of the request.
         if !target.starts_with('/') || target.contains('#') || has_token(target) {
             return None;
         }
@@ -181,14 +182,14 @@ impl<'a> Asked<'a> {
         request.body(Body::empty()).unwrap()
     }
 
-    /// What it asks for: the path with the container's name first; `None` for what needs no rule, or is no path.
+    /// Returns the requested path with the container's name first, or `None` if it is invalid or needs no rule.
     fn path(&self) -> Option<Vec<String>> {
         let uri = Uri::try_from(self.target).ok()?;
         let path = uri.path().strip_prefix('/')?;
         let path = path.strip_suffix('/').unwrap_or(path);
         let mut segments = Vec::new();
         for raw in path.split('/').filter(|_| !path.is_empty() || uri.path() != "/") {
-            // `%` that begins no octet.
+            // A `%` without two hexadecimal digits after it.
             let mut escapes = raw.split('%').skip(1);
             if !escapes.all(|after| after.len() > 1 && after.bytes().take(2).all(|b| b.is_ascii_hexdigit())) {
                 return None;
@@ -210,9 +211,9 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// The rules, read again.
+/// A second implementation of the rules.
 struct Reference {
-    /// By segments.
+    /// Principals of each rule, by the segments of its path.
     rules: BTreeMap<Vec<String>, Vec<String>>,
 }
 
@@ -229,7 +230,7 @@ impl Reference {
         Self { rules: parsed }
     }
 
-    /// The rule with the longest path decides.
+    /// Returns true if the rule with the longest path lets the caller read `path`.
     fn may_read(&self, path: &str, caller: Option<&Caller>) -> bool {
         let path: Vec<String> = path.split('/').filter(|segment| !segment.is_empty()).map(str::to_owned).collect();
         let about = |rule: &[String]| path.starts_with(rule);
@@ -246,7 +247,7 @@ impl Reference {
         let is_named = who.iter().any(|word| word == caller.name || is_group(word));
         match caller.reads {
             None => is_named || who.iter().any(|word| word == "*"),
-            // Good for its paths and nothing else, unless a longer rule is about what is asked for and does not name it.
+            // Such a token grants only its own paths, and not those below a longer rule that does not name the caller.
             Some(reads) => reads.iter().any(|read| {
                 let read: Vec<String> = read.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect();
                 path.starts_with(&read) && (rule.len() <= read.len() || is_named)
@@ -266,7 +267,7 @@ impl Reference {
             return;
         }
         let may = if path.is_empty() {
-            // The list of the containers.
+            // The list of containers.
             ["em", "seg"].iter().any(|mount| self.may_read(mount, asked.caller))
         } else {
             self.may_read(&path.join("/"), asked.caller)
@@ -288,20 +289,20 @@ impl Reference {
     }
 }
 
-/// What is answered before the library is, is answered alike.
+/// Checks that an answer of the fast path, if there is one, has the same status.
 fn quick(server: &Server, asked: &Asked<'_>, answer: &Answer, what: &str) {
     let uri = asked.uri();
     if asked.request().headers().contains_key("authorization") || !uri.bytes().all(|byte| byte.is_ascii_graphic()) {
         return;
     }
     let request = format!("{} {uri} HTTP/1.1\r\nHost: x\r\n\r\n", asked.method);
-    if let Received::Request(_, Some(reply)) = look(&server.app, None, request.as_bytes()) {
+    if let FastOutcome::Request(_, Some(reply)) = try_answer(&server.app, None, request.as_bytes()) {
         let status = format!("HTTP/1.1 {} ", answer.status.as_u16());
         assert!(reply.head.starts_with(status.as_bytes()), "{}: {what}", reply.head.escape_ascii());
     }
 }
 
-/// Two containers with datasets, a pyramid, attributes above a dataset, and names that URLs write otherwise.
+/// Returns two containers with datasets, a pyramid, attributes above a dataset, and names that URLs have to escape.
 fn objects() -> Vec<(String, Bytes)> {
     let dataset = |data_type: &str, more: &str| {
         Bytes::from(format!(

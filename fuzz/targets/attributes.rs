@@ -1,32 +1,35 @@
-//! `attributes.json`: parsing, and everything that is made of it.
+//! `attributes.json`: parsing, and everything derived from it.
 //!
-//! Each document is compared with what serde_json reads of it.
+//! Each parsed document is compared with the result of serde_json.
 //!
-//! Input: documents separated by lines of `---`: the group's or dataset's own, its parent's, then those of what it asks
-//! for below, in turn.
+//! Input: documents separated by lines of `---`: first that of the group or dataset, then its parent's, then those of
+//! the paths that it wants below, in turn.
 
 use n5_server::metadata::{
-    Node, Recommended, Space, Unit, canonical, canonical_group, codec_forms, compression_with_defaults, describe,
-    pyramid, recommended, volume, wanted,
+    CoordinateSpace, NeuroglancerSource, Node, Unit, canonical_attributes, canonical_group_attributes,
+    codec_equivalents, compression_with_defaults, describe, pyramid, recommended_source, required_paths, volume_kind,
 };
-use n5_server::n5::{DescribedDataset, Document, DocumentError, INTERPRETED_BYTES, ObjectText, attributes_text};
+use n5_server::n5::{
+    AttributesDocument, DescribedDataset, DocumentError, JsonObjectBuilder, MAX_INTERPRETED_BYTES, attributes_text,
+};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 pub(crate) fn run(data: &[u8]) {
     let documents = parts(data);
-    let own = Document::parse(documents[0]);
+    let own = AttributesDocument::parse(documents[0]);
     for bytes in &documents {
         scanned(bytes);
     }
-    let parent = documents.get(1).and_then(|bytes| Document::parse(bytes).ok());
-    let below: Vec<Document> = documents.iter().skip(2).filter_map(|bytes| Document::parse(bytes).ok()).collect();
+    let parent = documents.get(1).and_then(|bytes| AttributesDocument::parse(bytes).ok());
+    let below: Vec<AttributesDocument> =
+        documents.iter().skip(2).filter_map(|bytes| AttributesDocument::parse(bytes).ok()).collect();
     if let Ok(own) = &own {
         own_alone(own);
     }
     let children = ["s0", "s1", "setup0", "timepoint0", "data", "0"].map(str::to_owned).to_vec();
     let mut node = Node { ancestors: parent.into_iter().collect(), document: Some(own), children, ..Node::default() };
-    let paths = wanted(&node);
+    let paths = required_paths(&node);
     assert!(paths.len() <= n5_server::metadata::MAX_LEVELS);
     for (at, path) in paths.into_iter().enumerate() {
         assert!(path.split('/').all(n5_server::store::Key::is_segment), "{path:?} is no path");
@@ -37,7 +40,7 @@ pub(crate) fn run(data: &[u8]) {
     described(&node);
 }
 
-/// The documents of an input; at least one.
+/// Returns the documents of an input, at least one.
 pub(crate) fn parts(data: &[u8]) -> Vec<&[u8]> {
     let mut parts = Vec::new();
     let mut rest = data;
@@ -49,7 +52,7 @@ pub(crate) fn parts(data: &[u8]) -> Vec<&[u8]> {
     parts
 }
 
-/// Members that are interpreted as they are; of others only a part is.
+/// Members that are interpreted in full. Of other members only a part is kept.
 const WHOLE: [&str; 13] = [
     "dimensions",
     "blockSize",
@@ -66,58 +69,60 @@ const WHOLE: [&str; 13] = [
     "transform",
 ];
 
-/// The scanner takes for JSON what serde_json does, within the limits; what is kept and what is copied mean the same.
+/// Checks that the scanner accepts the same JSON as serde_json, within the limits, and that kept members and copied
+/// text have the same meaning.
 fn scanned(bytes: &[u8]) {
     let text = attributes_text(bytes);
     let is_json = !text.is_empty() && serde_json::from_str::<IgnoredAny>(text).is_ok();
     let whole = serde_json::from_str::<Value>(text).ok();
-    let copied = ObjectText::of(bytes, |_| true).into_text();
-    let document = match Document::parse(bytes) {
+    let copied = JsonObjectBuilder::from_matching(bytes, |_| true).into_text();
+    let document = match AttributesDocument::parse(bytes) {
         Ok(document) => document,
-        // serde_json has a limit of its own for levels.
+        // serde_json limits the depth differently.
         Err(DocumentError::TooLarge(_)) => return,
         Err(DocumentError::NotAnObject(_)) => return assert!(is_json && !whole.is_some_and(|whole| whole.is_object())),
         Err(DocumentError::Syntax(error)) => return assert!(!is_json, "{error}"),
     };
     assert!(is_json, "{text}");
-    assert!(document.tree_bytes() <= INTERPRETED_BYTES);
+    assert!(document.tree_bytes() <= MAX_INTERPRETED_BYTES);
     assert!(serde_json::from_str::<IgnoredAny>(&copied).is_ok() && copied.len() <= text.len(), "{copied}");
-    // Without numbers beyond all floating point and unpaired surrogates.
+    // serde_json refuses numbers beyond the range of `f64` and unpaired surrogates.
     let Some(whole) = whole else { return };
     assert_eq!(serde_json::from_str::<Value>(&copied).unwrap(), whole);
-    let is_unread = |name: &str| document.unread().iter().any(|unread| unread.name == name);
+    let is_unread = |name: &str| document.unreadable().iter().any(|unread| unread.name == name);
     for name in WHOLE.into_iter().filter(|name| !is_unread(name)) {
         assert_eq!(document.members().get(name), whole.get(name), "{name}");
     }
 }
 
-fn own_alone(document: &Document) {
+fn own_alone(document: &AttributesDocument) {
     for text in document.members().values().filter_map(Value::as_str) {
         if let Some(unit) = Unit::parse(text) {
             assert!(unit.nanometers().is_none_or(f64::is_finite), "{text}");
-            drop((unit.si(), unit.si_scaled(), unit.ngff()));
+            drop((unit.si_symbol(), unit.si_scaled(), unit.ngff_name()));
         }
     }
     let Ok(dataset) = DescribedDataset::parse(document.clone()) else { return };
     assert!(document.describes_dataset());
     assert_eq!(dataset.dimensions().len(), dataset.block_size().len());
-    drop((codec_forms(&dataset), compression_with_defaults(dataset.compression())));
+    drop((codec_equivalents(&dataset), compression_with_defaults(dataset.compression())));
     strict(&dataset);
 }
 
-/// What is written for the strictest readers means the same, and is left as it is when it is read again.
+/// Checks that the canonical attributes, written for the strictest readers, have the same meaning, and that writing
+/// them a second time changes nothing.
 fn strict(dataset: &DescribedDataset) {
     let written = |dataset: &DescribedDataset| {
-        let space = Space::of_dataset(dataset, &[]);
-        canonical(dataset, &space, dataset.data_type(), json!({ "type": "raw" }), None).0
+        let space = CoordinateSpace::of_dataset(dataset, &[]);
+        canonical_attributes(dataset, &space, dataset.data_type(), json!({ "type": "raw" }), None).0
     };
     let mut once = written(dataset);
     let text = Value::Object(once.clone()).to_string();
-    let again = DescribedDataset::parse(Document::parse(text.as_bytes()).unwrap()).unwrap();
+    let again = DescribedDataset::parse(AttributesDocument::parse(text.as_bytes()).unwrap()).unwrap();
     assert_eq!(again.dimensions(), dataset.dimensions());
     assert_eq!(again.data_type(), dataset.data_type());
-    // Units that nobody understands are written as none, so that nobody takes them for nanometres; read again they are
-    // none indeed.
+    // Unknown units are written as empty strings, so that no reader takes them for nanometres. Read again, they are
+    // absent.
     if once.get("units").and_then(Value::as_array).is_some_and(|units| units.iter().all(|unit| *unit == "")) {
         once.remove("units");
     }
@@ -129,15 +134,15 @@ fn described(node: &Node) {
     let text = serde_json::to_string(&description).expect("a description is JSON");
     assert!(serde_json::from_str::<Value>(&text).is_ok_and(|value| value.is_object()));
     assert!(description.problems.len() < 10_000, "{} problems", description.problems.len());
-    if let Some(Recommended::Reencoded(Some(data_type))) = recommended(node, &description) {
+    if let Some(NeuroglancerSource::Reencoded(Some(data_type))) = recommended_source(node, &description) {
         assert!(data_type.size_bytes().is_some());
     }
-    let _ = volume(node, "a/labels");
+    let _ = volume_kind(node, "a/labels");
     if let Some(found) = pyramid(node, &mut Vec::new()) {
         assert!(!found.levels.is_empty() && found.levels.len() <= n5_server::metadata::MAX_LEVELS);
-        drop(canonical_group(&found));
+        drop(canonical_group_attributes(&found));
         for level in 0..found.levels.len() {
-            drop(Space::of_level(&found, level));
+            drop(CoordinateSpace::of_level(&found, level));
         }
     }
 }

@@ -1,26 +1,26 @@
-//! Stored blocks: the header in all its forms, and decoding by every codec within a limit.
+//! Stored blocks: all forms of the header, and decoding by every codec within a limit.
 //!
-//! Input: codec, type, rank, then a block size, a dimension and a grid position per axis, a byte each; the rest is the
-//! block's file.
+//! Input: codec, data type and rank, then block size, dimension and grid position of each axis, one byte each. The rest
+//! is the block file.
 
 use std::cell::RefCell;
 use std::mem::discriminant;
 
 use bytes::Bytes;
 use n5_server::n5::{
-    Block, BlockError, BlockHeader, CODECS, Coords, DataType, DatasetAttributes, Document, Encoding, Room, Unpacked,
-    Watch, big_endian, encode_block,
+    AttributesDocument, Block, BlockEncoding, BlockError, BlockHeader, CODECS, CancelCheck, Coords, DataType,
+    DatasetAttributes, DecodeBuffers, DecompressedBlock, encode_block, to_big_endian,
 };
 use serde_json::{Value, json};
 
 use super::Numbers;
 
-/// What one block may take.
+/// Limit for the decoding of one block.
 const LIMIT_BYTES: u64 = 8 << 20;
 
 thread_local! {
-    /// Used for one block after the other.
-    static ROOM: RefCell<Room> = RefCell::default();
+    /// Reused for all inputs.
+    static ROOM: RefCell<DecodeBuffers> = RefCell::default();
 }
 
 pub(crate) fn run(data: &[u8]) {
@@ -40,28 +40,28 @@ pub(crate) fn run(data: &[u8]) {
 fn attributes(dimensions: &[u64], blocks: &[u64], data_type: &str, compression: &Value) -> DatasetAttributes {
     let members = json!({"dimensions": dimensions, "blockSize": blocks, "dataType": data_type,
         "compression": compression});
-    DatasetAttributes::parse(Document::parse(members.to_string().as_bytes()).unwrap()).unwrap()
+    DatasetAttributes::parse(AttributesDocument::parse(members.to_string().as_bytes()).unwrap()).unwrap()
 }
 
 fn check(attributes: &DatasetAttributes, position: &Coords, stored: &[u8]) {
     if let Ok(header) = BlockHeader::parse(stored) {
         assert!(header.len <= stored.len());
     }
-    let needed = Block::decoding_bytes(stored, attributes, position);
+    let needed = Block::decode_memory_bytes(stored, attributes, position);
     if let Ok(needed) = needed {
-        let most = Block::most_decoding_bytes(attributes, stored.len() as u64);
+        let most = Block::max_decode_memory_bytes(attributes, stored.len() as u64);
         assert!(needed <= most, "{needed} bytes are needed, {most} were said to suffice");
     }
     let block = Block::decode(Bytes::copy_from_slice(stored), attributes, position, LIMIT_BYTES);
     ROOM.with_borrow_mut(|room| {
-        let unpacked = Unpacked::new(stored, attributes, position, LIMIT_BYTES, room, Watch::ALWAYS);
+        let unpacked = DecompressedBlock::new(stored, attributes, position, LIMIT_BYTES, room, CancelCheck::NEVER);
         match (&block, &unpacked) {
             (Ok(block), Ok(unpacked)) => {
                 let width = attributes.data_type().size_bytes().unwrap();
                 assert_eq!(block.size, unpacked.size);
-                assert!(block.data == big_endian(unpacked.data.to_vec().into(), width), "two ways to decode differ");
+                assert!(block.data == to_big_endian(unpacked.data.to_vec().into(), width), "two ways to decode differ");
             }
-            // How a library says it depends on the room it is given.
+            // Error texts of the libraries depend on the size of the buffer.
             (Err(one), Err(other)) => assert_eq!(discriminant(one), discriminant(other), "{one} but {other}"),
             (one, other) => panic!("{one:?} but {other:?}"),
         }
@@ -73,7 +73,7 @@ fn check(attributes: &DatasetAttributes, position: &Coords, stored: &[u8]) {
     }
 }
 
-/// A block that decodes is as large as it says, and comes back out of every encoding.
+/// Checks that a decoded block has the announced size, and that it survives every encoding.
 fn sound(attributes: &DatasetAttributes, position: &Coords, block: &Block, needed: u64) {
     let width = attributes.data_type().size_bytes().unwrap();
     let elements: u64 = block.size.iter().product();
@@ -83,10 +83,11 @@ fn sound(attributes: &DatasetAttributes, position: &Coords, block: &Block, neede
     if block.data.len() > 64 << 10 {
         return;
     }
-    for encoding in Encoding::ALL {
+    for encoding in BlockEncoding::ALL {
         let stored = encode_block(&block.size, width, block.data.clone(), encoding).unwrap();
         let (dimensions, blocks) = (attributes.dimensions(), attributes.block_size());
-        let encoded = self::attributes(dimensions, blocks, attributes.data_type().name(), &encoding.attribute());
+        let encoded =
+            self::attributes(dimensions, blocks, attributes.data_type().name(), &encoding.compression_attribute());
         let again = Block::decode(stored, &encoded, position, LIMIT_BYTES).unwrap();
         assert!(again.size == block.size && again.data == block.data, "{encoding:?}");
     }

@@ -1,9 +1,10 @@
-//! `blosc` against c-blosc. The first byte says whether a buffer is made of the rest before it is damaged, and how.
+//! `blosc` against c-blosc. If the first byte of the input is even, the rest is a compressed buffer. Otherwise the rest
+//! is parameters and data, which are compressed and then damaged.
 
 use std::ffi::{CStr, c_int};
 
 use blosc_src::{blosc_compress_ctx, blosc_decompress_ctx};
-use n5_server::n5::Encoding;
+use n5_server::n5::BlockEncoding;
 
 use super::Numbers;
 use super::codec::{MOST_BYTES, decode};
@@ -24,18 +25,19 @@ pub(crate) fn run(data: &[u8]) {
     let plain = numbers.rest().repeat(repeats);
     let mut buffer = compress(&plain, inner, shuffle, item_size, block_size);
     assert_eq!(decode("blosc", &buffer, plain.len()).as_deref(), Ok(&plain[..]));
-    // Header, starts and first parts are where lies hurt.
+    // The damage is within the first 256 bytes: the header, the block starts and the first parts are the critical ones.
     for (at, byte) in damage {
         let at = usize::from(at) % buffer.len();
         buffer[at] ^= byte;
     }
     decoded_alike(&buffer);
-    let encoded = Encoding::Blosc.encoded(plain.clone().into(), item_size).unwrap();
-    assert!(Encoding::Blosc.is_one_stream(&encoded, plain.len()));
+    let encoded = BlockEncoding::Blosc.encode_to_bytes(plain.clone().into(), item_size).unwrap();
+    assert!(BlockEncoding::Blosc.is_one_stream(&encoded, plain.len()));
     assert_eq!(decode("blosc", &encoded, plain.len()).as_deref(), Ok(&plain[..]));
 }
 
-/// c-blosc decodes what is accepted here to the same bytes. More is refused here, as c-blosc trusts its input.
+/// Checks that c-blosc decodes an accepted buffer to the same bytes. This server refuses more buffers, because c-blosc
+/// trusts its input.
 fn decoded_alike(buffer: &[u8]) {
     let Some(len) = buffer.get(4..8).map(|size| u32::from_le_bytes(size.try_into().unwrap()) as usize) else {
         assert!(decode("blosc", buffer, 0).is_err());
@@ -47,7 +49,7 @@ fn decoded_alike(buffer: &[u8]) {
     }
     assert!(decode("blosc", buffer, len + 1).is_err());
     let Ok(ours) = decode("blosc", buffer, len) else { return };
-    // c-blosc is built without snappy here; a buffer stored as it is needs no inner compression.
+    // c-blosc is built without snappy here. A buffer that is stored uncompressed needs no inner codec.
     if buffer[2] >> 5 == SNAPPY && buffer[2] & 2 == 0 {
         return;
     }
@@ -56,8 +58,8 @@ fn decoded_alike(buffer: &[u8]) {
     }
     match decompress(buffer, len) {
         Some(theirs) => assert!(theirs == ours, "c-blosc decodes to something else"),
-        // A known and wanted difference: in a Huffman code of one symbol half of the bits have no meaning. zlib refuses them,
-        // libdeflate reads the symbol; what it returns has the checksum of the stream.
+        // A known and intended difference: in a Huffman code with one symbol, half of the codes have no meaning. zlib
+        // refuses them; libdeflate reads the symbol, and its output has the checksum of the stream.
         None => assert_eq!(buffer[2] >> 5, ZLIB, "c-blosc refuses it"),
     }
 }
@@ -65,7 +67,7 @@ fn decoded_alike(buffer: &[u8]) {
 #[expect(unsafe_code, reason = "the reference is a C library")]
 fn decompress(buffer: &[u8], len: usize) -> Option<Vec<u8>> {
     let mut output = vec![0u8; len];
-    // SAFETY: the codec under test has accepted the buffer, so its sizes lie within it; `output` has `len` bytes.
+    // SAFETY: the codec under test has accepted the buffer, so its sizes are within it; `output` has `len` bytes.
     let written = unsafe { blosc_decompress_ctx(buffer.as_ptr().cast(), output.as_mut_ptr().cast(), len, 1) };
     (usize::try_from(written) == Ok(len)).then_some(output)
 }
@@ -73,7 +75,7 @@ fn decompress(buffer: &[u8], len: usize) -> Option<Vec<u8>> {
 #[expect(unsafe_code, reason = "the reference is a C library")]
 fn compress(plain: &[u8], inner: &CStr, shuffle: usize, item_size: usize, block_size: usize) -> Vec<u8> {
     let mut output = vec![0u8; plain.len() + 16];
-    // SAFETY: both buffers have the lengths given, the name ends with a zero.
+    // SAFETY: both buffers have the lengths given, and the name is NUL-terminated.
     let written = unsafe {
         blosc_compress_ctx(
             5,

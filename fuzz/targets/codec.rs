@@ -1,24 +1,24 @@
-//! Decoding by this server's codecs, and how it is compared with a reference.
+//! Decoding by this server's codecs, and comparison with a reference.
 
 use std::cell::RefCell;
 
 use bytes::Bytes;
-use n5_server::n5::{CODECS, CodecError, Scratch, Watch};
+use n5_server::n5::{CODECS, CancelCheck, CodecError, Scratch};
 
-/// Most bytes that inputs are decoded to.
+/// Maximum number of bytes that inputs are decoded to.
 pub(crate) const MOST_BYTES: usize = 1 << 20;
 
 thread_local! {
-    /// Used by one input after the other, as the server does: nothing of one may show in the next.
+    /// Reused for all inputs, as in the server. No bytes of one input may appear in the output of the next.
     static USED: RefCell<(Scratch, Vec<u8>)> = RefCell::default();
 }
 
-/// Decodes by all ways there are, which must agree.
+/// Decodes a payload in all ways that a codec offers, which must agree.
 pub(crate) fn decode(name: &str, payload: &[u8], len: usize) -> Result<Vec<u8>, CodecError> {
     let codec = CODECS.iter().find(|(known, _)| *known == name).unwrap().1(&serde_json::Map::new());
-    let fresh = codec.decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), Watch::ALWAYS);
+    let fresh = codec.decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), CancelCheck::NEVER);
     let again = USED.with_borrow_mut(|(scratch, output)| {
-        let done = codec.decode_into(payload, len, output, scratch, Watch::ALWAYS);
+        let done = codec.decode_into(payload, len, output, scratch, CancelCheck::NEVER);
         assert!(output.capacity() <= MOST_BYTES + payload.len() + (64 << 10), "{name} keeps {}", output.capacity());
         done.map(|()| output.clone())
     });
@@ -29,25 +29,26 @@ pub(crate) fn decode(name: &str, payload: &[u8], len: usize) -> Result<Vec<u8>, 
         assert!(fresh == again, "{name} decodes otherwise into memory that was used");
         assert!(len as u64 <= codec.max_decoded_bytes(payload.len()), "{name} holds more than it says it can");
     }
-    if let Some(plain) = codec.plain(payload, len)
+    if let Some(plain) = codec.uncompressed_slice(payload, len)
         && let Ok(fresh) = &fresh
     {
-        assert!(plain == fresh, "{name} takes other bytes for its elements");
+        assert!(plain == fresh, "{name}: `plain` and `decode` return different bytes");
     }
     fresh
 }
 
-/// What the reference says of a payload.
+/// Result of the reference decoder.
 pub(crate) enum Reference {
-    /// It is sound, and decodes to this.
+    /// The payload is valid and decodes to these bytes.
     Sound(Vec<u8>),
-    /// It is damaged, after so many bytes.
+    /// The payload is damaged after this many decoded bytes.
     Damaged(usize),
-    /// It decodes to more than is tried here, or the reference does not know.
+    /// The payload decodes to more than [`MOST_BYTES`], or the reference cannot tell.
     Unknown,
 }
 
-/// Holds a codec to its reference: the same bytes or both refuse, and no other length.
+/// Checks that a codec decodes to the same bytes as the reference or refuses as the reference does, and accepts no
+/// other length.
 pub(crate) fn compare(name: &str, payload: &[u8], reference: &Reference) {
     match reference {
         Reference::Sound(bytes) => {
@@ -72,8 +73,9 @@ pub(crate) fn compare(name: &str, payload: &[u8], reference: &Reference) {
     }
 }
 
-/// A known and wanted difference: of members that hold next to nothing (streams, frames, blocks of a frame) this server
-/// decodes 64, and one more for every KiB, or 64 bytes, of what they hold. References decode any number.
+/// Returns true for a known and intended difference. Of members with almost no content (streams, frames, blocks of a
+/// frame), this server decodes 64, and one more for every KiB of content, or for every 64 bytes with some codecs.
+/// References decode any number.
 fn is_bound(error: &CodecError, len: usize) -> bool {
     let CodecError::Damaged { reason, .. } = error else { return false };
     let told = reason.strip_prefix("its first ").and_then(|rest| rest.split_once(" members hold only "));
@@ -82,9 +84,9 @@ fn is_bound(error: &CodecError, len: usize) -> bool {
     held <= len && members.parse::<usize>().is_ok_and(|members| members >= 64 + held / 1024)
 }
 
-/// Decodes one stream after the other with `one`, which appends the first stream of its input to its output and returns
-/// what follows; zeros in between and after, and nothing else. `begins` tells whether another stream follows what is behind
-/// so many zeros.
+/// Decodes consecutive streams with `one`, which appends the first stream of its input to its output and returns the
+/// rest. Only zeros may stand between and after streams. `begins` returns true if its first argument begins with a
+/// stream; its second argument is the number of zeros before that.
 pub(crate) fn all_streams(
     payload: &[u8],
     begins: impl Fn(&[u8], usize) -> bool,

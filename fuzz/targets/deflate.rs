@@ -1,21 +1,21 @@
-//! `gzip` and `zlib` against zlib in C, a member at a time: flate2 is built with zlib-rs here, as the server is.
+//! `gzip` and `zlib` against zlib in C, one member at a time. flate2 is built with zlib-rs here, as in the server.
 
 use std::io::{BufRead, Read};
 use std::mem::MaybeUninit;
 
 use libz_sys::{Z_FINISH, Z_OK, Z_STREAM_END, inflate, inflateEnd, inflateInit2_, z_stream, zlibVersion};
-use n5_server::n5::Encoding;
+use n5_server::n5::BlockEncoding;
 
 use super::codec::{MOST_BYTES, Reference, all_streams, compare, decode};
 
-/// `windowBits` of zlib: the largest window, and 16 more for gzip.
+/// `windowBits` of zlib: the largest window, plus 16 for gzip.
 const ZLIB: i32 = 15;
 const GZIP: i32 = 15 + 16;
 
 pub(crate) fn run(data: &[u8]) {
     compare("gzip", data, &reference(data));
-    let encoded = Encoding::Gzip.encoded(data.to_vec().into(), 1).unwrap();
-    assert!(Encoding::Gzip.is_one_stream(&encoded, data.len()));
+    let encoded = BlockEncoding::Gzip.encode_to_bytes(data.to_vec().into(), 1).unwrap();
+    assert!(BlockEncoding::Gzip.is_one_stream(&encoded, data.len()));
     assert_eq!(decode("gzip", &encoded, data.len()).as_deref(), Ok(data));
     assert!(matches!(reference(&encoded), Reference::Sound(plain) if plain == data), "zlib reads it otherwise");
 }
@@ -32,7 +32,8 @@ fn reference(payload: &[u8]) -> Reference {
     all_streams(payload, |rest, _| is_zlib(rest), |input, output| member(ZLIB, input, output))
 }
 
-/// Appends one member, or a little more than is tried, or what comes before its fault; what follows a sound one.
+/// Decodes one member and appends it to `output`, which gets at most one byte more than [`MOST_BYTES`]. Of a damaged
+/// member, the bytes before the fault are appended. Returns the rest of the input after a valid member.
 #[expect(unsafe_code, reason = "the reference is a C library")]
 fn member<'a>(window_bits: i32, input: &'a [u8], output: &mut Vec<u8>) -> Option<&'a [u8]> {
     let begun = output.len();
@@ -40,8 +41,8 @@ fn member<'a>(window_bits: i32, input: &'a [u8], output: &mut Vec<u8>) -> Option
     let room = &mut output[begun..];
     let mut stream = MaybeUninit::<z_stream>::zeroed();
     let state = stream.as_mut_ptr();
-    // SAFETY: zlib takes a stream of zeros for one with its own allocator; both buffers have the lengths given and outlive
-    // the stream, which is ended once.
+    // SAFETY: for a zeroed stream, zlib uses its own allocator. Both buffers have the lengths given and outlive the
+    // stream, which is ended once.
     let (done, read, written) = unsafe {
         (*state).next_in = input.as_ptr().cast_mut();
         (*state).avail_in = input.len() as u32;
@@ -57,14 +58,14 @@ fn member<'a>(window_bits: i32, input: &'a [u8], output: &mut Vec<u8>) -> Option
     (done == Z_STREAM_END).then(|| &input[read..])
 }
 
-/// Reads to the end; or to a little more than is tried.
+/// Reads to the end, or until `output` has one byte more than [`MOST_BYTES`].
 pub(crate) fn read(decoder: &mut impl Read, output: &mut Vec<u8>) -> Option<()> {
     let room = (MOST_BYTES + 1).saturating_sub(output.len()) as u64;
     let read = decoder.take(room).read_to_end(output).ok()?;
     ((read as u64) < room).then_some(())
 }
 
-/// As [`read`], for what has to be told that its input has ended.
+/// As [`read`], for a decoder that must see the end of its input. Returns the rest of the input.
 pub(crate) fn read_all<'a, D: Read>(
     mut decoder: D,
     output: &mut Vec<u8>,

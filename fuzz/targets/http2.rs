@@ -1,8 +1,8 @@
-//! HTTP/2 frames of any kind and order to a server as it runs, by a socket of this machine: another client is answered after
-//! each, and of a connection that has ended nothing is left.
+//! HTTP/2 frames of any kind and order, sent to a running server through a local socket. After each input, another
+//! client must be answered, and nothing of the ended connection may remain.
 //!
-//! Input: a byte that says how the connection ends and how the other client asks, then frames, each begun by a byte that
-//! says which.
+//! Input: a byte that selects how the connection ends and how the other client asks, then frames, each with a leading
+//! byte that selects its kind.
 
 use std::cell::RefCell;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use n5_server::app::Server;
-use n5_server::config::{Config, ContainerConfig, Listen};
+use n5_server::config::{Config, ContainerConfig, ListenAddress};
 use n5_server::telemetry::install_metrics;
 
 use super::Numbers;
@@ -37,25 +37,27 @@ const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 const WITH_PRIORITY: u8 = 32;
 
-/// Told back after the last frame, where the connection still stands.
+/// Payload of the last PING, which the server returns if the connection is still open.
 const LAST: &[u8; 8] = b"the last";
 
-/// Most bytes that one input becomes.
+/// Maximum number of bytes sent for one input.
 const MOST_BYTES: usize = 256 << 10;
 
-/// How long the frames are listened to: an answer that does not come in this time is not waited for.
+/// Read timeout for the answers to the frames. Later answers are ignored.
 const HEARING: Duration = Duration::from_millis(60);
 
-/// As long as nobody waits who is served.
+/// Longer than any client waits that is served.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Of so many inputs one is followed by a look at what the server holds; the first always, so that an input alone shows it.
+/// After one in this many inputs, the server's metrics are checked. The first input is always checked, so that a single
+/// input reproduces a finding.
 const LOOKS: usize = 32;
 
-/// Several times more than are ever open at once, so that connections that never end are soon too many.
+/// Value of `server.max_connections`: several times more than are ever open at once. Connections that never end soon
+/// exceed it.
 const CONNECTIONS: usize = 32;
 
-/// What streams ask for: what is cached, small and large, what is made, what is not there, what is refused.
+/// Paths that streams request: cached objects, small and large; computed answers; missing and invalid paths.
 const PATHS: [&str; 10] = [
     "/v/0/0",
     "/big/0",
@@ -73,14 +75,14 @@ thread_local! {
     static RUNS: RefCell<usize> = const { RefCell::new(0) };
 }
 
-/// Where the server listens, which runs as long as this process.
+/// Address of the server, which runs until the process ends.
 static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            // As the standard library has it, whose beginning libFuzzer's program does not have: a client that hangs up
-            // ends no server.
+            // Catches SIGPIPE, so that a client that disconnects does not end the process. The standard library's
+            // start-up code ignores the signal, but does not run in a libFuzzer program.
             drop(tokio::signal::unix::signal(tokio::signal::unix::SignalKind::pipe()).unwrap());
             let metrics = install_metrics().unwrap();
             let server = Server::bind(config(), move || metrics.render()).await.expect("a server");
@@ -111,10 +113,10 @@ fn config() -> Config {
         entity_tag: defaults.container_defaults.entity_tag,
     };
     let mut config = Config { containers: vec![container], ..defaults };
-    config.server.listen = Listen::Tcp("127.0.0.1:0".parse().unwrap());
+    config.server.listen = ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
     config.server.threads = 1;
     config.server.max_connections = CONNECTIONS;
-    // Whoever takes nothing is left before the next look is given up.
+    // A client that reads nothing is disconnected before the next check fails.
     config.server.send_timeout = Duration::from_secs(2);
     config.server.header_timeout = Duration::from_secs(2);
     (config.cache.decoded, config.cache.stored) = (4 << 20, 4 << 20);
@@ -126,7 +128,7 @@ pub(crate) fn run(data: &[u8]) {
     let mut numbers = Numbers::new(data);
     let how = numbers.byte();
     let mut connection = connect();
-    // A server that reads no more, or has hung up, is one of the ways in which this may end.
+    // The server may stop reading or close the connection.
     let _ = connection.write_all(&frames(numbers));
     if how & 1 == 0 {
         let _ = connection.shutdown(Shutdown::Write);
@@ -139,7 +141,7 @@ pub(crate) fn run(data: &[u8]) {
         over_http2(data);
     }
     let run = RUNS.with_borrow_mut(|runs| std::mem::replace(runs, *runs + 1));
-    // Where other tests have servers in the same process, the metrics are theirs, too.
+    // In a process with servers of other tests, the metrics count those as well.
     if run.is_multiple_of(LOOKS) && std::env::var_os("N5_FUZZ_TARGET").is_some() {
         nothing_is_left(data);
     }
@@ -153,7 +155,7 @@ fn connect() -> TcpStream {
     stream
 }
 
-/// What the input's bytes become on the wire.
+/// Converts the input to the bytes that are sent.
 fn frames(mut numbers: Numbers<'_>) -> Vec<u8> {
     let mut sent = if numbers.below(16) == 15 { Vec::new() } else { PREFACE.to_vec() };
     let (mut next, mut last) = (1, Vec::new());
@@ -174,7 +176,7 @@ fn frames(mut numbers: Numbers<'_>) -> Vec<u8> {
                 let path = PATHS[numbers.below(PATHS.len())];
                 let stream = stream(&mut numbers);
                 let flags = numbers.byte() & (END_STREAM | END_HEADERS | PADDED | WITH_PRIORITY);
-                // Most are whole.
+                // Most are complete.
                 let flags = if kind & 64 == 0 { END_STREAM | END_HEADERS } else { flags };
                 frame(HEADERS, flags, stream, &around(flags, &mut numbers, &get(path)))
             }
@@ -183,7 +185,7 @@ fn frames(mut numbers: Numbers<'_>) -> Vec<u8> {
                 let block: Vec<u8> = (0..length).map(|_| numbers.byte()).collect();
                 frame(HEADERS, END_STREAM | END_HEADERS, stream, &block)
             }
-            // A header that is put into the table once, and said again by a byte each.
+            // A header that is added to the HPACK table once and then repeated by one byte each.
             3 => {
                 let (stream, length, times) = (stream(&mut numbers), numbers.below(120), 16 * numbers.below(200));
                 let literal = [&[0x40, 1, b'x', length as u8][..], &vec![b'y'; length]].concat();
@@ -220,7 +222,7 @@ fn frames(mut numbers: Numbers<'_>) -> Vec<u8> {
                 let kind = numbers.of(&[GOAWAY, PUSH_PROMISE, SETTINGS]);
                 frame(kind, numbers.byte() & ACK, stream(&mut numbers), &[0; 8])
             }
-            // The same again and again.
+            // The previous frame, repeated.
             _ => last.repeat(numbers.below(200)),
         };
         sent.extend_from_slice(&made);
@@ -247,7 +249,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A payload with the padding and the priority that its flags tell of, of these lengths or others.
+/// Adds the padding and the priority to a payload that its flags announce. Their lengths may be wrong.
 fn around(flags: u8, numbers: &mut Numbers<'_>, payload: &[u8]) -> Vec<u8> {
     let mut whole = Vec::new();
     let padding = if flags & PADDED == 0 { 0 } else { numbers.byte() };
@@ -262,23 +264,23 @@ fn around(flags: u8, numbers: &mut Numbers<'_>, payload: &[u8]) -> Vec<u8> {
     whole
 }
 
-/// `GET path`, in HPACK without compression.
+/// Returns `GET path` in HPACK, without compression.
 fn get(path: &str) -> Vec<u8> {
     [&[0x82, 0x86, 0x04, path.len() as u8][..], path.as_bytes(), &[0x01, 1, b'x']].concat()
 }
 
-/// Takes what the server says until it has heard the last frame, or hangs up.
+/// Reads and checks the frames that the server sends until it answers the last PING or closes the connection.
 fn listen(connection: &mut TcpStream, data: &[u8]) {
     connection.set_read_timeout(Some(HEARING)).unwrap();
     let (mut heard, mut piece, begun) = (Vec::new(), [0; 16 << 10], Instant::now());
     while let Ok(count) = connection.read(&mut piece) {
         heard.extend_from_slice(&piece[..count]);
-        // Windows that are opened wide let a lot come, which need not all be looked at.
+        // Large windows let the server send a lot, which need not be read in full.
         if count == 0 || heard.ends_with(LAST) || begun.elapsed() > 4 * HEARING {
             break;
         }
     }
-    // What it says is frames, whatever it has heard; or an answer of HTTP/1, or nothing.
+    // Whatever it receives, the server sends valid frames, an HTTP/1 answer, or nothing.
     let mut rest = &heard[..];
     if rest.starts_with(b"HTTP/1.1 ") {
         return;
@@ -292,7 +294,7 @@ fn listen(connection: &mut TcpStream, data: &[u8]) {
     }
 }
 
-/// Somebody else asks, and is answered.
+/// Checks that another client is answered over HTTP/1.
 fn over_http1(data: &[u8]) {
     let mut connection = connect();
     connection.write_all(b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
@@ -315,7 +317,7 @@ fn over_http2(data: &[u8]) {
         let mut payload = vec![0; usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c)];
         connection.read_exact(&mut payload).unwrap();
         match kind {
-            // The table of HPACK has `:status: 200` at 8.
+            // `:status: 200` has index 8 in the static table of HPACK.
             HEADERS => is_found = payload.first() == Some(&0x88),
             DATA => body.extend_from_slice(&payload),
             _ => assert!(kind != GOAWAY && kind != RESET, "another is refused: {}", data.escape_ascii()),
@@ -327,7 +329,7 @@ fn over_http2(data: &[u8]) {
     assert!(is_found && body == block(), "another is answered {}: {}", body.escape_ascii(), data.escape_ascii());
 }
 
-/// Of the connections before nothing is open, and no request is answered but the one that asks.
+/// Checks that all earlier connections and requests have ended; only the one that reads the metrics is left.
 fn nothing_is_left(data: &[u8]) {
     let until = Instant::now() + PATIENCE;
     loop {

@@ -1,7 +1,7 @@
-//! The bytes of a connection: what the lane makes of them, and what the HTTP library alone does, are the same answers, as far as the
-//! lane looks at the requests. Of what the library answers after those, the first head is compared.
+//! The bytes of a connection: the fast path together with the HTTP library (hyper) must give the same answers as hyper
+//! alone, for all requests that the fast path parses. Of hyper's answers after those, the first head is compared.
 //!
-//! Input: what a client sends.
+//! Input: the bytes that a client sends.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,23 +15,23 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
-use n5_server::http::quick::{Content, Received, Reply, look};
+use n5_server::http::fastpath::{FastOutcome, Reply, ReplyBody, try_answer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
 
 use super::request::objects;
 use super::server::{Server, wait_for};
 
-/// As `src/app/connections.rs` has it.
+/// As in `src/app/connections.rs`.
 const HEADER_BYTES: usize = 96 << 10;
 
-/// As `src/app/lane.rs` has it.
+/// As in `src/app/fast_connection.rs`.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// On every answer that is not the library's own.
+/// Header of every answer that does not come from hyper itself.
 const ALL: &[u8] = b"\r\naccess-control-allow-origin: ";
 
-/// An answer without what differs each time.
+/// Status line, headers and body of an answer, without the parts that always differ.
 type Plain = (String, BTreeMap<String, Vec<String>>, String);
 
 thread_local! {
@@ -39,7 +39,7 @@ thread_local! {
 }
 
 pub(crate) fn run(data: &[u8]) {
-    // What begins as HTTP/2 is the library's alone, and so is what is longer than any head.
+    // hyper alone handles HTTP/2, and heads that are too long.
     if data.len() > 16 << 10 || data.starts_with(b"PRI") {
         return;
     }
@@ -55,19 +55,19 @@ pub(crate) fn run(data: &[u8]) {
     });
 }
 
-/// A server of which the lane has something to answer.
+/// Returns a server for which the fast path has something to answer.
 fn begin() -> Server {
     let mut files = objects();
-    // Large enough that the kernel sends it.
+    // Large enough to be sent by sendfile.
     files.push(("big/0", (0..200_000u32).map(|n| (n % 251) as u8).collect()));
     let server = Server::of_files(&files);
-    // What is cached is the lane's to answer.
+    // The fast path answers from the cache.
     for path in ["/a/0/0", "/a/1/0", "/a/attributes.json", "/zarr3/a/c/0/0", "/zarr2/a/0/0", "/attributes.json"] {
         assert_eq!(server.get(path).status, 200, "{path}");
     }
     let answered = |request: &str| {
-        let received = look(&server.app, None, format!("{request}\r\n\r\n").as_bytes());
-        let Received::Request(_, Some(reply)) = received else { panic!("{request}: is left to the library") };
+        let received = try_answer(&server.app, None, format!("{request}\r\n\r\n").as_bytes());
+        let FastOutcome::Request(_, Some(reply)) = received else { panic!("{request}: is left to the library") };
         reply
     };
     let begins = |reply: &Reply, status: &str| {
@@ -79,21 +79,21 @@ fn begin() -> Server {
     let tag = server.get("/a/0/0").header("etag").unwrap().to_owned();
     begins(&answered(&format!("GET /a/0/0 HTTP/1.1\r\nHost: x\r\nIf-None-Match: {tag}")), "304");
     let large = answered("GET /big/0 HTTP/1.1\r\nHost: x");
-    assert!(matches!(large.body, Content::File(_)), "{large:?}");
+    assert!(matches!(large.body, ReplyBody::File(_)), "{large:?}");
     server
 }
 
-/// The body of the lane's answer.
+/// Returns the body of an answer of the fast path.
 fn body_of(reply: &Reply) -> Bytes {
     let file = match &reply.body {
-        Content::Bytes(bytes) => return bytes.clone(),
-        Content::File(file) => file,
+        ReplyBody::Bytes(bytes) => return bytes.clone(),
+        ReplyBody::File(file) => file,
     };
     let (sender, mut receiver) = UnixStream::pair().unwrap();
     let mut body = vec![0; file.meta().len as usize];
     let mut at = 0;
     while at < body.len() {
-        // No more than a socket takes is sent at once.
+        // Sends no more at once than fits the socket.
         sender.set_nonblocking(true).unwrap();
         let sent = file.send(sender.as_fd(), at as u64, usize::MAX).expect("a file that nobody writes");
         receiver.read_exact(&mut body[at..at + sent]).unwrap();
@@ -102,13 +102,13 @@ fn body_of(reply: &Reply) -> Bytes {
     body.into()
 }
 
-/// What the lane answers itself, and what the library answers that the lane gives it; of each request whether its
-/// method is HEAD.
+/// Returns the answers of the fast path, and those of hyper to the requests that the fast path leaves to it. For each
+/// request, also returns true if its method is HEAD.
 fn in_turn(server: &Server, data: &[u8]) -> (Vec<u8>, Vec<bool>) {
     let (mut rest, mut output, mut heads) = (data, Vec::new(), Vec::new());
     loop {
-        match look(&server.app, None, rest) {
-            Received::Request(length, answer) => {
+        match try_answer(&server.app, None, rest) {
+            FastOutcome::Request(length, answer) => {
                 let (head, after) = rest.split_at(length);
                 let is_head = head.trim_ascii_start().starts_with(b"HEAD ");
                 heads.push(is_head);
@@ -118,7 +118,7 @@ fn in_turn(server: &Server, data: &[u8]) -> (Vec<u8>, Vec<bool>) {
                 } else {
                     let answered = library(server, head);
                     assert!(!answered.is_empty(), "a whole request has no answer: {}", head.escape_ascii());
-                    // What it refuses by itself it hangs up after.
+                    // After a refusal of its own, hyper closes the connection.
                     let is_refused = !answered.windows(ALL.len()).any(|part| part.eq_ignore_ascii_case(ALL));
                     output.extend(answered);
                     if is_refused || is_last(head) {
@@ -127,14 +127,16 @@ fn in_turn(server: &Server, data: &[u8]) -> (Vec<u8>, Vec<bool>) {
                 }
                 rest = after;
             }
-            Received::Part => {
+            FastOutcome::Incomplete => {
                 let answered = library(server, rest);
                 assert!(answered.is_empty(), "part of a head has an answer: {}", rest.escape_ascii());
                 return (output, heads);
             }
-            // Only a connection's beginning can be HTTP/2's, which a new library would take it for.
-            Received::Other if PREFACE.iter().zip(rest).all(|(one, other)| one == other) => return (output, heads),
-            Received::Other => {
+            // Only the beginning of a connection can be HTTP/2. A new hyper connection would take these bytes for that.
+            FastOutcome::HandOver if PREFACE.iter().zip(rest).all(|(one, other)| one == other) => {
+                return (output, heads);
+            }
+            FastOutcome::HandOver => {
                 output.extend(library(server, rest));
                 return (output, heads);
             }
@@ -142,7 +144,7 @@ fn in_turn(server: &Server, data: &[u8]) -> (Vec<u8>, Vec<bool>) {
     }
 }
 
-/// Whether the library closes after a request with this head.
+/// Returns true if hyper closes the connection after a request with this head.
 fn is_last(head: &[u8]) -> bool {
     let mut headers = [httparse::EMPTY_HEADER; 100];
     let mut request = httparse::Request::new(&mut headers);
@@ -156,10 +158,10 @@ fn is_last(head: &[u8]) -> bool {
     !keeps
 }
 
-/// What the library answers to these bytes, after which the client sends no more.
+/// Returns hyper's answers to these bytes, after which the client sends no more.
 fn library(server: &Server, bytes: &[u8]) -> Vec<u8> {
     let mut http = Builder::new(TokioExecutor::new());
-    // What follows an answer to HEAD may be taken for its body, which would differ by the second.
+    // Bytes after an answer to HEAD may be taken for its body. A date in them would differ from second to second.
     http.http1().header_read_timeout(None).max_buf_size(HEADER_BYTES).half_close(true).auto_date_header(false);
     let router = server.router.clone();
     let service = service_fn(move |request: hyper::Request<Incoming>| router.clone().oneshot(request.map(Body::new)));
@@ -167,7 +169,7 @@ fn library(server: &Server, bytes: &[u8]) -> Vec<u8> {
         let (client, peer) = tokio::io::duplex(1 << 20);
         let (mut reader, mut writer) = tokio::io::split(client);
         let serve = async {
-            // How it ends is seen by what it has answered.
+            // The answers show how the connection ends.
             let _ = http.serve_connection(TokioIo::new(peer), service).await;
         };
         let ask = async {
@@ -184,8 +186,8 @@ fn library(server: &Server, bytes: &[u8]) -> Vec<u8> {
     })
 }
 
-/// The answers but for the library's refusal at the end: whether it says so before it hangs up on what is broken and
-/// incomplete depends on how the bytes were cut into packets.
+/// Returns the answers without hyper's refusal at the end. If the input is malformed and incomplete, hyper sends a
+/// refusal or only closes the connection, depending on the division of the bytes into packets.
 fn served(bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
     let mut answers = answers(bytes, heads);
     answers.pop_if(|(status, headers, _)| {
@@ -194,8 +196,8 @@ fn served(bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
     answers
 }
 
-/// Answers one after the other. `heads` says which have no body. The requests after these are the library's in both runs: of their
-/// first answer there are status and headers, and no body, because a method that is not known here may have been HEAD.
+/// Parses consecutive answers. `heads` is true for those without a body. In both runs, hyper answers the requests after
+/// these. Of the first such answer, only status and headers are returned, because its request may have been HEAD.
 fn answers(mut bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
     let (mut found, mut heads) = (Vec::new(), heads.iter());
     while !bytes.is_empty() {
@@ -212,7 +214,7 @@ fn answers(mut bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
             if name == "content-length" {
                 length = value.parse().expect("a length is a number");
             }
-            // Of the last answer the library says that it is the last when it has seen the end.
+            // hyper marks the last answer with `connection: close` only if it has seen the end of the input.
             if !matches!(name.as_str(), "date" | "x-request-id" | "connection" | "server-timing") {
                 headers.entry(name).or_default().push(value);
             }
@@ -226,7 +228,7 @@ fn answers(mut bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
         let length = if is_empty { 0 } else { length };
         let (body, rest) = rest.split_at(length.min(rest.len()));
         bytes = rest;
-        // Problems repeat the request's id.
+        // Problem documents repeat the request id.
         let mut text = String::from_utf8_lossy(body).into_owned();
         if let Some(at) = text.find("\"request_id\"") {
             text.truncate(at);

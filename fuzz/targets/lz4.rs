@@ -1,4 +1,4 @@
-//! `lz4`: bare blocks against a decoder written straight from the format, and against LZ4 in C; frames against LZ4 in C.
+//! `lz4`: bare blocks against a decoder written from the specification and against LZ4 in C; frames against LZ4 in C.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -26,7 +26,7 @@ pub(crate) fn run(data: &[u8]) {
     }
 }
 
-/// Any bytes as one block; the length from the input, and what it really decodes to.
+/// Decodes any bytes as one block, with the length from the input and with the length that the model decodes to.
 fn block(payload: &[u8], len: usize) {
     if payload.starts_with(FRAME) || payload.starts_with(b"LZ4Block") {
         return;
@@ -38,7 +38,7 @@ fn block(payload: &[u8], len: usize) {
         if prefixed {
             continue;
         }
-        // LZ4 in C takes an offset of 0, which the format forbids.
+        // LZ4 in C accepts an offset of 0, which the format forbids.
         if let Some(theirs) = by_c(payload, len)
             && (decoded.is_some() || ours.is_ok())
         {
@@ -48,7 +48,7 @@ fn block(payload: &[u8], len: usize) {
             Some(plain) if plain.len() == len => {
                 assert!(ours.as_deref().is_ok_and(|ours| ours == plain) || ends_oddly(payload), "{ours:?}");
             }
-            // Padding may follow a block.
+            // A block may be followed by zeros as padding.
             _ => {
                 let padded = (0..payload.len()).rev().take_while(|at| payload[*at] == 0);
                 let sound =
@@ -59,12 +59,13 @@ fn block(payload: &[u8], len: usize) {
     }
 }
 
-/// A last sequence that has a match, or none that has literals: some decoders take it, the format forbids it.
+/// Returns true if the block ends with a match or has no last sequence with literals. The format forbids this, but some
+/// decoders accept it.
 fn ends_oddly(payload: &[u8]) -> bool {
     by_c(payload, model(payload).map_or(0, |plain| plain.len())).is_none()
 }
 
-/// What is compressed decodes to itself in every one of the four forms.
+/// Checks that compressed data decodes to the original in each of the forms.
 fn sound_block(plain: &[u8]) {
     let block = ::lz4::block::compress(plain);
     if !block.starts_with(FRAME) {
@@ -81,7 +82,8 @@ fn sound_block(plain: &[u8]) {
     }
 }
 
-/// lz4-java's frames, whose checksums a fuzzer would not find: a block of any bytes in a frame of its own.
+/// Decodes frames of lz4-java. A fuzzer would not find their checksums, so the payload is also put as one block into a
+/// frame with a valid checksum.
 fn java(payload: &[u8], len: usize) {
     drop(decode("lz4", payload, len));
     let Some(plain) = model(payload).filter(|plain| !plain.is_empty() && plain.len() <= 1 << 20) else { return };
@@ -89,7 +91,7 @@ fn java(payload: &[u8], len: usize) {
     assert!(ours.as_deref().is_ok_and(|ours| ours == plain) || ends_oddly(payload), "{ours:?}");
 }
 
-/// A compressed block of at most 1 MiB in a frame of its own.
+/// Returns a frame of lz4-java with one compressed block of at most 1 MiB.
 fn java_frame(block: &[u8], plain: &[u8]) -> Vec<u8> {
     let checksum = xxhash_rust::xxh32::xxh32(plain, 0x9747_b28c) & 0x0fff_ffff;
     let sizes = [block.len() as u32, plain.len() as u32, checksum].map(u32::to_le_bytes).concat();
@@ -99,7 +101,7 @@ fn java_frame(block: &[u8], plain: &[u8]) -> Vec<u8> {
 fn frames(payload: &[u8]) {
     let payload = [FRAME, payload].concat();
     let reference = all_streams(&payload, |rest, _| rest.starts_with(FRAME), frame_by_c);
-    // LZ4 in C takes an offset of 0, which the format forbids.
+    // LZ4 in C accepts an offset of 0, which the format forbids.
     if let Reference::Sound(plain) = &reference
         && decode("lz4", &payload, plain.len()).is_err_and(|error| error.to_string().contains("OffsetZero"))
     {
@@ -108,7 +110,7 @@ fn frames(payload: &[u8]) {
     compare("lz4", &payload, &reference);
 }
 
-/// A block as its specification describes it: a token, literals, an offset and a match, until the input ends after
+/// Decodes a block as in the specification: token, literals, offset and match, repeated until the input ends after
 /// literals.
 fn model(mut block: &[u8]) -> Option<Vec<u8>> {
     fn next(from: &mut &[u8]) -> Option<u8> {
@@ -163,7 +165,7 @@ fn by_c(block: &[u8], len: usize) -> Option<Vec<u8>> {
 #[expect(unsafe_code, reason = "the reference is a C library")]
 fn frame_by_c<'a>(input: &'a [u8], output: &mut Vec<u8>) -> Option<&'a [u8]> {
     let mut context = LZ4FDecompressionContext(ptr::null_mut());
-    // SAFETY: the context is made before it is used and freed after; every buffer has the length given.
+    // SAFETY: the context is created before it is used and freed afterwards; every buffer has the length given.
     unsafe {
         assert_eq!(LZ4F_isError(LZ4F_createDecompressionContext(&mut context, LZ4F_VERSION)), 0);
         let mut rest = input;

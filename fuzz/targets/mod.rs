@@ -1,8 +1,8 @@
-//! What is done with hostile input: a function for each kind, which takes any bytes and panics on a finding.
+//! Fuzz targets: one function for each kind of hostile input, which takes any bytes and panics on a finding.
 //!
-//! They are driven twice: by libFuzzer (`fuzz/run`), and by `cargo test` over the inputs in `fuzz/seeds`, those that once
-//! were findings included. So they use nothing but the public interface, and the crates that the server or its tests
-//! depend on. docs/HOSTILE.md says what each holds.
+//! They are run by libFuzzer (`fuzz/run`), and by `cargo test` over the inputs in `fuzz/seeds`, which include former
+//! findings. They therefore use only the public interface and crates that the server or its tests depend on.
+//! docs/HOSTILE.md lists what each target checks.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
@@ -27,10 +27,10 @@ mod slice;
 mod streams;
 mod views;
 
-/// What is done with one input.
+/// A function that tests one input.
 pub type Target = fn(&[u8]);
 
-/// Every target, by the name of its directory of inputs.
+/// All targets, by the name of the directory of their inputs.
 pub const TARGETS: &[(&str, Target)] = &[
     ("block", block::run),
     ("deflate", deflate::run),
@@ -46,7 +46,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("http2", http2::run),
 ];
 
-/// Numbers made of an input's bytes; zeros after its end.
+/// A reader of numbers from an input's bytes. After the end it returns zeros.
 pub(crate) struct Numbers<'a>(&'a [u8]);
 
 impl<'a> Numbers<'a> {
@@ -60,7 +60,7 @@ impl<'a> Numbers<'a> {
         *first
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         usize::from(self.byte()) % end
     }

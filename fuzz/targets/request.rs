@@ -1,12 +1,12 @@
-//! Requests: targets, queries, keys, ranges, conditions and everything else that a client says, against a few datasets.
+//! Requests to a few datasets: targets, queries, keys, ranges, preconditions and all other headers.
 //!
-//! Input: lines; the first is the target, perhaps after a method, the others are headers.
+//! Input: lines. The first is the target, optionally after a method; the others are headers.
 
 use std::cell::RefCell;
 
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Method, Request, Uri};
-use n5_server::http::target::{Target, encode_key};
+use n5_server::http::route::{RequestTarget, encode_key};
 use n5_server::store::Key;
 
 use super::server::Server;
@@ -42,7 +42,7 @@ pub(crate) fn run(data: &[u8]) {
         if answer.is_broken || method != Method::GET || answer.status != 200 {
             return;
         }
-        // Whoever has this answer is told so, and a range of it is a part of it.
+        // A client that has this answer gets 304, and a range of the answer is a part of it.
         let Some(tag) = answer.headers.get("etag") else { return };
         let again = |name: &str, value: &HeaderValue| {
             let mut request = Request::get(uri.clone()).header(name, value).body(Body::empty()).unwrap();
@@ -62,7 +62,7 @@ pub(crate) fn run(data: &[u8]) {
     });
 }
 
-/// What is read of a path is what it says: written again, it reads the same.
+/// Checks that a parsed path, written again, parses to the same key.
 fn taken_apart(text: &str) {
     let path = text.split('?').next().unwrap_or_default();
     if let Ok(key) = Key::parse(path) {
@@ -73,21 +73,22 @@ fn taken_apart(text: &str) {
         );
     }
     for base in ["", "/em"] {
-        let Ok(Some(target)) = Target::parse(path, base) else { continue };
+        let Ok(Some(target)) = RequestTarget::parse(path, base) else { continue };
         let key = Key::from_segments(&target.segments).expect("what a target holds is a key");
         let slash = if target.trailing_slash && !key.is_root() { "/" } else { "" };
-        let again = Target::parse(&format!("/n5/{}{slash}", encode_key(&key)), "").map(Option::unwrap);
-        // The word in front of them counts, too.
+        let again = RequestTarget::parse(&format!("/n5/{}{slash}", encode_key(&key)), "").map(Option::unwrap);
+        // The route's word before the segments counts towards the limit.
         let is_longest = target.segments.len() == 256;
         assert_eq!(again.map(|again| again.segments).ok(), (!is_longest).then_some(target.segments), "{path}");
     }
 }
 
-/// Whether this may read what is damaged, or convert what cannot be.
+/// Returns true if the request may read damaged blocks or try an impossible conversion.
 fn may_break(uri: &Uri) -> bool {
-    let target = Target::parse(uri.path(), "").ok().flatten();
-    let is_damaged = |target: Target| target.segments.iter().any(|segment| ["a", "u"].contains(&segment.as_str()));
-    // `%` may write anything.
+    let target = RequestTarget::parse(uri.path(), "").ok().flatten();
+    let is_damaged =
+        |target: RequestTarget| target.segments.iter().any(|segment| ["a", "u"].contains(&segment.as_str()));
+    // A `%` may encode any text.
     target.is_some_and(is_damaged) || uri.query().is_some_and(|query| query.contains("dtype") || query.contains('%'))
 }
 
@@ -95,12 +96,12 @@ fn with_server(job: impl FnOnce(&Server)) {
     SERVER.with_borrow_mut(|server| job(server.get_or_insert_with(fixed)));
 }
 
-/// Datasets of several ranks and compressions, a pyramid, damaged blocks, odd names.
+/// Returns a server of datasets with several ranks and compressions, a pyramid, damaged blocks and unusual names.
 fn fixed() -> Server {
     Server::of(objects())
 }
 
-/// What [`fixed`] serves.
+/// Returns the objects that [`fixed`] serves.
 pub(crate) fn objects() -> Vec<(&'static str, bytes::Bytes)> {
     let attributes = |text: &'static str| bytes::Bytes::from_static(text.as_bytes());
     let block = |size: &[u8], payload: &[u8]| {

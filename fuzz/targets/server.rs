@@ -1,4 +1,4 @@
-//! The server in this process: its router over objects in memory or in files, and what every answer has to be.
+//! The server in this process: its router over objects in memory or in files, and the checks of every answer.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,9 +12,9 @@ use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use n5_server::access::Control;
-use n5_server::container::{Container, Recheck, Resources, Settings};
-use n5_server::http::{App, Mount, Options, router};
+use n5_server::access::AccessControl;
+use n5_server::container::{Container, Resources, RevalidationPolicy, Settings};
+use n5_server::http::{App, HttpOptions, Mount, router};
 use n5_server::store::{Key, LocalStore, MemoryStore, Store, SymlinkPolicy};
 use serde::de::IgnoredAny;
 use tokio::runtime::Runtime;
@@ -22,47 +22,52 @@ use tower::ServiceExt;
 
 const MIB: u64 = 1 << 20;
 
-/// Most bytes of an answer: `limits.slice`, and what is made of it as text.
+/// Maximum size of an answer in bytes: `limits.slice`, and its representation as text.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Small enough that slices are streamed, blocks refused and caches full.
-fn settings(recheck: Recheck) -> Settings {
+/// Returns settings so small that slices are streamed, blocks refused and caches filled.
+fn settings(recheck: RevalidationPolicy) -> Settings {
     Settings {
         decoded_cache: 4 * MIB,
         stored_cache: 4 * MIB,
-        weigh_frequency: false,
+        use_tiny_lfu: false,
         recheck_metadata: recheck,
         recheck_data: recheck,
-        slice: 4 * MIB,
+        max_slice_bytes: 4 * MIB,
         slice_budget: 2 * MIB,
         decode_budget: 4 * MIB,
         transfer_budget: 4 * MIB,
         decode_factor: 16,
-        attributes: 64 << 10,
+        max_attributes_bytes: 64 << 10,
         budget_wait: Duration::from_secs(2),
         cores: 1,
     }
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> HttpOptions {
+    HttpOptions {
         base_path: String::new(),
         trusted_proxies: vec!["127.0.0.1/32".parse().unwrap()],
-        ready: n5_server::http::Ready::All,
-        // Whoever fuzzes may be stopped for a while; what takes too long libFuzzer finds.
+        required_containers: n5_server::http::RequiredContainers::All,
+        // The fuzzing process may be suspended for a while. libFuzzer has its own time limit.
         request_timeout: Duration::from_secs(3600),
         concurrent_requests: 1024,
-        origins: vec!["*".to_owned()],
+        cors_origins: vec!["*".to_owned()],
         compress_slices: false,
-        credentials: false,
-        private_network: true,
-        control: None,
+        cors_credentials: false,
+        cors_private_network: true,
+        access_control: None,
         frame_ancestors: Vec::new(),
-        clients: n5_server::http::Limits { requests: 0, bytes_per_second: 0, burst_bytes: 0, wait: Duration::ZERO },
+        client_limits: n5_server::http::ClientLimits {
+            requests: 0,
+            bytes_per_second: 0,
+            burst_bytes: 0,
+            max_wait: Duration::ZERO,
+        },
         is_https: false,
         hsts: None,
         viewer: None,
-        documents: None,
+        document_runtime: None,
     }
 }
 
@@ -70,11 +75,11 @@ static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap());
 
 thread_local! {
-    /// Of one thread, so that tests of several targets do not wait for each other's memory.
-    static RESOURCES: Arc<Resources> = Resources::new(settings(Recheck::Always));
+    /// One per thread, so that tests of several targets do not wait for each other's memory.
+    static RESOURCES: Arc<Resources> = Resources::new(settings(RevalidationPolicy::Always));
 }
 
-/// Waits for what the server does.
+/// Runs a future to completion on the runtime.
 pub(crate) fn wait_for<T>(what: impl Future<Output = T>) -> T {
     RUNTIME.block_on(what)
 }
@@ -84,67 +89,67 @@ pub(crate) fn wait_for<T>(what: impl Future<Output = T>) -> T {
 pub(crate) struct Server {
     pub(crate) app: Arc<App>,
     pub(crate) router: Router,
-    /// Whether rules may refuse something.
+    /// Access rules may refuse requests.
     is_guarded: bool,
 }
 
-/// An answer, read to its end.
+/// A whole answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// It was broken off after its head.
+    /// The answer was aborted after its head.
     pub(crate) is_broken: bool,
 }
 
 impl Server {
-    /// Serves these objects; paths that are no keys are left out.
+    /// Serves these objects. Paths that are not valid keys are omitted.
     pub(crate) fn of<'a>(objects: impl IntoIterator<Item = (&'a str, Bytes)>) -> Self {
         let objects = objects.into_iter().filter_map(|(path, bytes)| Some((Key::parse(path).ok()?, bytes)));
         let store = MemoryStore::new(objects, 1_000_000_000);
         Self::over(Arc::new(store), RESOURCES.with(Arc::clone))
     }
 
-    /// Serves these objects from files, whatever is cached as long as it is: then most can be answered at once, by the
-    /// clock of no file system.
+    /// Serves these objects from files and never revalidates cached ones. Most requests can then be answered without
+    /// waiting, regardless of the file system's clock.
     pub(crate) fn of_files(objects: &[(&str, Bytes)]) -> Self {
         let root = written(objects).expect("files can be written");
         for (path, bytes) in objects {
-            // From now on the kernel has it in memory.
+            // This puts the file into the page cache.
             assert!(fs::read(root.join(path)).is_ok_and(|found| found == bytes[..]), "{path}");
         }
         let store = LocalStore::open(&root, SymlinkPolicy::Inside, Duration::from_secs(30)).unwrap();
-        Self::over(Arc::new(store), Resources::new(settings(Recheck::Never)))
+        Self::over(Arc::new(store), Resources::new(settings(RevalidationPolicy::Never)))
     }
 
     fn over(store: Arc<dyn Store>, resources: Arc<Resources>) -> Self {
         let mount = Mount {
             name: String::new(),
             container: Container::new(store, Arc::clone(&resources)),
-            cache_found: HeaderValue::from_static("no-cache"),
-            cache_missing: HeaderValue::from_static("no-cache"),
+            found_cache_control: HeaderValue::from_static("no-cache"),
+            missing_cache_control: HeaderValue::from_static("no-cache"),
         };
         let app = App::new(vec![mount], resources, options(), String::new);
         Self { router: router(Arc::clone(&app)), app, is_guarded: false }
     }
 
-    /// Serves several containers to those that `control` lets in.
-    pub(crate) fn guarded<'a>(mounts: impl IntoIterator<Item = (&'a str, Container)>, control: Control) -> Self {
+    /// Serves several containers with access control.
+    pub(crate) fn guarded<'a>(mounts: impl IntoIterator<Item = (&'a str, Container)>, control: AccessControl) -> Self {
         let mount = |(name, container): (&str, Container)| Mount {
             name: name.to_owned(),
             container,
-            cache_found: HeaderValue::from_static("public, max-age=31536000, immutable"),
-            cache_missing: HeaderValue::from_static("public, max-age=60"),
+            found_cache_control: HeaderValue::from_static("public, max-age=31536000, immutable"),
+            missing_cache_control: HeaderValue::from_static("public, max-age=60"),
         };
         let mounts = mounts.into_iter().map(mount).collect();
-        let options = Options { control: Some(Arc::new(control)), ..options() };
+        let options = HttpOptions { access_control: Some(Arc::new(control)), ..options() };
         let app = App::new(mounts, RESOURCES.with(Arc::clone), options, String::new);
         Self { router: router(Arc::clone(&app)), app, is_guarded: true }
     }
 
-    /// Asks, and holds the answer to what every answer promises. Only where something cannot be read or converted,
-    /// which may be seen after the head, `may_break`.
+    /// Sends a request and checks the properties of every answer. With `may_break`, the answer may be aborted after its
+    /// head, because a block may turn out to be unreadable or not convertible.
     pub(crate) fn ask(&self, request: Request<Body>, may_break: bool) -> Answer {
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let answer = wait_for(async {
@@ -179,7 +184,7 @@ impl Answer {
     fn check(&self, method: &Method, uri: &str, is_guarded: bool) {
         let what = format!("{method} {uri}: {} {:?}", self.status, self.headers);
         let status = self.status.as_u16();
-        // Nothing waits here, so nothing may be shed or late, and nothing is ever the server's own fault.
+        // No request waits here, so none may be shed or time out. An internal error is always a finding.
         let known = [200, 204, 206, 301, 304, 400, 404, 405, 406, 412, 413, 416, 422, 501];
         let refusals = if is_guarded { &[303, 307, 401][..] } else { &[] };
         assert!(known.contains(&status) || refusals.contains(&status), "{what}");
@@ -206,7 +211,8 @@ impl Answer {
             && *method == Method::GET
             && !uri.contains("attributes.json")
         {
-            // Attributes are repeated as they are written, numbers beyond all floating point among them.
+            // Attributes are repeated as written. They may contain numbers beyond the range of `f64`, so only the
+            // syntax is checked.
             assert!(serde_json::from_slice::<IgnoredAny>(&self.body).is_ok(), "no JSON: {what}");
         }
         if status == 206 {
@@ -219,13 +225,13 @@ impl Answer {
     }
 }
 
-/// A container of these objects; paths that are no keys are left out.
+/// Returns a container of these objects. Paths that are not valid keys are omitted.
 pub(crate) fn container<'a>(objects: impl IntoIterator<Item = (&'a str, Bytes)>) -> Container {
     let objects = objects.into_iter().filter_map(|(path, bytes)| Some((Key::parse(path).ok()?, bytes)));
     Container::new(Arc::new(MemoryStore::new(objects, 1_000_000_000)), RESOURCES.with(Arc::clone))
 }
 
-/// A directory with these files, the same for every process; all last modified in 2001.
+/// Returns a directory with these files, the same for every process. Their modification time is 2^30 s after the epoch.
 pub(crate) fn written(objects: &[(&str, Bytes)]) -> io::Result<PathBuf> {
     let mut hash = DefaultHasher::new();
     objects.hash(&mut hash);
@@ -240,7 +246,7 @@ pub(crate) fn written(objects: &[(&str, Bytes)]) -> io::Result<PathBuf> {
         fs::write(&path, bytes)?;
         File::options().write(true).open(&path)?.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 30))?;
     }
-    // Another process may have been faster.
+    // Another process may have created the directory first.
     if fs::rename(&unfinished, &root).is_err() {
         fs::remove_dir_all(&unfinished)?;
     }

@@ -1,18 +1,18 @@
-//! Slices of small containers against looking up each element.
+//! Slices of small containers against a lookup of each element in a model.
 
 use axum::http::StatusCode;
 use bytes::Bytes;
-use n5_server::n5::{Encoding, encode_block};
+use n5_server::n5::{BlockEncoding, encode_block};
 use serde_json::json;
 
 use super::Numbers;
 use super::server::{Answer, Server};
 
-/// A type of elements.
+/// A data type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Kind {
     name: &'static str,
-    /// Bytes of an element.
+    /// Bytes per element.
     width: usize,
     class: Class,
 }
@@ -41,7 +41,7 @@ const TYPES: [Kind; 10] = [
     kind("float64", 8, Class::Float),
 ];
 
-/// Where types end and rounding begins.
+/// Values at the limits of types and of exact representation.
 const LIMITS: [f64; 16] = [
     0.0,
     -0.0,
@@ -61,7 +61,7 @@ const LIMITS: [f64; 16] = [
     1e300,
 ];
 
-/// What an element means.
+/// The value of an element.
 #[derive(Debug, Clone, Copy)]
 enum Number {
     Integer(i128),
@@ -69,7 +69,7 @@ enum Number {
 }
 
 impl Kind {
-    /// The element of which these are the bits.
+    /// Returns the value of an element with these bits.
     fn number(self, bits: u64) -> Number {
         let unused = 64 - 8 * self.width as u32;
         match (self.class, self.width) {
@@ -80,7 +80,8 @@ impl Kind {
         }
     }
 
-    /// The bits of a number, rounded where this is a type of floats; of integers only those that it has.
+    /// Returns the bits of a number in this type. Floating-point types round; integer types return `None` for a number
+    /// that they cannot represent.
     fn bits(self, number: Number) -> Option<u64> {
         if self.class == Class::Float {
             return Some(match (self.width, number) {
@@ -107,14 +108,14 @@ impl Kind {
         bits.to_le_bytes()[..self.width].to_vec()
     }
 
-    /// One of all that there are, the more often the closer it is to an end.
+    /// Returns the bits of an arbitrary element, with a preference for the limits of the type.
     fn any(self, hash: u64, choice: u8) -> u64 {
         match choice % 4 {
             0 => self.bits(Number::Integer((hash % 100 + 1).into())).unwrap_or_default(),
             1 => hash,
             2 => match self.bits(Number::Float(LIMITS[hash as usize % LIMITS.len()])) {
                 Some(bits) => bits,
-                // All bits, all but the sign, or the sign alone.
+                // All bits, all but the sign bit, or only the sign bit.
                 None => [u64::MAX, u64::MAX >> (65 - 8 * self.width), 1 << (8 * self.width - 1)][hash as usize % 3],
             },
             _ => self.any(hash >> 8, (hash % 3) as u8),
@@ -122,17 +123,17 @@ impl Kind {
     }
 }
 
-/// A dataset, and the numbers that its blocks hold.
+/// A dataset and the elements of its blocks.
 struct Model {
     dimensions: Vec<u64>,
     blocks: Vec<u64>,
-    /// By grid position, first axis fastest: the size that is stored, or nothing.
+    /// Size of each stored block by grid position, first axis fastest; `None` for a hole.
     stored: Vec<Option<Vec<u64>>>,
     kind: Kind,
     seed: u8,
 }
 
-/// What is asked for: the first sample, how many, and how far apart, along every axis.
+/// The requested samples along every axis: the first one, their number, and their distance.
 struct Wanted {
     start: Vec<i64>,
     shape: Vec<u64>,
@@ -142,7 +143,7 @@ struct Wanted {
 pub(crate) fn run(data: &[u8]) {
     let mut numbers = Numbers::new(data);
     let kind = numbers.of(&TYPES);
-    let encoding = numbers.of(&Encoding::ALL);
+    let encoding = numbers.of(&BlockEncoding::ALL);
     let rank = numbers.below(5);
     let model = Model::new(&mut numbers, rank, kind);
     let server = model.server(encoding);
@@ -164,7 +165,7 @@ impl Model {
         let stored = indices(&grid).map(|position| {
             let kind = numbers.byte();
             let size = (0..rank).map(|axis| match kind % 4 {
-                // Cropped, as Java writes it; full, as TensorStore does; or less than there is.
+                // Cropped, as Java writes it; full, as TensorStore does; or any size up to that.
                 1 => blocks[axis].min(dimensions[axis] - position[axis] * blocks[axis]),
                 2 => blocks[axis],
                 _ => (u64::from(kind >> 2) + axis as u64) % blocks[axis] + 1,
@@ -175,7 +176,7 @@ impl Model {
         Self { dimensions, blocks, stored, kind, seed }
     }
 
-    /// The bits stored for `index`; in what pads a block, others.
+    /// Returns the bits stored for `index`, which may be in the padding of a block.
     fn written(&self, index: &[u64]) -> u64 {
         let mut hash = u64::from(self.seed);
         for i in index {
@@ -185,7 +186,7 @@ impl Model {
         self.kind.any(hash, self.seed)
     }
 
-    /// The bits that a reader sees at `index`.
+    /// Returns the bits that a reader sees at `index`.
     fn value(&self, index: &[i64]) -> u64 {
         let inside = index.iter().zip(&self.dimensions).all(|(i, d)| u64::try_from(*i).is_ok_and(|i| i < *d));
         if !inside {
@@ -202,10 +203,10 @@ impl Model {
         if held { self.written(&index) } else { 0 }
     }
 
-    fn server(&self, encoding: Encoding) -> Server {
+    fn server(&self, encoding: BlockEncoding) -> Server {
         let Kind { name, width, .. } = self.kind;
         let attributes = json!({"dimensions": self.dimensions, "blockSize": self.blocks, "dataType": name,
-            "compression": encoding.attribute()});
+            "compression": encoding.compression_attribute()});
         let grid: Vec<u64> = self.dimensions.iter().zip(&self.blocks).map(|(d, b)| d.div_ceil(*b)).collect();
         let mut objects = vec![("v/attributes.json".to_owned(), Bytes::from(attributes.to_string()))];
         for (position, size) in indices(&grid).zip(&self.stored) {
@@ -223,7 +224,8 @@ impl Model {
         Server::of(objects.iter().map(|(path, bytes)| (path.as_str(), bytes.clone())))
     }
 
-    /// What an answer to `wanted` holds as elements of `kind`, by looking up each; nothing where one has no such element.
+    /// Returns the expected answer to `wanted` as elements of `kind`, by a lookup of each. Returns `None` if an element
+    /// cannot be represented.
     fn elements(&self, wanted: &Wanted, kind: Kind) -> Option<Vec<u8>> {
         let mut elements = Vec::new();
         for k in indices(&wanted.shape) {
@@ -236,7 +238,7 @@ impl Model {
     }
 }
 
-/// `start`, `size`, `step` and `outside`.
+/// Requests a slice by `start`, `size` or `stop`, `step` and `outside`.
 fn boxed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
     let rank = model.dimensions.len();
     let start: Vec<i64> = (0..rank).map(|_| numbers.below(16) as i64 - 4).collect();
@@ -264,7 +266,7 @@ fn boxed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
     let shape: Vec<u64> = size.iter().zip(&step).map(|(size, step)| size.div_ceil(*step)).collect();
     let leaves = (0..rank).any(|a| start[a] < 0 || stop[a] > model.dimensions[a] as i64);
     let negative = start.iter().chain(&stop).any(|n| *n < 0);
-    // A region that lies outside, or an end that is told with a sign where none is allowed.
+    // A region that leaves the dataset, or a negative end where none is allowed.
     let may_be_refused = leaves && outside == "error" || negative && end_is_refused(&stop, outside);
     if may_be_refused && answer.status != 200 {
         return;
@@ -288,7 +290,7 @@ fn boxed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
     check(&answer, &path, &wanted.shape, &expected, c_order);
 }
 
-/// `body` with the NaN that are expected in place of others: which one conversion makes is left open.
+/// Returns `body` with each NaN replaced by the expected one: a conversion may produce any NaN.
 fn with_nan_as(expected: &[u8], body: &[u8], width: usize, big: bool) -> Bytes {
     let is_nan = |bytes: &[u8]| {
         let mut bits = [0; 8];
@@ -312,7 +314,7 @@ fn end_is_refused(stop: &[i64], outside: &str) -> bool {
     outside == "error" && stop.iter().any(|n| *n < 0)
 }
 
-/// What remains of a region inside the dataset: of its samples those that are inside.
+/// Returns the samples of a region that are inside the dataset.
 fn clipped(model: &Model, start: &[i64], stop: &[i64], step: &[u64]) -> Wanted {
     let mut wanted = Wanted { start: Vec::new(), shape: Vec::new(), step: step.to_vec() };
     for axis in 0..start.len() {
@@ -324,7 +326,7 @@ fn clipped(model: &Model, start: &[i64], stop: &[i64], step: &[u64]) -> Wanted {
     wanted
 }
 
-/// `select`, as NumPy means it.
+/// Requests a slice by `select`, with the semantics of NumPy.
 fn indexed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
     let mut items = Vec::new();
     let mut wanted = Wanted { start: Vec::new(), shape: Vec::new(), step: Vec::new() };
@@ -375,7 +377,7 @@ fn check(answer: &Answer, path: &str, shape: &[u64], expected: &[u8], c_order: b
     assert_eq!(answer.header("n5-shape"), Some(joined(&shape, "", ",").as_str()), "{path}");
 }
 
-/// All indices below `shape`, first axis fastest.
+/// Returns all indices below `shape`, first axis fastest.
 fn indices(shape: &[u64]) -> impl Iterator<Item = Vec<u64>> {
     let total: u64 = shape.iter().product();
     (0..total).map(move |mut linear| {

@@ -1,7 +1,8 @@
-//! `bzip2`, `xz` and `zstd` against the readers of their crates, one stream at a time. The first byte says which.
+//! `bzip2`, `xz` and `zstd` against the readers of their crates, one stream at a time. The first byte selects the
+//! codec.
 
 use ::bzip2::bufread::BzDecoder;
-use n5_server::n5::Encoding;
+use n5_server::n5::BlockEncoding;
 use xz2::bufread::XzDecoder;
 use xz2::stream::Stream;
 
@@ -9,7 +10,7 @@ use super::Numbers;
 use super::codec::{Reference, all_streams, compare, decode};
 use super::deflate::read_all;
 
-/// What is allowed to a block of this size: the dictionary of the largest preset, and something for the state.
+/// Memory limit of the xz decoder: the dictionary of the largest preset, and some for the state.
 const XZ_BYTES: u64 = 68 << 20;
 
 pub(crate) fn run(data: &[u8]) {
@@ -21,8 +22,8 @@ pub(crate) fn run(data: &[u8]) {
         1 => compare("xz", payload, &xz(payload)),
         _ => {
             compare("zstd", payload, &zstd(payload));
-            let encoded = Encoding::Zstd.encoded(payload.to_vec().into(), 1).unwrap();
-            assert!(Encoding::Zstd.is_one_stream(&encoded, payload.len()));
+            let encoded = BlockEncoding::Zstd.encode_to_bytes(payload.to_vec().into(), 1).unwrap();
+            assert!(BlockEncoding::Zstd.is_one_stream(&encoded, payload.len()));
             assert_eq!(decode("zstd", &encoded, payload.len()).as_deref(), Ok(payload));
         }
     }
@@ -39,7 +40,7 @@ fn bzip2(payload: &[u8]) -> Reference {
 fn xz(payload: &[u8]) -> Reference {
     const MAGIC: &[u8] = b"\xfd7zXZ\0";
     if !payload.starts_with(MAGIC) {
-        // A `.lzma` file has no magic: whatever its decoder makes of it.
+        // A `.lzma` file has no magic number, so its decoder decides.
         return match lzma(payload) {
             Some((output, rest)) if rest.iter().all(|byte| *byte == 0) => Reference::Sound(output),
             _ => Reference::Unknown,
@@ -63,18 +64,18 @@ fn lzma(payload: &[u8]) -> Option<(Vec<u8>, &[u8])> {
 }
 
 fn zstd(payload: &[u8]) -> Reference {
-    // No reader of zstd lets zeros lie between frames.
+    // No zstd reader accepts zeros between frames.
     let begins = |rest: &[u8], zeros| {
         zeros == 0 && matches!(rest, [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
     };
     let mut is_too_large = false;
     let reference = all_streams(payload, begins, |input, output| {
         if input[0] != 0x28 {
-            // A skippable frame: its length after the magic.
+            // A skippable frame: its length follows the magic number.
             let length = u32::from_le_bytes(input.get(4..8)?.try_into().ok()?);
             return input.get(8 + length as usize..);
         }
-        // The reader takes a frame that has not what it announces, and one with a block that it may not have.
+        // The reader accepts a frame whose content differs from the announced size, and one with a forbidden block.
         if has_empty_compressed_block(input) {
             return None;
         }
@@ -88,7 +89,7 @@ fn zstd(payload: &[u8]) -> Reference {
             let is_whole = announced.is_none_or(|announced| output.len() as u64 == before + announced);
             rest = is_whole.then(|| decoder.finish());
         } else {
-            // The window may be larger than the reference is allowed.
+            // The window may be larger than the reference may use.
             is_too_large = true;
         }
         rest
@@ -96,8 +97,9 @@ fn zstd(payload: &[u8]) -> Reference {
     if is_too_large && matches!(reference, Reference::Damaged(_)) { Reference::Unknown } else { reference }
 }
 
-/// Whether a frame has a compressed block of no bytes before its first fault. The library takes it for nothing where it reads
-/// a stream, and refuses it where it decodes at once; a compressed block is shorter than what it decodes to.
+/// Returns true if a frame has an empty compressed block before its first fault. The library ignores such a block when
+/// it reads a stream and refuses it when it decodes in one call. A compressed block must be shorter than its decoded
+/// content.
 ///
 /// Source: RFC 8878, 3.1.1.1 and 3.1.1.2.
 fn has_empty_compressed_block(frame: &[u8]) -> bool {

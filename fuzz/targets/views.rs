@@ -1,24 +1,27 @@
-//! Views of a container with hostile metadata: Zarr's and precomputed's documents, keys and chunks, descriptions, slices.
+//! Views of a container with hostile metadata: documents, keys and chunks of Zarr and precomputed, descriptions,
+//! slices.
 //!
-//! Input: parts separated by lines of `---`: paths, one a line; then `attributes.json` of the group `a`, of its dataset
-//! `s0`, and the file of its first block.
+//! Input: parts separated by lines of `---`: paths, one per line; then `attributes.json` of the group `a`, that of its
+//! dataset `s0`, and the file of the first block of `s0`.
 
 use axum::body::Body;
 use axum::http::{Request, Uri};
 use bytes::Bytes;
-use n5_server::n5::{DatasetAttributes, Document};
+use n5_server::n5::{AttributesDocument, DatasetAttributes};
 
 use super::attributes::parts;
 use super::server::Server;
 
-/// Most paths of one input.
+/// Maximum number of paths of one input.
 const PATHS: usize = 4;
 
 pub(crate) fn run(data: &[u8]) {
     let parts = parts(data);
     let part = |at: usize| parts.get(at).map_or(Bytes::new(), |bytes| Bytes::copy_from_slice(bytes));
-    let rank =
-        Document::parse(&part(2)).ok().and_then(|own| DatasetAttributes::parse(own).ok()).map_or(0, |d| d.rank());
+    let rank = AttributesDocument::parse(&part(2))
+        .ok()
+        .and_then(|own| DatasetAttributes::parse(own).ok())
+        .map_or(0, |d| d.rank());
     let block = format!("a/s0{}", "/0".repeat(rank.max(1)));
     let server = Server::of([
         ("attributes.json", Bytes::from_static(b"{\"n5\":\"4.0.0\"}")),

@@ -1,17 +1,17 @@
-//! Who asks.
+//! The authenticated caller of a request.
 
 use std::fmt;
 
-/// Somebody whose token was found good.
+/// A caller with a valid token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// Whether a JWT says who this is; else it is a token of the file. Rules tell the two apart, since an issuer may let
-    /// people choose their names.
+    /// True if the caller is named by a JWT, false if by a token of the token file. Rules distinguish the two, because
+    /// an issuer may let people choose their names.
     pub(super) is_jwt: bool,
     pub(super) name: String,
     pub(super) groups: Vec<String>,
-    /// Paths that the token itself opens; `None` where rules alone decide.
-    pub(super) reads: Option<Vec<String>>,
+    /// Paths to which the token restricts its caller; `None` if only rules decide.
+    pub(super) allowed_paths: Option<Vec<String>>,
 }
 
 impl fmt::Display for Caller {

@@ -1,4 +1,4 @@
-//! Callers that an issuer vouches for: JWTs (RFC 7519), as an OpenID Connect provider issues them.
+//! Authentication by an issuer's JWTs (RFC 7519), such as those of an OpenID Connect provider.
 
 use std::sync::Arc;
 
@@ -6,122 +6,123 @@ use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Validation, decode, decode_header};
 use serde_json::{Map, Value};
 
-use super::Rejection;
+use super::TokenError;
 use super::caller::Caller;
-use super::keys::{Keys, Where};
+use super::jwks::{IssuerKeys, JwksLocation};
 use super::signatures;
 
-/// Longer names are none; they are written to logs.
-const NAME_BYTES: usize = 256;
+/// Maximum length of a caller's name; names are written to logs.
+const MAX_NAME_BYTES: usize = 256;
 
-/// Most groups of a caller that are looked at.
-const GROUPS: usize = 1000;
+/// Maximum number of a caller's groups; further ones are ignored.
+const MAX_GROUPS: usize = 1000;
 
-/// What a JWT must say.
+/// Requirements that a JWT must satisfy.
 #[derive(Debug, Clone)]
-pub struct Expected {
-    /// `iss`.
+pub struct JwtValidation {
+    /// Required value of `iss`.
     pub issuer: String,
-    /// One of these must be in `aud`.
+    /// Accepted values of `aud`; a JWT must have one of them.
     pub audience: Vec<String>,
-    /// Names of the algorithms that are accepted, asymmetric ones only.
+    /// Names of the accepted algorithms, all asymmetric.
     pub algorithms: Vec<String>,
-    /// The claim that names the caller.
+    /// Claim with the caller's name.
     pub name_claim: String,
-    /// The claim that names the caller's groups, a list or one text.
+    /// Claim with the caller's groups, a list or one string.
     pub groups_claim: String,
-    /// Seconds by which clocks may differ.
+    /// Allowed difference between clocks, in seconds.
     pub leeway_seconds: u64,
 }
 
-/// JWTs of one issuer.
+/// Authenticates callers by the JWTs of one issuer.
 #[derive(Debug)]
-pub(super) struct Jwt {
-    keys: Arc<Keys>,
-    expected: Expected,
+pub(super) struct JwtAuthenticator {
+    keys: Arc<IssuerKeys>,
+    validation: JwtValidation,
     algorithms: Vec<Algorithm>,
 }
 
-/// Whether a token has the form of a JWT: three parts, and a header that is a JSON object.
-pub(super) fn is_like_one(token: &str) -> bool {
+/// Returns true if a token has the form of a JWT: three parts, and a header that is a JSON object.
+pub(super) fn looks_like_jwt(token: &str) -> bool {
     token.starts_with("ey") && token.bytes().filter(|byte| *byte == b'.').count() == 2
 }
 
-impl Jwt {
-    /// Whether there are keys, or were once.
+impl JwtAuthenticator {
+    /// Returns true if keys have been available at some time.
     pub(super) fn has_keys(&self) -> bool {
-        self.keys.are_there()
+        self.keys.has_keys()
     }
 
-    /// Waits a few seconds at most for keys that have never come.
-    pub(super) async fn first_keys(&self) {
-        self.keys.first().await;
+    /// Waits at most a few seconds for the first keys, if none have been available so far.
+    pub(super) async fn wait_for_first_keys(&self) {
+        self.keys.wait_for_first_fetch().await;
     }
 
-    /// Takes the keys over from `known` where they are of the same place.
+    /// Creates an authenticator, which reuses the keys of `known` if they have the same location.
     ///
     /// # Errors
-    /// In words: a file that cannot be used, an algorithm that is not accepted.
-    pub(super) fn open(keys: Where, expected: Expected, known: Option<&Self>) -> Result<Self, String> {
-        signatures::install();
+    /// Returns a message if a file cannot be used or an algorithm is not accepted.
+    pub(super) fn open(keys: JwksLocation, expected: JwtValidation, known: Option<&Self>) -> Result<Self, String> {
+        signatures::install_provider();
         let algorithm = |name: &String| {
             signatures::algorithm(name).ok_or_else(|| {
                 format!(
-                    "jwt.algorithms: {name:?} is not one of RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 EdDSA; those \
-                     with a shared secret are not accepted"
+                    "jwt.algorithms: {name:?} is not one of RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 EdDSA; \
+                     algorithms with a shared secret are not accepted"
                 )
             })
         };
         let algorithms = expected.algorithms.iter().map(algorithm).collect::<Result<_, _>>()?;
-        Ok(Self { keys: Keys::open(keys, known.map(|known| &known.keys))?, expected, algorithms })
+        Ok(Self { keys: IssuerKeys::open(keys, known.map(|known| &known.keys))?, validation: expected, algorithms })
     }
 
-    /// Whose JWT this is.
-    pub(super) async fn caller(&self, token: &str) -> Result<Caller, Rejection> {
-        let header = decode_header(token).map_err(|_malformed| Rejection::Malformed)?;
-        // Before any key is looked for: what a header may say must not be up to whoever wrote it.
+    /// Verifies a JWT and returns its caller.
+    pub(super) async fn authenticate(&self, token: &str) -> Result<Caller, TokenError> {
+        let header = decode_header(token).map_err(|_malformed| TokenError::Malformed)?;
+        // Checked before a key is searched: the author of the header must not choose the algorithm.
         if !self.algorithms.contains(&header.alg) {
-            return Err(Rejection::Signature);
+            return Err(TokenError::BadSignature);
         }
         if header.crit.is_some() {
-            return Err(Rejection::Malformed);
+            return Err(TokenError::Malformed);
         }
         let id = header.kid.as_deref();
-        let keys = self.keys.with(id).await?;
-        let key = keys.find(id, header.alg).ok_or(Rejection::Signature)?;
+        let keys = self.keys.keys_for(id).await?;
+        let key = keys.find(id, header.alg).ok_or(TokenError::BadSignature)?;
         let mut validation = Validation::new(header.alg);
-        validation.leeway = self.expected.leeway_seconds;
+        validation.leeway = self.validation.leeway_seconds;
         validation.validate_nbf = true;
-        validation.set_issuer(&[&self.expected.issuer]);
-        validation.set_audience(&self.expected.audience);
+        validation.set_issuer(&[&self.validation.issuer]);
+        validation.set_audience(&self.validation.audience);
         validation.set_required_spec_claims(&["exp", "iss", "aud"]);
-        let claims = decode::<Map<String, Value>>(token, key, &validation).map_err(|error| rejection(error.kind()))?;
-        self.named(&claims.claims).ok_or(Rejection::Malformed)
+        let claims =
+            decode::<Map<String, Value>>(token, key, &validation).map_err(|error| token_error(error.kind()))?;
+        self.caller_from_claims(&claims.claims).ok_or(TokenError::Malformed)
     }
 
-    fn named(&self, claims: &Map<String, Value>) -> Option<Caller> {
-        // The library also takes a list that holds the issuer.
+    fn caller_from_claims(&self, claims: &Map<String, Value>) -> Option<Caller> {
+        // The library also accepts a list that contains the issuer.
         claims.get("iss")?.as_str()?;
-        let is_name = |name: &&str| (1..=NAME_BYTES).contains(&name.len()) && !name.contains(char::is_control);
-        let name = claims.get(&self.expected.name_claim)?.as_str().filter(is_name)?;
-        let groups = match claims.get(&self.expected.groups_claim) {
+        let is_name = |name: &&str| (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.contains(char::is_control);
+        let name = claims.get(&self.validation.name_claim)?.as_str().filter(is_name)?;
+        let groups = match claims.get(&self.validation.groups_claim) {
             Some(Value::String(group)) => vec![group.clone()],
             Some(Value::Array(groups)) => {
-                groups.iter().filter_map(Value::as_str).take(GROUPS).map(str::to_owned).collect()
+                groups.iter().filter_map(Value::as_str).take(MAX_GROUPS).map(str::to_owned).collect()
             }
             _ => Vec::new(),
         };
-        Some(Caller { is_jwt: true, name: name.to_owned(), groups, reads: None })
+        Some(Caller { is_jwt: true, name: name.to_owned(), groups, allowed_paths: None })
     }
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "the library's list may grow; what is new is malformed")]
-fn rejection(kind: &ErrorKind) -> Rejection {
+#[expect(clippy::wildcard_enum_match_arm, reason = "the library may add error kinds; a new kind counts as malformed")]
+fn token_error(kind: &ErrorKind) -> TokenError {
     match kind {
-        ErrorKind::ExpiredSignature => Rejection::Expired,
-        ErrorKind::ImmatureSignature => Rejection::Early,
-        ErrorKind::InvalidIssuer | ErrorKind::InvalidAudience => Rejection::Audience,
-        ErrorKind::InvalidSignature | ErrorKind::InvalidAlgorithm => Rejection::Signature,
-        _ => Rejection::Malformed,
+        ErrorKind::ExpiredSignature => TokenError::Expired,
+        ErrorKind::ImmatureSignature => TokenError::NotYetValid,
+        ErrorKind::InvalidIssuer | ErrorKind::InvalidAudience => TokenError::WrongAudience,
+        ErrorKind::InvalidSignature | ErrorKind::InvalidAlgorithm => TokenError::BadSignature,
+        _ => TokenError::Malformed,
     }
 }

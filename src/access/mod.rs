@@ -1,114 +1,118 @@
-//! Who may read what: tokens become callers, and rules say what a caller may read.
+//! Access control: tokens authenticate callers, and rules decide what a caller may read.
 //!
-//! The decision ([`Policy`]) is pure. Files, keys and their reloading are around it; requests, statuses and headers are
-//! `http/`'s.
+//! The decision ([`Policy`]) is pure. The other files of this module load and reload token files and keys. Requests,
+//! statuses and headers belong to `http/`.
 
 mod caller;
-mod fetched;
+mod jwks;
+mod jwks_fetcher;
 mod jwt;
-mod keys;
 mod policy;
 mod signatures;
-mod tokens;
+mod token_file;
 
 use crate::metrics;
-use crate::watched::Watched;
+use crate::watched_files::WatchedFiles;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 pub use caller::Caller;
-pub use fetched::Patience;
-pub use jwt::Expected;
-pub use keys::Where;
+pub use jwks::JwksLocation;
+pub use jwks_fetcher::RefreshPolicy;
+pub use jwt::JwtValidation;
 pub use policy::{Decision, Policy, PolicyError};
-pub use tokens::{Issued, issue};
+pub use token_file::{IssuedToken, issue};
 
-use jwt::Jwt;
-use tokens::Tokens;
+use jwt::JwtAuthenticator;
+use token_file::TokenFile;
 
-/// Longer texts are no tokens.
-const TOKEN_BYTES: usize = 16 << 10;
+/// Maximum length of a token.
+const MAX_TOKEN_BYTES: usize = 16 << 10;
 
-/// Who may read what, and how callers say who they are.
+/// Access policy, with the token file and the issuer that authenticate callers.
 #[derive(Debug)]
-pub struct Control {
+pub struct AccessControl {
     policy: Policy,
-    /// With the file that they are from.
-    tokens: Option<(PathBuf, Arc<Watched<Tokens>>)>,
-    jwt: Option<Jwt>,
+    /// Tokens, and the file that they come from.
+    tokens: Option<(PathBuf, Arc<WatchedFiles<TokenFile>>)>,
+    jwt: Option<JwtAuthenticator>,
 }
 
-/// Why a token tells nobody.
+/// Reason why a token does not authenticate a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Rejection {
-    /// No such token was issued, or it was withdrawn.
-    #[error("the token is not known here")]
+pub enum TokenError {
+    /// The token was never issued, or it was revoked.
+    #[error("the token is unknown")]
     Unknown,
-    /// Its time is over.
+    /// The token has expired.
     #[error("the token has expired")]
     Expired,
-    /// A JWT whose time has not come.
+    /// The JWT is not valid yet.
     #[error("the token is not valid yet")]
-    Early,
-    /// A JWT that is not well formed, or that lacks a claim that is needed.
-    #[error("the token is malformed, or lacks a claim that is needed")]
+    NotYetValid,
+    /// The JWT is not well formed, or lacks a required claim.
+    #[error("the token is malformed or lacks a required claim")]
     Malformed,
-    /// A JWT that none of the issuer's keys has signed, or by another algorithm than those allowed.
-    #[error("the token is signed by no key or algorithm that is accepted here")]
-    Signature,
-    /// A JWT of another issuer, or for another audience.
-    #[error("the token is of another issuer or for another audience")]
-    Audience,
-    /// The issuer's keys are not known, and cannot be had now: nothing can be said of the token.
-    #[error("the issuer's keys cannot be had")]
-    NoKeys,
+    /// The JWT is signed by none of the issuer's keys, or with an algorithm that is not accepted.
+    #[error("the token is not signed with an accepted key and algorithm")]
+    BadSignature,
+    /// The JWT is from another issuer or for another audience.
+    #[error("the token is from another issuer or for another audience")]
+    WrongAudience,
+    /// The issuer's keys are not available, so the token cannot be verified.
+    #[error("the issuer's keys are not available")]
+    KeysUnavailable,
 }
 
-impl Rejection {
-    /// As metrics and logs name it.
+impl TokenError {
+    /// Returns the name that metrics and logs use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown_token",
             Self::Expired => "expired_token",
-            Self::Early => "early_token",
+            Self::NotYetValid => "early_token",
             Self::Malformed => "malformed_token",
-            Self::Signature => "bad_signature",
-            Self::Audience => "wrong_audience",
-            Self::NoKeys => "no_keys",
+            Self::BadSignature => "bad_signature",
+            Self::WrongAudience => "wrong_audience",
+            Self::KeysUnavailable => "no_keys",
         }
     }
 }
 
-impl Control {
-    /// Reads the file of tokens and the keys, as far as they are named; both are read again when they change, for as long
-    /// as this lives. Keys from a URL need not be there yet.
+impl AccessControl {
+    /// Loads the token file and the keys, if they are given. Both are reloaded when they change, until this is dropped.
+    /// Keys from a URL may arrive later.
     ///
     /// # Errors
-    /// What is wrong with a file, in words.
-    pub fn open(policy: Policy, tokens: Option<&Path>, jwt: Option<(Where, Expected)>) -> Result<Self, String> {
-        Self::after(None, policy, tokens, jwt)
+    /// Returns a message about a file that cannot be used.
+    pub fn open(
+        policy: Policy,
+        tokens: Option<&Path>,
+        jwt: Option<(JwksLocation, JwtValidation)>,
+    ) -> Result<Self, String> {
+        Self::open_reusing(None, policy, tokens, jwt)
     }
 
-    /// What takes the place of this. Tokens and keys that are of the same file or URL are not read anew: an issuer that
-    /// cannot be asked now, or a file that is at fault now, shall refuse nobody.
+    /// Returns a replacement for a new configuration. Tokens and keys of the same file or URL are reused, so an
+    /// unreachable issuer or an invalid file locks out no callers.
     ///
     /// # Errors
-    /// As [`Self::open`].
-    pub fn successor(
+    /// The errors of [`Self::open`].
+    pub fn reconfigured(
         &self,
         policy: Policy,
         tokens: Option<&Path>,
-        jwt: Option<(Where, Expected)>,
+        jwt: Option<(JwksLocation, JwtValidation)>,
     ) -> Result<Self, String> {
-        Self::after(Some(self), policy, tokens, jwt)
+        Self::open_reusing(Some(self), policy, tokens, jwt)
     }
 
-    fn after(
+    fn open_reusing(
         known: Option<&Self>,
         policy: Policy,
         tokens: Option<&Path>,
-        jwt: Option<(Where, Expected)>,
+        jwt: Option<(JwksLocation, JwtValidation)>,
     ) -> Result<Self, String> {
         let known_tokens = known.and_then(|known| known.tokens.as_ref());
         let tokens = tokens.map(|path| {
@@ -116,46 +120,46 @@ impl Control {
                 return Ok(same.clone());
             }
             let failed = || metrics::access_reload_failed("tokens");
-            let watched = Watched::open([path], "tokens", failed, |[text]| Tokens::parse(text))?;
+            let watched = WatchedFiles::open([path], "tokens", failed, |[text]| TokenFile::parse(text))?;
             Ok::<_, String>((path.to_owned(), Arc::new(watched)))
         });
         let known_jwt = known.and_then(|known| known.jwt.as_ref());
-        let jwt = jwt.map(|(keys, expected)| Jwt::open(keys, expected, known_jwt));
+        let jwt = jwt.map(|(keys, expected)| JwtAuthenticator::open(keys, expected, known_jwt));
         Ok(Self { policy, tokens: tokens.transpose()?, jwt: jwt.transpose()? })
     }
 
-    /// Waits a few seconds at most for an issuer's keys that have never come.
-    pub async fn first_keys(&self) {
+    /// Waits at most a few seconds for an issuer's first keys, if none have been available so far.
+    pub async fn wait_for_first_keys(&self) {
         if let Some(jwt) = &self.jwt {
-            jwt.first_keys().await;
+            jwt.wait_for_first_keys().await;
         }
     }
 
-    /// Whether callers can be told by all that is configured; an issuer's keys may not have come yet.
+    /// Returns false if the keys of a configured issuer have never been available.
     pub fn has_keys(&self) -> bool {
-        self.jwt.as_ref().is_none_or(Jwt::has_keys)
+        self.jwt.as_ref().is_none_or(JwtAuthenticator::has_keys)
     }
 
-    /// What may be read by whom.
+    /// Returns the access policy.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Whose token this is.
+    /// Verifies a token and returns its caller.
     ///
-    /// Waits for the issuer's keys at most a few seconds, and only where a JWT names a key that is not known.
+    /// Waits for the issuer's keys only if a JWT names an unknown key, and at most a few seconds.
     ///
     /// # Errors
-    /// [`Rejection`].
-    pub async fn caller(&self, token: &str, now: SystemTime) -> Result<Caller, Rejection> {
-        if token.len() > TOKEN_BYTES {
-            return Err(Rejection::Malformed);
+    /// [`TokenError`] if the token is not valid or cannot be verified.
+    pub async fn authenticate(&self, token: &str, now: SystemTime) -> Result<Caller, TokenError> {
+        if token.len() > MAX_TOKEN_BYTES {
+            return Err(TokenError::Malformed);
         }
         match &self.jwt {
-            Some(jwt) if jwt::is_like_one(token) => jwt.caller(token).await,
+            Some(jwt) if jwt::looks_like_jwt(token) => jwt.authenticate(token).await,
             _ => {
-                let (_, tokens) = self.tokens.as_ref().ok_or(Rejection::Unknown)?;
-                tokens.current().caller(token, now)
+                let (_, tokens) = self.tokens.as_ref().ok_or(TokenError::Unknown)?;
+                tokens.current().authenticate(token, now)
             }
         }
     }

@@ -1,7 +1,7 @@
-//! Rules: which paths are whose. Nothing here knows requests or files.
+//! Access rules. This file knows neither requests nor files.
 //!
-//! A path is that of a container as it is addressed: the container's name, if it has one, and the key, decoded, segments
-//! joined by slashes, `""` for the root.
+//! A path consists of the container's name, if it has one, and the key within the container. Its segments are decoded
+//! and joined by slashes; the root is `""`.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,63 +10,63 @@ use percent_encoding::percent_decode_str;
 
 use super::caller::Caller;
 
-/// Whom a rule lets in.
+/// A principal to whom a rule grants access.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Who {
-    /// Whoever has a valid token.
+enum Principal {
+    /// Any caller with a valid token.
     AnyCaller,
-    /// One, by name.
+    /// A caller, by name.
     Name { is_jwt: bool, name: String },
-    /// Those of a group.
+    /// The members of a group.
     Group { is_jwt: bool, name: String },
 }
 
-/// Who may read something.
+/// The callers to whom a rule grants read access.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Audience {
+enum ReadGrant {
     Public,
-    /// These; none of them: nobody but tokens that say themselves what they open.
-    Some(Vec<Who>),
-    /// Nobody at all, as it was written.
+    /// These principals. If there are none, only tokens with `allowed_paths`.
+    Principals(Vec<Principal>),
+    /// No caller, because the rule says `nobody`.
     Nobody,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Rule<'a> {
+struct AccessRule<'a> {
     path: &'a str,
-    audience: &'a Audience,
+    grant: &'a ReadGrant,
 }
 
-/// What may be read by whom: of the rules whose path leads to something, the longest decides.
+/// Access rules. Among the rules whose path is a prefix of the requested path, the longest decides.
 #[derive(Debug)]
 pub struct Policy {
-    /// By path; the root has one always.
-    rules: BTreeMap<String, Audience>,
-    metrics: Audience,
+    /// Rules by path; the root always has one.
+    rules: BTreeMap<String, ReadGrant>,
+    metrics: ReadGrant,
 }
 
-/// What became of a question.
+/// Result of an access check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Decision {
-    /// Everybody may read it.
+    /// Everyone may read it.
     Public,
-    /// The caller may, others may not.
+    /// The caller may read it; others may not.
     Granted,
-    /// The caller may not.
+    /// The caller may not read it.
     Refused,
 }
 
-/// What is wrong with a rule.
+/// Error in a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PolicyError(String);
 
 impl Policy {
-    /// Reads rules such as `/em/secret = alice @lab`; what none of them is about is public or not. `metrics` names those who
-    /// may read the server's metrics, as the right side of a rule does.
+    /// Parses rules such as `/em/secret = alice @lab`. `is_public` decides about paths that no rule covers. `metrics`
+    /// names those who may read the server's metrics, like the right side of a rule.
     ///
     /// # Errors
-    /// [`PolicyError`] names the rule and what it should be like.
+    /// [`PolicyError`] with the rule and the reason.
     pub fn parse<T: AsRef<str>>(is_public: bool, rules: &[T], metrics: &str) -> Result<Self, PolicyError> {
         let mut parsed = BTreeMap::new();
         for text in rules.iter().map(AsRef::as_ref) {
@@ -75,65 +75,65 @@ impl Policy {
                 .split_once(" = ")
                 .ok_or_else(|| wrong("write \"/path = NAME @GROUP ...\", \"/path = public\" or ... nobody".into()))?;
             let path = parse_path(path.trim()).map_err(wrong)?;
-            let audience = parse_audience(names).map_err(wrong)?;
+            let audience = parse_grant(names).map_err(wrong)?;
             if parsed.insert(path, audience).is_some() {
-                return Err(wrong("there is a rule about this path already".into()));
+                return Err(wrong("there is already a rule for this path".into()));
             }
         }
-        let default = if is_public { Audience::Public } else { Audience::Some(Vec::new()) };
+        let default = if is_public { ReadGrant::Public } else { ReadGrant::Principals(Vec::new()) };
         parsed.entry(String::new()).or_insert(default);
-        let metrics = parse_audience(metrics).map_err(|why| PolicyError(format!("access.metrics: {why}")))?;
+        let metrics = parse_grant(metrics).map_err(|why| PolicyError(format!("access.metrics: {why}")))?;
         Ok(Self { rules: parsed, metrics })
     }
 
-    /// Whether `caller` may read what is at `path`; whether anything is there is not looked at.
+    /// Decides whether `caller` may read `path`. The path need not exist.
     pub fn decide(&self, path: &str, caller: Option<&Caller>) -> Decision {
-        // One look-up for each segment, however many rules there are: a listing asks for each of its entries.
+        // One look-up per segment, independent of the number of rules: a listing checks each of its entries.
         let mut above = Some(path);
         while let Some(at) = above {
             if let Some((found, audience)) = self.rules.get_key_value(at) {
-                return Rule { path: found, audience }.decide(path, caller);
+                return AccessRule { path: found, grant: audience }.decide(path, caller);
             }
             above = (!at.is_empty()).then(|| at.rsplit_once('/').map_or("", |(parent, _)| parent));
         }
         Decision::Refused
     }
 
-    /// The rules about `path` and what is below.
-    fn below(&self, path: &str) -> impl Iterator<Item = Rule<'_>> {
-        // Between "a/" and "a0" lies whatever begins with "a/".
+    /// Returns the rules for `path` and for paths below it.
+    fn rules_below(&self, path: &str) -> impl Iterator<Item = AccessRule<'_>> {
+        // All paths that begin with "a/" sort between "a/" and "a0".
         let (from, to) =
             if path.is_empty() { (String::new(), None) } else { (format!("{path}/"), Some(format!("{path}0"))) };
         let end = to.map_or(Bound::Unbounded, Bound::Excluded);
         let inner = self.rules.range::<String, _>((Bound::Included(from), end));
         let own = self.rules.get_key_value(path).filter(|_| !path.is_empty());
-        inner.chain(own).map(|(path, audience)| Rule { path, audience })
+        inner.chain(own).map(|(path, audience)| AccessRule { path, grant: audience })
     }
 
-    /// Whether `caller` may read all that is at `path` and below.
+    /// Decides whether `caller` may read `path` and all paths below it.
     pub fn decide_below(&self, path: &str, caller: Option<&Caller>) -> Decision {
-        self.below(path).map(|rule| rule.decide(rule.path, caller)).fold(self.decide(path, caller), Decision::max)
+        self.rules_below(path).map(|rule| rule.decide(rule.path, caller)).fold(self.decide(path, caller), Decision::max)
     }
 
-    /// Whether something below `path` is for everybody by a rule of its own.
+    /// Returns true if a rule for `path` or a path below it grants public access.
     pub fn is_public_below(&self, path: &str) -> bool {
-        self.below(path).any(|rule| *rule.audience == Audience::Public)
+        self.rules_below(path).any(|rule| *rule.grant == ReadGrant::Public)
     }
 
-    /// Whether `caller` may read the metrics.
+    /// Decides whether `caller` may read the metrics.
     pub fn decide_metrics(&self, caller: Option<&Caller>) -> Decision {
         self.metrics.decide(caller)
     }
 }
 
-impl Rule<'_> {
-    /// The decision about `path`, of which this is the rule.
+impl AccessRule<'_> {
+    /// Returns the decision about `path`, to which this rule applies.
     fn decide(&self, path: &str, caller: Option<&Caller>) -> Decision {
-        let named = self.audience.decide(caller);
-        // A token that says itself what it opens opens nothing else, and what is below its paths only as far as no longer
-        // rule is about that.
-        match caller.and_then(|caller| caller.reads.as_ref()) {
-            Some(reads) if named != Decision::Public && *self.audience != Audience::Nobody => {
+        let named = self.grant.decide(caller);
+        // A token with `allowed_paths` grants access to these paths only, besides public ones. If the rule's path is
+        // longer than the token's, the rule must also grant access to the caller.
+        match caller.and_then(|caller| caller.allowed_paths.as_ref()) {
+            Some(reads) if named != Decision::Public && *self.grant != ReadGrant::Nobody => {
                 let longest = reads.iter().filter(|read| is_within(path, read)).map(String::len).max();
                 let may = longest.is_some_and(|bytes| bytes >= self.path.len() || named == Decision::Granted);
                 if may { Decision::Granted } else { Decision::Refused }
@@ -143,33 +143,34 @@ impl Rule<'_> {
     }
 }
 
-impl Audience {
+impl ReadGrant {
     fn decide(&self, caller: Option<&Caller>) -> Decision {
         match (self, caller) {
             (Self::Public, _) => Decision::Public,
-            (Self::Some(who), Some(caller)) if who.iter().any(|who| who.is(caller)) => Decision::Granted,
-            (Self::Some(_) | Self::Nobody, _) => Decision::Refused,
+            (Self::Principals(who), Some(caller)) if who.iter().any(|who| who.matches(caller)) => Decision::Granted,
+            (Self::Principals(_) | Self::Nobody, _) => Decision::Refused,
         }
     }
 }
 
-impl Who {
-    fn is(&self, caller: &Caller) -> bool {
+impl Principal {
+    fn matches(&self, caller: &Caller) -> bool {
         match self {
-            // A token that is good for some paths only is not good for what any token opens.
-            Self::AnyCaller => caller.reads.is_none(),
+            // A token that is restricted to some paths does not count as any valid token.
+            Self::AnyCaller => caller.allowed_paths.is_none(),
             Self::Name { is_jwt, name } => *is_jwt == caller.is_jwt && *name == caller.name,
             Self::Group { is_jwt, name } => *is_jwt == caller.is_jwt && caller.groups.contains(name),
         }
     }
 }
 
-/// Whether `path` is `prefix` or below it.
+/// Returns true if `path` is `prefix` or below it.
 fn is_within(path: &str, prefix: &str) -> bool {
     prefix.is_empty() || path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// A path as in a URL, `/` first, each segment percent-encoded or not, as rules and tokens have it.
+/// Parses a path of a rule or token. It begins with `/`, like the path of a URL, and its segments may be
+/// percent-encoded.
 pub(super) fn parse_path(text: &str) -> Result<String, String> {
     let inner = text.strip_prefix('/').ok_or_else(|| format!("the path {text:?} does not begin with a slash"))?;
     let inner = inner.strip_suffix('/').unwrap_or(inner);
@@ -181,35 +182,36 @@ pub(super) fn parse_path(text: &str) -> Result<String, String> {
         let segment = percent_decode_str(raw).decode_utf8().map_err(|_not| format!("{raw:?} is not UTF-8"))?;
         let bad = |c: char| c.is_control() || "/\\".contains(c);
         if segment.is_empty() || segment == "." || segment == ".." || segment.contains(bad) {
-            return Err(format!("{raw:?} is no segment of a path"));
+            return Err(format!("{raw:?} is not a valid path segment"));
         }
         segments.push(segment);
     }
     Ok(segments.join("/"))
 }
 
-/// `public`, `nobody`, or names: `alice`, `@group`, `jwt:subject`, `jwt:@group`, `*` for whoever has a valid token.
-fn parse_audience(text: &str) -> Result<Audience, String> {
+/// Parses `public`, `nobody`, or names: `alice`, `@group`, `jwt:subject`, `jwt:@group`, `*` for any caller with a valid
+/// token.
+fn parse_grant(text: &str) -> Result<ReadGrant, String> {
     let words: Vec<&str> = text.split_whitespace().collect();
     match words.as_slice() {
-        [] => return Err("it names nobody: write \"nobody\" if that is meant".to_owned()),
-        ["public"] => return Ok(Audience::Public),
-        ["nobody"] => return Ok(Audience::Nobody),
+        [] => return Err("it contains no name: write \"nobody\" to allow no caller".to_owned()),
+        ["public"] => return Ok(ReadGrant::Public),
+        ["nobody"] => return Ok(ReadGrant::Nobody),
         _ => {}
     }
     let who = |word: &&str| {
         let (is_jwt, rest) = word.strip_prefix("jwt:").map_or((false, *word), |rest| (true, rest));
         match (rest, rest.strip_prefix('@')) {
-            ("public" | "nobody", _) if !is_jwt => Err(format!("{word:?} stands alone or not at all")),
-            ("", _) | (_, Some("")) => Err(format!("{word:?} names nobody")),
-            ("*", _) if !is_jwt => Ok(Who::AnyCaller),
-            ("*", _) => Err(format!("{word:?} would be one whose name is *: write * for whoever has a valid token")),
+            ("public" | "nobody", _) if !is_jwt => Err(format!("{word:?} cannot be combined with names")),
+            ("", _) | (_, Some("")) => Err(format!("{word:?} contains no name")),
+            ("*", _) if !is_jwt => Ok(Principal::AnyCaller),
+            ("*", _) => Err(format!("{word:?} would be a caller named *: write * for any caller with a valid token")),
             _ if word.ends_with(',') => Err(format!("{word:?} ends in a comma: separate names by spaces")),
-            (_, Some(name)) => Ok(Who::Group { is_jwt, name: name.to_owned() }),
-            (name, None) => Ok(Who::Name { is_jwt, name: name.to_owned() }),
+            (_, Some(name)) => Ok(Principal::Group { is_jwt, name: name.to_owned() }),
+            (name, None) => Ok(Principal::Name { is_jwt, name: name.to_owned() }),
         }
     };
-    words.iter().map(who).collect::<Result<_, _>>().map(Audience::Some)
+    words.iter().map(who).collect::<Result<_, _>>().map(ReadGrant::Principals)
 }
 
 #[cfg(test)]
@@ -221,7 +223,7 @@ mod tests {
 
     fn caller(name: &str, groups: &[&str], reads: Option<&[&str]>) -> Caller {
         let owned = |list: &[&str]| list.iter().map(ToString::to_string).collect();
-        Caller { is_jwt: false, name: name.into(), groups: owned(groups), reads: reads.map(owned) }
+        Caller { is_jwt: false, name: name.into(), groups: owned(groups), allowed_paths: reads.map(owned) }
     }
 
     fn policy(is_public: bool, rules: &[&str]) -> Policy {
@@ -338,7 +340,7 @@ mod tests {
     }
 
     proptest! {
-        /// The rules by a slow model: walk up from the path to the first that is written down.
+        /// Compares the policy with a slow model, which walks up from the path to the first path that has a rule.
         #[test]
         fn the_nearest_rule_above_decides(
             rules in proptest::collection::btree_map("[ab]{1,2}(/[ab]{1,2}){0,2}", any::<bool>(), 0..6),

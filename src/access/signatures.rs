@@ -1,4 +1,4 @@
-//! Signatures of JWTs, checked by ring: the one library for cryptography that the server has anyway.
+//! Verification of JWT signatures by the crate `ring`, the cryptography library that the server already uses.
 
 use std::sync::Once;
 
@@ -9,67 +9,69 @@ use ring::signature as algorithms;
 use ring::signature::{RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm};
 use signature::{Error as Invalid, Verifier};
 
-/// How an algorithm is checked.
-enum Check {
-    /// RSA keys come as modulus and exponent, of 2048 to 8192 bits.
+/// Method to verify the signatures of an algorithm.
+enum VerificationScheme {
+    /// RSA; keys of 2048 to 8192 bits, given as modulus and exponent.
     Rsa(&'static algorithms::RsaParameters),
     Other(&'static dyn VerificationAlgorithm),
 }
 
-/// How signatures of this algorithm are checked. `None` for those with a shared secret: whoever checks could sign, too.
-#[expect(clippy::wildcard_enum_match_arm, reason = "what is not named here is not accepted")]
-fn check(algorithm: Algorithm) -> Option<Check> {
+/// Returns the method to verify signatures of this algorithm. `None` for algorithms with a shared secret, because a
+/// verifier could also sign.
+#[expect(clippy::wildcard_enum_match_arm, reason = "algorithms that are not listed here are not accepted")]
+fn verification_scheme(algorithm: Algorithm) -> Option<VerificationScheme> {
     Some(match algorithm {
-        Algorithm::RS256 => Check::Rsa(&algorithms::RSA_PKCS1_2048_8192_SHA256),
-        Algorithm::RS384 => Check::Rsa(&algorithms::RSA_PKCS1_2048_8192_SHA384),
-        Algorithm::RS512 => Check::Rsa(&algorithms::RSA_PKCS1_2048_8192_SHA512),
-        Algorithm::PS256 => Check::Rsa(&algorithms::RSA_PSS_2048_8192_SHA256),
-        Algorithm::PS384 => Check::Rsa(&algorithms::RSA_PSS_2048_8192_SHA384),
-        Algorithm::PS512 => Check::Rsa(&algorithms::RSA_PSS_2048_8192_SHA512),
-        Algorithm::ES256 => Check::Other(&algorithms::ECDSA_P256_SHA256_FIXED),
-        Algorithm::ES384 => Check::Other(&algorithms::ECDSA_P384_SHA384_FIXED),
-        Algorithm::EdDSA => Check::Other(&algorithms::ED25519),
+        Algorithm::RS256 => VerificationScheme::Rsa(&algorithms::RSA_PKCS1_2048_8192_SHA256),
+        Algorithm::RS384 => VerificationScheme::Rsa(&algorithms::RSA_PKCS1_2048_8192_SHA384),
+        Algorithm::RS512 => VerificationScheme::Rsa(&algorithms::RSA_PKCS1_2048_8192_SHA512),
+        Algorithm::PS256 => VerificationScheme::Rsa(&algorithms::RSA_PSS_2048_8192_SHA256),
+        Algorithm::PS384 => VerificationScheme::Rsa(&algorithms::RSA_PSS_2048_8192_SHA384),
+        Algorithm::PS512 => VerificationScheme::Rsa(&algorithms::RSA_PSS_2048_8192_SHA512),
+        Algorithm::ES256 => VerificationScheme::Other(&algorithms::ECDSA_P256_SHA256_FIXED),
+        Algorithm::ES384 => VerificationScheme::Other(&algorithms::ECDSA_P384_SHA384_FIXED),
+        Algorithm::EdDSA => VerificationScheme::Other(&algorithms::ED25519),
         _ => return None,
     })
 }
 
-/// The algorithm of that name, where its signatures are checked here.
+/// Returns the algorithm of this name if its signatures can be verified.
 pub(super) fn algorithm(name: &str) -> Option<Algorithm> {
-    name.parse().ok().filter(|algorithm| check(*algorithm).is_some())
+    name.parse().ok().filter(|algorithm| verification_scheme(*algorithm).is_some())
 }
 
-struct Ring {
+struct RingVerifier {
     algorithm: Algorithm,
-    check: Check,
+    check: VerificationScheme,
     key: DecodingKeyKind,
 }
 
-impl Verifier<Vec<u8>> for Ring {
+impl Verifier<Vec<u8>> for RingVerifier {
     fn verify(&self, message: &[u8], signature: &Vec<u8>) -> Result<(), Invalid> {
         let verified = match (&self.check, &self.key) {
-            (Check::Rsa(parameters), DecodingKeyKind::RsaModulusExponent { n, e }) => {
+            (VerificationScheme::Rsa(parameters), DecodingKeyKind::RsaModulusExponent { n, e }) => {
                 RsaPublicKeyComponents { n, e }.verify(parameters, message, signature)
             }
-            (Check::Other(algorithm), DecodingKeyKind::SecretOrDer(bytes)) => {
+            (VerificationScheme::Other(algorithm), DecodingKeyKind::SecretOrDer(bytes)) => {
                 UnparsedPublicKey::new(*algorithm, bytes).verify(message, signature)
             }
-            (Check::Rsa(_) | Check::Other(_), _) => Err(ring::error::Unspecified),
+            (VerificationScheme::Rsa(_) | VerificationScheme::Other(_), _) => Err(ring::error::Unspecified),
         };
         verified.map_err(|_unspecified| Invalid::new())
     }
 }
 
-impl JwtVerifier for Ring {
+impl JwtVerifier for RingVerifier {
     fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that the crate calls")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the function type that jsonwebtoken requires")]
 fn verifier(algorithm: &Algorithm, key: &DecodingKey) -> Result<Box<dyn JwtVerifier>, Error> {
-    let check = check(*algorithm).filter(|_| key.family() == algorithm.family() && is_asymmetric(key.family()));
+    let check =
+        verification_scheme(*algorithm).filter(|_| key.family() == algorithm.family() && is_asymmetric(key.family()));
     let check = check.ok_or(ErrorKind::InvalidAlgorithm)?;
-    Ok(Box::new(Ring { algorithm: *algorithm, check, key: key.kind().clone() }))
+    Ok(Box::new(RingVerifier { algorithm: *algorithm, check, key: key.kind().clone() }))
 }
 
 fn is_asymmetric(family: AlgorithmFamily) -> bool {
@@ -79,15 +81,15 @@ fn is_asymmetric(family: AlgorithmFamily) -> bool {
 static PROVIDER: CryptoProvider = CryptoProvider {
     signer_factory: |_, _| Err(ErrorKind::InvalidAlgorithm.into()),
     verifier_factory: verifier,
-    // For making JWKs of keys, which nobody does here.
+    // Only needed to make JWKs from keys, which this server does not do.
     key_utils: KeyUtils::new_unimplemented(),
 };
 
-/// To be called before the first JWT is looked at.
-pub(super) fn install() {
+/// Installs the crypto provider. Must be called before the first JWT is decoded.
+pub(super) fn install_provider() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        // Another one is installed by nobody else: ours is the only code that knows the crate.
+        // No other provider is installed, because no other code uses the crate.
         let _ = PROVIDER.install_default();
     });
 }

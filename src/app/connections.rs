@@ -1,4 +1,4 @@
-//! Serving one connection: HTTP/1.1 or HTTP/2, with bounds on what it may cost.
+//! Serves one connection, HTTP/1.1 or HTTP/2, with limits on its cost.
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -15,70 +15,76 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 
-use super::charge::{ASSURED_BYTES, AddressMemory, Charge};
-use super::lane::Lane;
-use super::library::{Bounds, answer};
-use super::metered::{Metered, Rest};
-use super::peers::{self, Admission, PeerLimits, Peers, Place};
-use super::pool::SharedPool;
-use super::progress::Limits;
+use super::connection_memory::{AddressMemory, ConnectionMemory, GUARANTEED_BYTES};
+use super::connection_signals::{ConnectionSignals, ServerCloseReason, UnflushedGuard};
+use super::fast_connection::FastConnection;
+use super::http2_watchdog::WatchdogLimits;
+use super::hyper_connection::{ConnectionLimits, serve_with_hyper};
+use super::metered_socket::{LingerSlot, MeteredSocket};
+use super::peers::{self, PeerAdmission, PeerLimits, PeerSlot, Peers};
 use super::send_queue::{self, SendQueue};
-use super::serving::{Follower, News};
-use super::signals::{EndReason, Signals, Unsent};
-use super::socket::{RuntimeSocket, Socket};
-use super::tls::Tls;
-use super::workers::Workers;
+use super::serving_snapshot::{SnapshotCache, SnapshotReceiver};
+use super::socket::{Socket, TokioSocket};
+use super::threshold_pool::DynamicThresholdPool;
+use super::tls::TlsTerminator;
+use super::workers::WorkerPool;
 use crate::config::Config;
-use crate::metrics::{self, Closed, ConnectionPool};
-use crate::seldom::Seldom;
+use crate::log_throttle::LogThrottle;
+use crate::metrics::{self, CloseReason, ConnectionPoolLabel};
 
-/// Longest request head, in bytes: the longest path there can be (64 KiB) and its headers fit, and connections that
-/// send no more than a head stay cheap.
-pub(super) const HEADER_BYTES: usize = 96 << 10;
+/// Maximum length of a request head, in bytes. The longest possible path (64 KiB) fits together with its headers, and
+/// connections that send no more than a head stay cheap.
+pub(super) const MAX_HEAD_BYTES: usize = 96 << 10;
 
-/// How long a client is listened to that has asked for nothing yet when the server ends.
-const HEARING: Duration = Duration::from_millis(100);
+/// At shutdown, time to wait for the first request of a client that has sent none.
+const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(100);
 
-/// How long a handshake may take that has begun when the server ends.
-const SHAKING: Duration = Duration::from_secs(1);
+/// At shutdown, time to finish a handshake that has begun.
+const HANDSHAKE_GRACE: Duration = Duration::from_secs(1);
 
-/// Time for a client to take the last message of a handshake that failed.
-const FAILING: Duration = Duration::from_secs(1);
+/// Time for a client to receive the last message of a failed handshake.
+const TLS_ALERT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What every connection is served with. Cheap to clone; clones share it.
+/// Serves accepted connections; holds all that they share. Cheap to clone; clones share it.
 #[derive(Clone)]
-pub(super) struct Connections {
-    news: News,
+pub(super) struct ConnectionServer {
+    snapshots: SnapshotReceiver,
     closing: watch::Sender<bool>,
     slots: Arc<Semaphore>,
     peers: Peers,
     unsent: Arc<AtomicUsize>,
-    /// Shared by those whose first request may still come.
+    /// Shared by the connections whose first request may still arrive.
     arriving: Arc<()>,
-    workers: Arc<Workers>,
-    tls: Option<Arc<Tls>>,
-    counted: metrics::Connections,
+    workers: Arc<WorkerPool>,
+    tls: Option<Arc<TlsTerminator>>,
+    metrics: metrics::ConnectionMetrics,
     /// For streams and long heads.
-    memory: Arc<SharedPool>,
+    memory_pool: Arc<DynamicThresholdPool>,
     /// For send queues.
-    sockets: Arc<SharedPool>,
+    send_queue_pool: Arc<DynamicThresholdPool>,
 }
 
-impl Connections {
-    /// Serves as the latest news say, by `workers`; as many connections at once as `config` says, those by TCP with `tls`
-    /// where there is some.
-    pub(super) fn new(config: &Config, news: News, workers: Workers, tls: Option<Tls>) -> Self {
-        let pool =
-            |pool, bytes: u64, divisor| SharedPool::new(pool, usize::try_from(bytes).unwrap_or(usize::MAX), divisor);
-        let memory = pool(ConnectionPool::Memory, config.shared_by_connections_bytes(), 0);
-        let sockets = pool(ConnectionPool::Sockets, config.send_queues_bytes(), send_queue::DIVISOR);
+impl ConnectionServer {
+    /// Serves with the latest snapshot, on `workers`. The maximum number of connections is that of `config`; TCP
+    /// connections use `tls` if it is given.
+    pub(super) fn new(
+        config: &Config,
+        snapshots: SnapshotReceiver,
+        workers: WorkerPool,
+        tls: Option<TlsTerminator>,
+    ) -> Self {
+        let pool = |pool, bytes: u64, divisor| {
+            DynamicThresholdPool::new(pool, usize::try_from(bytes).unwrap_or(usize::MAX), divisor)
+        };
+        let memory = pool(ConnectionPoolLabel::Memory, config.connection_pool_bytes(), 0);
+        let sockets = pool(ConnectionPoolLabel::Sockets, config.send_queues_bytes(), send_queue::CONNECTION_DIVISOR);
         Self {
-            memory: Arc::new(memory.assuring(ASSURED_BYTES)),
-            sockets: Arc::new(sockets),
+            memory_pool: Arc::new(memory.with_guarantee(GUARANTEED_BYTES)),
+            send_queue_pool: Arc::new(sockets),
             workers: Arc::new(workers),
             tls: tls.map(Arc::new),
-            counted: metrics::Connections::new(config.server.max_connections),
-            news,
+            metrics: metrics::ConnectionMetrics::new(config.server.max_connections),
+            snapshots,
             closing: watch::Sender::new(false),
             unsent: Arc::default(),
             arriving: Arc::default(),
@@ -87,227 +93,250 @@ impl Connections {
         }
     }
 
-    /// How many connections have an answer of the library that has not been sent to the end.
-    pub(super) fn unsent(&self) -> Arc<AtomicUsize> {
+    /// Returns the counter of connections with an answer of hyper that has not been sent completely.
+    pub(super) fn unflushed_connections(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.unsent)
     }
 
-    /// As many as share this, but for one, have not been heard yet although they have been let in.
-    pub(super) fn arriving(&self) -> Weak<()> {
+    /// Returns a handle whose strong count, less one, is the number of connections whose first request may still
+    /// arrive.
+    pub(super) fn awaiting_first_request(&self) -> Weak<()> {
         Arc::downgrade(&self.arriving)
     }
 
-    /// Begins no further request, but for the first of those who are let in from now on.
-    pub(super) fn close(&self) {
+    /// Begins no further request, except the first request of a connection that has sent none.
+    pub(super) fn begin_shutdown(&self) {
         self.closing.send_replace(true);
     }
 
-    /// Ready when all that have begun are answered, after [`Self::close`].
-    pub(super) async fn finished(self) {
+    /// Waits until all connections have ended. Call it after [`Self::begin_shutdown`].
+    pub(super) async fn wait_drained(self) {
         self.closing.closed().await;
     }
 
-    /// Wakes all connections, so that those on which nobody asks let go of what they were served with.
-    pub(super) fn wake(&self) {
+    /// Wakes all connections, so that idle ones release the replaced snapshot.
+    pub(super) fn wake_all(&self) {
         self.closing.send_modify(|_closing| ());
     }
 
-    pub(super) async fn slot(&self) -> Option<OwnedSemaphorePermit> {
+    pub(super) async fn acquire_slot(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         Arc::clone(&self.slots).acquire_owned().await.ok()
     }
 
-    /// Serves one connection, which `open` makes in the thread that will serve it.
-    pub(super) fn serve<S: RuntimeSocket>(
+    /// Serves one connection. The thread that serves it calls `open` to create it.
+    pub(super) fn serve<S: TokioSocket>(
         &self,
         open: impl FnOnce() -> io::Result<S> + Send + 'static,
         peer: Option<IpAddr>,
         slot: Option<OwnedSemaphorePermit>,
     ) {
-        self.serve_plain(open, self.terms(peer, Held { place: None, _slot: slot }));
+        self.serve_plain(open, self.new_context(peer, ConnectionPermits { peer_slot: None, _slot: slot }));
     }
 
-    fn serve_plain<S: RuntimeSocket>(&self, open: impl FnOnce() -> io::Result<S> + Send + 'static, terms: Terms) {
+    fn serve_plain<S: TokioSocket>(
+        &self,
+        open: impl FnOnce() -> io::Result<S> + Send + 'static,
+        terms: ConnectionContext,
+    ) {
         let closing = self.closing.subscribe();
-        let queue = self.queue(&terms);
+        let queue = self.new_send_queue(&terms);
         self.workers.spawn(async move {
-            let Some(stream) = opened(open()) else { return };
-            let rest = Rest::default();
-            let mut stream = TimeoutStream::new(Metered::new(stream, queue, &rest));
+            let Some(stream) = log_open_error(open()) else { return };
+            let rest = LingerSlot::default();
+            let mut stream = TimeoutStream::new(MeteredSocket::new(stream, queue, &rest));
             stream.set_write_timeout(Some(terms.send_timeout));
-            terms.converse(Box::pin(stream), rest, closing).await;
+            terms.run(Box::pin(stream), rest, closing).await;
         });
     }
 
-    /// As [`Self::serve`]; encrypted, where that is configured. Where `peer` has too many already, the connection waits, or
-    /// is closed at once where too many wait.
+    /// Like [`Self::serve`], with TLS if it is configured. If `peer` has too many connections, the connection waits for
+    /// a slot; if too many wait already, it is closed at once.
     pub(super) fn serve_tcp(
         &self,
         open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static,
         peer: IpAddr,
         slot: Option<OwnedSemaphorePermit>,
     ) {
-        let serving = self.news.current();
+        let serving = self.snapshots.current();
         if serving.is_proxy(peer) {
-            return self.serve_placed(open, self.terms(Some(peer), Held { place: None, _slot: slot }));
+            return self.serve_admitted(
+                open,
+                self.new_context(Some(peer), ConnectionPermits { peer_slot: None, _slot: slot }),
+            );
         }
-        // This one has its slot already.
-        let limits = PeerLimits::new(serving.connections_of_one, self.slots.available_permits());
+        // The available permits do not include this connection's.
+        let limits = PeerLimits::new(serving.max_connections_per_address, self.slots.available_permits());
         match self.peers.admit(peer, limits) {
-            Admission::Served(place) => {
-                self.serve_placed(open, self.terms(Some(peer), Held { place: Some(place), _slot: slot }));
+            PeerAdmission::Admitted(place) => {
+                self.serve_admitted(
+                    open,
+                    self.new_context(Some(peer), ConnectionPermits { peer_slot: Some(place), _slot: slot }),
+                );
             }
-            Admission::Refused => self.refused(peer, "clients.connections"),
-            Admission::Waits(place, search) => {
+            PeerAdmission::Refused => self.record_refusal(peer, "clients.connections"),
+            PeerAdmission::Queued(place, search) => {
                 if let Some(address) = search {
-                    tokio::spawn(self.peers.clone().search(address));
+                    tokio::spawn(self.peers.clone().evict_for_waiters(address));
                 }
                 let (this, patience) = (self.clone(), serving.header_timeout);
                 let mut closing = self.closing.subscribe();
                 tokio::spawn(async move {
-                    // The first request waits in the kernel meanwhile.
+                    // Meanwhile the first request waits in the kernel.
                     let place = tokio::select! {
-                        place = peers::waited(place, patience) => place,
-                        () = is_set(&mut closing) => None,
+                        place = peers::wait_for_slot(place, patience) => place,
+                        () = wait_until_set(&mut closing) => None,
                     };
                     match place {
                         Some(place) => {
-                            let held = Held { place: Some(place), _slot: slot };
-                            this.serve_placed(open, this.terms(Some(peer), held));
+                            let held = ConnectionPermits { peer_slot: Some(place), _slot: slot };
+                            this.serve_admitted(open, this.new_context(Some(peer), held));
                         }
-                        None => this.refused(peer, "clients.connections: no connection ended in time"),
+                        None => this.record_refusal(peer, "clients.connections: no connection ended in time"),
                     }
                 });
             }
         }
     }
 
-    fn serve_placed(&self, open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static, terms: Terms) {
+    fn serve_admitted(&self, open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static, terms: ConnectionContext) {
         let (Some(tls), Some(peer)) = (self.tls.clone(), terms.peer) else { return self.serve_plain(open, terms) };
         let mut closing = self.closing.subscribe();
-        let queue = self.queue(&terms);
+        let queue = self.new_send_queue(&terms);
         self.workers.spawn(async move {
-            let Some(stream) = opened(open()) else { return };
-            let rest = Rest::default();
-            let meter = |stream| Metered::new(stream, queue, &rest);
-            // In memory of its own, which is given back when the handshake is done.
+            let Some(stream) = log_open_error(open()) else { return };
+            let rest = LingerSlot::default();
+            let meter = |stream| MeteredSocket::new(stream, queue, &rest);
+            // Boxed, so that the memory of the handshake is freed when it is done.
             let mut accept = Box::pin(tls.accept(stream, meter, terms.send_timeout, peer));
             let accepted = tokio::select! {
                 accepted = accept.as_mut() => accepted,
-                () = is_set(&mut closing) => tokio::time::timeout(SHAKING, accept.as_mut()).await.ok().flatten(),
+                () = wait_until_set(&mut closing) => tokio::time::timeout(HANDSHAKE_GRACE, accept.as_mut()).await.ok().flatten(),
             };
             drop(accept);
             let Some(stream) = accepted else {
-                let Terms { arriving, held, .. } = terms;
-                // The server's end does not wait for it.
+                let ConnectionContext { arriving, permits: held, .. } = terms;
+                // Shutdown does not wait for this connection.
                 drop((arriving, closing));
-                rest.drained(false, FAILING).await;
+                rest.drain(false, TLS_ALERT_TIMEOUT).await;
                 drop(held);
                 return;
             };
-            terms.converse(stream, rest, closing).await;
+            terms.run(stream, rest, closing).await;
         });
     }
 
-    /// An empty send queue of a connection on these terms.
-    fn queue(&self, terms: &Terms) -> SendQueue {
-        SendQueue::new(&self.sockets, terms.held.of_address())
+    /// Returns an empty send queue for a connection.
+    fn new_send_queue(&self, terms: &ConnectionContext) -> SendQueue {
+        SendQueue::new(&self.send_queue_pool, terms.permits.address_memory())
     }
 
-    /// Tells of a connection that is closed because its address has too many.
-    fn refused(&self, peer: IpAddr, reason: &'static str) {
-        static REFUSED: Seldom = Seldom::new();
-        self.counted.open().close(Closed::Refused);
-        if let Some(unsaid) = REFUSED.may_say() {
-            let most = self.news.current().connections_of_one;
+    /// Counts and logs a connection that is closed because its address has too many.
+    fn record_refusal(&self, peer: IpAddr, reason: &'static str) {
+        static REFUSED: LogThrottle = LogThrottle::new();
+        self.metrics.record_accepted().set_close_reason(CloseReason::Refused);
+        if let Some(unsaid) = REFUSED.allow() {
+            let most = self.snapshots.current().max_connections_per_address;
             tracing::warn!(%peer, reason, most, unsaid, "connection refused");
         }
     }
 
-    fn terms(&self, peer: Option<IpAddr>, held: Held) -> Terms {
-        let serving = self.news.current();
-        Terms {
-            http: serving.http.clone(),
-            news: self.news.clone(),
-            unsent: Unsent::new(&self.unsent),
+    fn new_context(&self, peer: Option<IpAddr>, held: ConnectionPermits) -> ConnectionContext {
+        let serving = self.snapshots.current();
+        ConnectionContext {
+            hyper_builder: serving.hyper_builder.clone(),
+            snapshots: self.snapshots.clone(),
+            unsent: UnflushedGuard::new(&self.unsent),
             header_timeout: serving.header_timeout,
             send_timeout: serving.send_timeout,
             peer,
-            counted: self.counted.open(),
+            metrics: self.metrics.record_accepted(),
             arriving: Arc::clone(&self.arriving),
-            charge: Charge::new(&self.memory, held.of_address()),
-            held,
+            memory: ConnectionMemory::new(&self.memory_pool, held.address_memory()),
+            permits: held,
         }
     }
 }
 
-/// A connection's places, until it ends.
-struct Held {
-    /// Given back first: the next connection that gets the slot must not find this one counted.
-    place: Option<Place>,
+/// Permits that a connection holds until it ends.
+struct ConnectionPermits {
+    /// Released first: the next connection that gets the slot must not find this one counted.
+    peer_slot: Option<PeerSlot>,
     _slot: Option<OwnedSemaphorePermit>,
 }
 
-impl Held {
-    /// The bytes that all connections of the address have taken; `None` where it stands for many clients.
-    fn of_address(&self) -> Option<Arc<AddressMemory>> {
-        self.place.as_ref().map(|place| Arc::clone(place.memory()))
+impl ConnectionPermits {
+    /// Returns the memory that all connections of the address have taken; `None` where the address stands for many
+    /// clients.
+    fn address_memory(&self) -> Option<Arc<AddressMemory>> {
+        self.peer_slot.as_ref().map(|place| Arc::clone(place.memory()))
     }
 }
 
-fn opened<S>(stream: io::Result<S>) -> Option<S> {
+fn log_open_error<S>(stream: io::Result<S>) -> Option<S> {
     stream.inspect_err(|error| tracing::warn!(%error, "connection not served")).ok()
 }
 
-/// What one connection is served with, to its end.
-struct Terms {
-    http: Builder<TokioExecutor>,
-    news: News,
-    unsent: Unsent,
+/// Everything that one connection is served with, until it ends.
+struct ConnectionContext {
+    hyper_builder: Builder<TokioExecutor>,
+    snapshots: SnapshotReceiver,
+    unsent: UnflushedGuard,
     header_timeout: Duration,
     send_timeout: Duration,
     peer: Option<IpAddr>,
-    counted: metrics::Connection,
+    metrics: metrics::OpenConnectionGuard,
     arriving: Arc<()>,
-    charge: Charge,
-    held: Held,
+    memory: ConnectionMemory,
+    permits: ConnectionPermits,
 }
 
-impl Terms {
-    /// Answers what comes, to the connection's end.
-    async fn converse<S: Socket + 'static>(self, stream: S, rest: Rest, mut closing: watch::Receiver<bool>) {
-        let Self { http, news, unsent, header_timeout, send_timeout, peer, mut counted, arriving, charge, held } = self;
-        let signals = Signals::default();
+impl ConnectionContext {
+    /// Answers requests until the connection ends.
+    async fn run<S: Socket + 'static>(self, stream: S, rest: LingerSlot, mut closing: watch::Receiver<bool>) {
+        let Self {
+            hyper_builder: http,
+            snapshots: news,
+            unsent,
+            header_timeout,
+            send_timeout,
+            peer,
+            metrics: mut counted,
+            arriving,
+            memory: charge,
+            permits: held,
+        } = self;
+        let signals = ConnectionSignals::default();
         let told = signals.clone();
-        let activity = held.place.as_ref().map(|place| Arc::clone(place.activity()));
-        let follower = Follower::new(news.clone());
-        let bounds = Bounds { charge: charge.clone(), activity, header_timeout };
-        let mut lane = Lane::new(stream, follower, peer, signals.clone(), unsent, bounds);
-        // The library comes with the first request that it has to answer: its state is larger than the lane's, and
-        // being polled through it takes longer than the lane needs to answer.
+        let activity = held.peer_slot.as_ref().map(|place| Arc::clone(place.activity()));
+        let follower = SnapshotCache::new(news.clone());
+        let bounds = ConnectionLimits { memory: charge.clone(), activity, header_timeout };
+        let mut lane = FastConnection::new(stream, follower, peer, signals.clone(), unsent, bounds);
+        // hyper is used only from the first request that it has to answer. Its state is larger than the fast
+        // connection's, and polling through it takes longer than the fast path needs to answer.
         let mut arriving = Some(arriving);
         let handing = tokio::select! {
             biased;
-            handing = poll_fn(|context| lane.poll_between(context)) => handing,
-            () = is_set(&mut closing) => {
-                // Somebody let in just now may have asked already, and not been heard.
-                let hearing = if lane.is_new() { HEARING } else { Duration::ZERO };
-                match tokio::time::timeout(hearing, poll_fn(|context| lane.poll_between(context))).await {
+            handing = poll_fn(|context| lane.poll_fast_path(context)) => handing,
+            () = wait_until_set(&mut closing) => {
+                // A client that was accepted just now may have sent a request that is not read yet.
+                let hearing = if lane.is_new() { FIRST_REQUEST_GRACE } else { Duration::ZERO };
+                match tokio::time::timeout(hearing, poll_fn(|context| lane.poll_fast_path(context))).await {
                     Ok(handing) => handing,
                     Err(_elapsed) => {
                         arriving = None;
-                        signals.close();
-                        poll_fn(|context| lane.poll_between(context)).await
+                        signals.request_close();
+                        poll_fn(|context| lane.poll_fast_path(context)).await
                     }
                 }
             }
         };
         drop(arriving);
         let ended = match handing {
-            // In memory of its own, which most connections never need.
+            // Boxed, because most connections never need this memory.
             Ok(true) => {
-                let limits = Limits { stall: send_timeout, idle: header_timeout };
-                Box::pin(answer(&http, lane, news, peer, signals, closing, limits, charge)).await
+                let limits = WatchdogLimits { stall: send_timeout, idle: header_timeout };
+                Box::pin(serve_with_hyper(&http, lane, news, peer, signals, closing, limits, charge)).await
             }
             Ok(false) => {
                 let ended = lane.shutdown().await.map_err(Into::into);
@@ -319,19 +348,19 @@ impl Terms {
                 Err(error.into())
             }
         };
-        let reason = told.end_reason();
-        let was_late = ended.as_ref().is_err_and(|error| is_late(&**error));
-        counted.close(match reason {
-            _ if was_late => Closed::SendTimeout,
-            Some(EndReason::Idle) => Closed::Idle,
-            Some(EndReason::Evicted) => Closed::Evicted,
-            Some(EndReason::Memory) => Closed::Memory,
-            None if ended.is_ok() => Closed::Ended,
-            None => Closed::Error,
+        let reason = told.close_reason();
+        let was_late = ended.as_ref().is_err_and(|error| is_timeout(&**error));
+        counted.set_close_reason(match reason {
+            _ if was_late => CloseReason::SendTimeout,
+            Some(ServerCloseReason::Idle) => CloseReason::Idle,
+            Some(ServerCloseReason::Evicted) => CloseReason::Evicted,
+            Some(ServerCloseReason::Memory) => CloseReason::Memory,
+            None if ended.is_ok() => CloseReason::Ended,
+            None => CloseReason::Error,
         });
-        // A connection that is ended to make room for others still sends its last answer.
-        let sends_last = !was_late && matches!(reason, Some(EndReason::Evicted | EndReason::Memory));
-        rest.drained(ended.is_err() && !sends_last, send_timeout).await;
+        // A connection that is closed to make room for others still sends its last answer.
+        let sends_last = !was_late && matches!(reason, Some(ServerCloseReason::Evicted | ServerCloseReason::Memory));
+        rest.drain(ended.is_err() && !sends_last, send_timeout).await;
         drop(held);
         if let Err(error) = ended {
             tracing::debug!(error, "connection ended");
@@ -339,8 +368,8 @@ impl Terms {
     }
 }
 
-/// Whether a client took nothing for too long.
-fn is_late(error: &(dyn Error + 'static)) -> bool {
+/// Returns true if the client received nothing for too long.
+fn is_timeout(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
@@ -351,7 +380,7 @@ fn is_late(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Waits until the flag is set, or its sender is gone.
-pub(super) async fn is_set(flag: &mut watch::Receiver<bool>) {
+/// Waits until the flag is set or its sender is dropped.
+pub(super) async fn wait_until_set(flag: &mut watch::Receiver<bool>) {
     drop(flag.wait_for(|flag| *flag).await);
 }

@@ -1,202 +1,214 @@
-//! The fields that a client adds to the dynamic table of HPACK (RFC 7541), as far as they decide how much memory the table
-//! holds.
+//! Scans the fields that a client adds to the HPACK dynamic table (RFC 7541), to find out how much memory the table
+//! retains.
 //!
-//! The HTTP library keeps the value of a pseudo-header as a part of the buffer that it was received or decoded in, and so
-//! the whole buffer. A client that lets 8 KiB lie between two such fields makes a table of 4 KiB hold 800.
+//! hyper keeps the value of a pseudo-header as a slice of the buffer in which it was received or decoded, and so keeps
+//! the whole buffer. A client that sends 8 KiB between two such fields makes a table of 4 KiB retain 800 KiB.
 
 use std::collections::VecDeque;
 
-/// Most entries of the dynamic table: 4,096 bytes (RFC 9113, section 6.5.2), of which each entry takes 32, its name and its
-/// value (RFC 7541, section 4.1).
-const ENTRIES: usize = 4096 / (32 + 1);
+/// Maximum number of entries in the dynamic table. It has 4,096 bytes (RFC 9113, section 6.5.2), of which each entry
+/// takes 32 and the lengths of its name and value (RFC 7541, section 4.1).
+const MAX_ENTRIES: usize = 4096 / (32 + 1);
 
-/// Memory of buffers for each byte received between two entries. A buffer for what is received is given up when the next
-/// frame does not fit, so that at most half is unused: 2. One for what is decoded has room for twice the string, of which
-/// Huffman's code yields at most 1.6 bytes for each, and is given up likewise: 3.6.
-const HELD_PER_BYTE: usize = 6;
+/// Buffer memory for each byte received between two entries, the sum of two factors. A receive buffer is released when
+/// the next frame does not fit, so at most half of it is unused: 2. A decoding buffer has room for twice the encoded
+/// string, from each byte of which the Huffman code yields at most 1.6, and is released in the same way: 3.6.
+const RETAINED_PER_BYTE: usize = 6;
 
-/// An entry holds no more than the buffers of its own header list, and these are not larger than for one of this length.
-const SHORT_LIST_BYTES: usize = 16 << 10;
+/// Minimum length with which a header list is counted. An entry retains at most the buffers of its own header list, and
+/// those of a shorter list are no larger than for this length.
+const MIN_LIST_BUFFER_BYTES: usize = 16 << 10;
 
-/// Follows the header lists of a connection.
+/// Scans the header lists of a connection.
 #[derive(Debug, Default)]
-pub(super) struct TableScanner {
-    step: Step,
-    /// Bytes that the library was given since the last entry was added.
-    since_last: usize,
+pub(super) struct HpackTableScanner {
+    step: HpackState,
+    /// Bytes that hyper was given since the last entry was added.
+    bytes_since_entry: usize,
     list_bytes: usize,
     list_fields: usize,
-    /// Memory that each entry holds at most, the oldest first.
-    held: VecDeque<u32>,
-    held_bytes: usize,
+    /// Maximum memory that each entry retains, the oldest first.
+    entry_retained_bytes: VecDeque<u32>,
+    retained_bytes: usize,
 }
 
-/// What the next byte of a header list belongs to.
+/// State of the parser: what the next byte of a header list belongs to.
 #[derive(Debug, Default, Clone, Copy)]
-enum Step {
+enum HpackState {
     #[default]
-    Field,
+    FieldStart,
     /// Further bytes of an integer (section 5.1).
     Integer {
         value: usize,
         shift: u32,
-        of: Integer,
+        role: IntegerRole,
     },
-    /// The length of a string (section 5.2).
-    Length(Part),
-    Text(Text),
+    /// Length of a string (section 5.2).
+    StringLength(StringRole),
+    StringBytes(HpackString),
 }
 
 /// A string of which some bytes are still to come.
 #[derive(Debug, Clone, Copy)]
-struct Text {
+struct HpackString {
     left: usize,
-    part: Part,
-    /// Whether the next byte is its first.
+    role: StringRole,
+    /// True if the next byte is the string's first.
     is_first: bool,
     is_huffman: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Integer {
-    /// Of a field without strings, or of a table's size.
-    Whole,
-    /// The index of a field's name; 0 where the name follows.
-    Name {
+enum IntegerRole {
+    /// A field without strings, or a table size update.
+    NoString,
+    /// Index of a field's name; 0 if the name follows as a string.
+    NameIndex {
         is_added: bool,
     },
-    Length {
-        part: Part,
+    StringLength {
+        role: StringRole,
         is_huffman: bool,
     },
 }
 
-/// Which of a field's strings, and whether the field is added to the table and its value kept as it came.
+/// Role of a string in its field: name or value. Also tells if the field is added to the table, and if the table then
+/// retains a buffer.
 #[derive(Debug, Clone, Copy)]
-enum Part {
+enum StringRole {
     Name { is_added: bool, is_pseudo: bool },
-    Value { is_added: bool, is_held: bool },
+    Value { is_added: bool, retains_buffer: bool },
 }
 
-impl TableScanner {
-    /// Memory that the table's entries hold at most.
-    pub(super) fn held_bytes(&self) -> usize {
-        self.held_bytes
+impl HpackTableScanner {
+    /// Returns the maximum memory that the table's entries retain.
+    pub(super) fn retained_bytes(&self) -> usize {
+        self.retained_bytes
     }
 
-    /// Fields of the current header list so far.
+    /// Returns the number of fields of the current header list so far.
     pub(super) fn list_fields(&self) -> usize {
         self.list_fields
     }
 
-    /// The library is given so many bytes of any frames.
-    pub(super) fn pass(&mut self, bytes: usize) {
-        self.since_last = self.since_last.saturating_add(bytes);
+    /// Counts bytes of any frames that hyper is given.
+    pub(super) fn count_forwarded(&mut self, bytes: usize) {
+        self.bytes_since_entry = self.bytes_since_entry.saturating_add(bytes);
     }
 
-    /// A header list begins.
+    /// Begins a header list.
     pub(super) fn begin_list(&mut self) {
-        (self.step, self.list_bytes, self.list_fields) = (Step::Field, 0, 0);
+        (self.step, self.list_bytes, self.list_fields) = (HpackState::FieldStart, 0, 0);
     }
 
-    /// `bytes` follow in the header list.
+    /// Scans the next `bytes` of the header list.
     pub(super) fn scan(&mut self, mut bytes: &[u8]) {
         self.list_bytes = self.list_bytes.saturating_add(bytes.len());
         while let Some((first, rest)) = bytes.split_first() {
-            if let Step::Text(text @ Text { left, is_first: false, .. }) = self.step {
+            if let HpackState::StringBytes(text @ HpackString { left, is_first: false, .. }) = self.step {
                 let passed = left.min(bytes.len());
                 bytes = bytes.get(passed..).unwrap_or_default();
-                self.step = self.after_text(Text { left: left - passed, ..text });
+                self.step = self.after_string(HpackString { left: left - passed, ..text });
                 continue;
             }
-            self.step = self.next(*first);
+            self.step = self.next_state(*first);
             bytes = rest;
         }
     }
 
-    fn next(&mut self, byte: u8) -> Step {
-        self.list_fields += usize::from(matches!(self.step, Step::Field));
+    fn next_state(&mut self, byte: u8) -> HpackState {
+        self.list_fields += usize::from(matches!(self.step, HpackState::FieldStart));
         match self.step {
-            // Sections 6.1, 6.2.1, 6.3, and 6.2.2 and 6.2.3.
-            Step::Field if byte & 0x80 != 0 => self.integer(byte, 7, Integer::Whole),
-            Step::Field if byte & 0x40 != 0 => self.integer(byte, 6, Integer::Name { is_added: true }),
-            Step::Field if byte & 0x20 != 0 => self.integer(byte, 5, Integer::Whole),
-            Step::Field => self.integer(byte, 4, Integer::Name { is_added: false }),
-            Step::Integer { value, shift, of } => {
+            // Sections 6.1, 6.2.1 and 6.3, then 6.2.2 and 6.2.3.
+            HpackState::FieldStart if byte & 0x80 != 0 => self.start_integer(byte, 7, IntegerRole::NoString),
+            HpackState::FieldStart if byte & 0x40 != 0 => {
+                self.start_integer(byte, 6, IntegerRole::NameIndex { is_added: true })
+            }
+            HpackState::FieldStart if byte & 0x20 != 0 => self.start_integer(byte, 5, IntegerRole::NoString),
+            HpackState::FieldStart => self.start_integer(byte, 4, IntegerRole::NameIndex { is_added: false }),
+            HpackState::Integer { value, shift, role: of } => {
                 let value = value.saturating_add(usize::from(byte & 0x7f).checked_shl(shift).unwrap_or(usize::MAX));
                 if byte & 0x80 != 0 {
-                    return Step::Integer { value, shift: shift.saturating_add(7), of };
+                    return HpackState::Integer { value, shift: shift.saturating_add(7), role: of };
                 }
                 self.after_integer(value, of)
             }
-            Step::Length(part) => self.integer(byte, 7, Integer::Length { part, is_huffman: byte & 0x80 != 0 }),
-            Step::Text(text) => {
-                let part = match text.part {
-                    // `:` is 1011100 in Huffman's code (appendix B).
-                    Part::Name { is_added, .. } => {
+            HpackState::StringLength(part) => {
+                self.start_integer(byte, 7, IntegerRole::StringLength { role: part, is_huffman: byte & 0x80 != 0 })
+            }
+            HpackState::StringBytes(text) => {
+                let part = match text.role {
+                    // The Huffman code of `:` is 1011100 (appendix B).
+                    StringRole::Name { is_added, .. } => {
                         let is_pseudo = if text.is_huffman { byte >> 1 == 0b101_1100 } else { byte == b':' };
-                        Part::Name { is_added, is_pseudo }
+                        StringRole::Name { is_added, is_pseudo }
                     }
-                    Part::Value { .. } => text.part,
+                    StringRole::Value { .. } => text.role,
                 };
-                self.after_text(Text { left: text.left - 1, part, is_first: false, ..text })
+                self.after_string(HpackString { left: text.left - 1, role: part, is_first: false, ..text })
             }
         }
     }
 
-    /// An integer begins in the last `bits` of `byte`.
-    fn integer(&mut self, byte: u8, bits: u8, of: Integer) -> Step {
+    /// Begins an integer in the last `bits` of `byte`.
+    fn start_integer(&mut self, byte: u8, bits: u8, of: IntegerRole) -> HpackState {
         let most = (1_usize << bits) - 1;
         let value = usize::from(byte) & most;
-        if value == most { Step::Integer { value, shift: 0, of } } else { self.after_integer(value, of) }
+        if value == most { HpackState::Integer { value, shift: 0, role: of } } else { self.after_integer(value, of) }
     }
 
-    fn after_integer(&mut self, value: usize, of: Integer) -> Step {
+    fn after_integer(&mut self, value: usize, of: IntegerRole) -> HpackState {
         match of {
-            Integer::Whole => Step::Field,
-            Integer::Name { is_added } if value == 0 => Step::Length(Part::Name { is_added, is_pseudo: false }),
-            Integer::Name { is_added } => {
-                // Of the static table (appendix A) the library keeps `:authority`, `:path` and `:scheme` as they came. The
-                // scanner does not know the names in the dynamic table.
+            IntegerRole::NoString => HpackState::FieldStart,
+            IntegerRole::NameIndex { is_added } if value == 0 => {
+                HpackState::StringLength(StringRole::Name { is_added, is_pseudo: false })
+            }
+            IntegerRole::NameIndex { is_added } => {
+                // Of the static table (appendix A), hyper keeps the values of `:authority`, `:path` and `:scheme` as
+                // slices of the buffer. The scanner does not know the names in the dynamic table and assumes the same
+                // of them.
                 let is_held = matches!(value, 1 | 4..=7 | 62..);
-                Step::Length(Part::Value { is_added, is_held })
+                HpackState::StringLength(StringRole::Value { is_added, retains_buffer: is_held })
             }
-            Integer::Length { part, is_huffman } => {
-                self.after_text(Text { left: value, part, is_first: true, is_huffman })
+            IntegerRole::StringLength { role: part, is_huffman } => {
+                self.after_string(HpackString { left: value, role: part, is_first: true, is_huffman })
             }
         }
     }
 
-    /// The string itself where more of it is to come, or else what follows.
-    fn after_text(&mut self, text: Text) -> Step {
-        match text.part {
-            _ if text.left > 0 => Step::Text(text),
-            Part::Name { is_added, is_pseudo } => Step::Length(Part::Value { is_added, is_held: is_pseudo }),
-            Part::Value { is_added, is_held } => {
+    /// Returns the string itself if more of it is to come, else what follows it.
+    fn after_string(&mut self, text: HpackString) -> HpackState {
+        match text.role {
+            _ if text.left > 0 => HpackState::StringBytes(text),
+            StringRole::Name { is_added, is_pseudo } => {
+                HpackState::StringLength(StringRole::Value { is_added, retains_buffer: is_pseudo })
+            }
+            StringRole::Value { is_added, retains_buffer: is_held } => {
                 if is_added {
-                    self.add(is_held);
+                    self.add_entry(is_held);
                 }
-                Step::Field
+                HpackState::FieldStart
             }
         }
     }
 
-    /// An entry is added, which holds buffers or none.
-    fn add(&mut self, is_held: bool) {
-        if self.held.len() == ENTRIES
-            && let Some(oldest) = self.held.pop_front()
+    /// Adds an entry, which may retain buffers.
+    fn add_entry(&mut self, is_held: bool) {
+        if self.entry_retained_bytes.len() == MAX_ENTRIES
+            && let Some(oldest) = self.entry_retained_bytes.pop_front()
         {
-            self.held_bytes -= oldest as usize;
+            self.retained_bytes -= oldest as usize;
         }
         if !is_held {
-            self.held.push_back(0);
+            self.entry_retained_bytes.push_back(0);
             return;
         }
-        let bytes = self.since_last.min(self.list_bytes.max(SHORT_LIST_BYTES)).saturating_mul(HELD_PER_BYTE);
+        let bytes =
+            self.bytes_since_entry.min(self.list_bytes.max(MIN_LIST_BUFFER_BYTES)).saturating_mul(RETAINED_PER_BYTE);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        self.held.push_back(bytes);
-        self.held_bytes += bytes as usize;
-        self.since_last = 0;
+        self.entry_retained_bytes.push_back(bytes);
+        self.retained_bytes += bytes as usize;
+        self.bytes_since_entry = 0;
     }
 }
 
@@ -204,22 +216,22 @@ impl TableScanner {
 mod tests {
     use super::*;
 
-    fn of(lists: &[&[u8]]) -> TableScanner {
-        let mut scanner = TableScanner::default();
+    fn of(lists: &[&[u8]]) -> HpackTableScanner {
+        let mut scanner = HpackTableScanner::default();
         for list in lists {
             scanner.begin_list();
-            scanner.pass(list.len());
+            scanner.count_forwarded(list.len());
             scanner.scan(list);
         }
         scanner
     }
 
-    /// How many entries hold buffers.
-    fn held(scanner: &TableScanner) -> usize {
-        scanner.held.iter().filter(|bytes| **bytes > 0).count()
+    /// Returns the number of entries that retain buffers.
+    fn held(scanner: &HpackTableScanner) -> usize {
+        scanner.entry_retained_bytes.iter().filter(|bytes| **bytes > 0).count()
     }
 
-    /// Huffman's code of `:path` (RFC 7541, appendix B).
+    /// `:path` in Huffman code (RFC 7541, appendix B).
     const HUFFMAN_PATH: &[u8] = &[0x84, 0xb9, 0x58, 0xd3, 0x3f];
 
     #[test]
@@ -229,9 +241,9 @@ mod tests {
             (b"\x04\x01/\x14\x01/", 0),
             (b"\x44\x01/", 1),
             (b"\x41\x01x\x46\x01x\x47\x01x\x45\x01x", 4),
-            // `:method`, `accept`, and the size of the table.
+            // `:method`, `accept`, and a table size update.
             (b"\x42\x03PUT\x53\x01*\x3f\xe1\x1f", 0),
-            // An entry of the table, by indices of one and of more bytes.
+            // An entry of the dynamic table, by an index of one byte and of more.
             (b"\x7e\x01x\x7f\x00\x01x", 2),
             (b"\x40\x05:path\x01/\x40\x01x\x01/\x00\x05:path\x01/", 1),
             (&[&[0x40], HUFFMAN_PATH, b"\x81\x63"].concat(), 1),
@@ -240,46 +252,46 @@ mod tests {
             (&[b"\x44\x7f\x80\x01".as_slice(), &[b'a'; 255], b"\x44\x01/"].concat(), 2),
         ] {
             let scanner = of(&[list]);
-            let mut pieces = TableScanner::default();
+            let mut pieces = HpackTableScanner::default();
             pieces.begin_list();
             for byte in list {
-                pieces.pass(1);
+                pieces.count_forwarded(1);
                 pieces.scan(&[*byte]);
             }
-            assert_eq!(pieces.held.len(), scanner.held.len(), "{list:x?}");
+            assert_eq!(pieces.entry_retained_bytes.len(), scanner.entry_retained_bytes.len(), "{list:x?}");
             assert_eq!(held(&pieces), entries, "{list:x?} byte by byte");
         }
     }
 
     #[test]
     fn a_list_that_is_cut_off_does_not_go_on_in_the_next() {
-        assert_eq!(of(&[b"\x44\x05/a", b"\x82\x41\x01x"]).held.len(), 1);
+        assert_eq!(of(&[b"\x44\x05/a", b"\x82\x41\x01x"]).entry_retained_bytes.len(), 1);
     }
 
     #[test]
     fn what_lies_between_entries_counts_up_to_the_length_of_a_buffer() {
         let mut scanner = of(&[b"\x44\x01/"]);
-        scanner.pass(1000);
+        scanner.count_forwarded(1000);
         scanner.begin_list();
-        scanner.pass(3);
+        scanner.count_forwarded(3);
         scanner.scan(b"\x44\x01/");
-        assert_eq!(scanner.held_bytes(), 6 * (3 + 1003));
-        scanner.pass(1 << 30);
+        assert_eq!(scanner.retained_bytes(), 6 * (3 + 1003));
+        scanner.count_forwarded(1 << 30);
         scanner.scan(b"\x44\x01/");
-        assert_eq!(scanner.held_bytes(), 6 * (3 + 1003 + SHORT_LIST_BYTES));
+        assert_eq!(scanner.retained_bytes(), 6 * (3 + 1003 + MIN_LIST_BUFFER_BYTES));
     }
 
     #[test]
     fn old_entries_are_gone() {
         let scanner = of(&[&b"\x44\x01/".repeat(10_000)]);
-        assert_eq!(scanner.held.len(), ENTRIES);
-        assert_eq!(scanner.held_bytes(), 0, "all of one list");
+        assert_eq!(scanner.entry_retained_bytes.len(), MAX_ENTRIES);
+        assert_eq!(scanner.retained_bytes(), 0, "all of one list");
     }
 
     #[test]
     fn nothing_overflows() {
         let mut scanner = of(&[&[&b"\x44"[..], &[0xff; 100]].concat(), &[0x7f; 100], &[0xff; 100]]);
-        scanner.pass(usize::MAX);
+        scanner.count_forwarded(usize::MAX);
         scanner.scan(b"\x44\x01/");
     }
 }

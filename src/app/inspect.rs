@@ -1,4 +1,4 @@
-//! `n5-server inspect`: what `/info` knows, asked of the router in this process, for people.
+//! `n5-server inspect`: prints the information of `/info`, taken from the router in this process, for people.
 
 mod text;
 
@@ -14,46 +14,47 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use tower::ServiceExt;
 
-use self::text::{Level, Tree};
-use super::mounts::{mount, store};
-use super::{options, settings};
-use crate::config::{CachePolicy, Config, Inspect, Listen};
+use self::text::{LevelReport, TreeListing};
+use super::mounts::{mount, open_store};
+use super::{container_settings, http_options};
+use crate::config::{CacheControl, Config, InspectArgs, ListenAddress};
 use crate::container::{Container, EntryKind, Resources};
 use crate::http::{self, App};
 use crate::store::Key;
 
-/// Groups and datasets that a tree shows.
-const MAX_TREE: usize = 500;
+/// Maximum number of groups and datasets in a tree.
+const MAX_TREE_LINES: usize = 500;
 
-/// Entries of one directory that are looked at.
+/// Maximum number of entries read from one directory.
 const MAX_ENTRIES: usize = 10_000;
 
-/// Prints what a container, group or dataset is; the exit status.
+/// Prints a description of a container, group or dataset and returns the exit status.
 ///
 /// # Errors
-/// When there is no such thing, or it cannot be read.
-pub fn inspect(config: &Config, wanted: &Inspect) -> anyhow::Result<u8> {
+/// If it does not exist or cannot be read.
+pub fn inspect(config: &Config, wanted: &InspectArgs) -> anyhow::Result<u8> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")?;
     let shown = runtime.block_on(run(config, wanted));
-    // A read that hangs in the storage must not keep the process.
+    // A read that hangs in storage must not keep the process alive.
     runtime.shutdown_background();
     let text = shown?;
-    // A reader that has seen enough (`| head`) is not a fault.
+    // A closed pipe (`| head`) is not an error.
     match writeln!(std::io::stdout(), "{}", text.trim_end()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(0),
     }
 }
 
-async fn run(config: &Config, wanted: &Inspect) -> anyhow::Result<String> {
+async fn run(config: &Config, wanted: &InspectArgs) -> anyhow::Result<String> {
     let [place] = config.containers.as_slice() else { bail!("inspect takes one container") };
-    let resources = Resources::new(settings(config));
-    let container = Container::new(store(place, config)?, Arc::clone(&resources));
-    let mount = mount("", container.clone(), CachePolicy::Revalidate);
+    let resources = Resources::new(container_settings(config));
+    let container = Container::new(open_store(place, config)?, Arc::clone(&resources));
+    let mount = mount("", container.clone(), CacheControl::Revalidate);
     let name = wanted.dataset.trim_matches('/');
     let key = if name.is_empty() { Key::root() } else { Key::parse(name)? };
-    let asked = Asked { app: App::new(vec![mount], resources, options(config, None), String::new), config };
+    let asked =
+        InProcessClient { app: App::new(vec![mount], resources, http_options(config, None), String::new), config };
     let body = asked.info(&key).await?;
     if wanted.json {
         return Ok(body);
@@ -64,89 +65,89 @@ async fn run(config: &Config, wanted: &Inspect) -> anyhow::Result<String> {
         let path = path["path"].as_str().unwrap_or_default();
         let below = Key::from_segments(key.segments().chain(path.split('/')))?;
         let info = asked.info(&below).await.unwrap_or_default();
-        levels.push(Level { path: path.to_owned(), info: self::document(&info).unwrap_or_default() });
+        levels.push(LevelReport { path: path.to_owned(), info: self::document(&info).unwrap_or_default() });
     }
     let is_group = document["kind"] == "group";
     let tree = if is_group { Some(tree(&container, &asked, &key).await?) } else { None };
     let shown = if key.is_root() { place.root.display().to_string() } else { key.as_str().to_owned() };
-    Ok(text::shown(&shown, &document, &levels, tree.as_ref()))
+    Ok(text::render(&shown, &document, &levels, tree.as_ref()))
 }
 
-/// A document of `/info`, with the number of the attributes in their place: they may hold numbers and strings that Rust's
-/// types cannot.
+/// Parses a document of `/info`, and replaces the attributes with their number: they may hold numbers and strings that
+/// Rust's types cannot represent.
 fn document(text: &str) -> serde_json::Result<Value> {
     #[derive(Deserialize)]
-    struct Info {
-        attributes: Count,
+    struct InfoDocument {
+        attributes: MemberCount,
         #[serde(rename = "tensorstore")]
         _tensorstore: IgnoredAny,
         #[serde(flatten)]
         others: Map<String, Value>,
     }
-    let Info { attributes, mut others, .. } = serde_json::from_str(text)?;
+    let InfoDocument { attributes, mut others, .. } = serde_json::from_str(text)?;
     others.insert("attributes".to_owned(), attributes.0.into());
     Ok(Value::Object(others))
 }
 
-/// Number of the members of an object.
-struct Count(usize);
+/// Number of members of a JSON object.
+struct MemberCount(usize);
 
-impl<'de> Deserialize<'de> for Count {
+impl<'de> Deserialize<'de> for MemberCount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Counting;
-        impl<'de> Visitor<'de> for Counting {
-            type Value = Count;
+        struct MemberCountVisitor;
+        impl<'de> Visitor<'de> for MemberCountVisitor {
+            type Value = MemberCount;
 
             fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 formatter.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Count, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<MemberCount, A::Error> {
                 let mut count = 0;
-                while members.next_entry::<Name, IgnoredAny>()?.is_some() {
+                while members.next_entry::<IgnoredName, IgnoredAny>()?.is_some() {
                     count += 1;
                 }
-                Ok(Count(count))
+                Ok(MemberCount(count))
             }
         }
-        deserializer.deserialize_map(Counting)
+        deserializer.deserialize_map(MemberCountVisitor)
     }
 }
 
-/// A name, of which nothing is kept; as bytes, since it may have unpaired surrogates.
-struct Name;
+/// A member's name, which is not kept. It is read as bytes, since it may have unpaired surrogates.
+struct IgnoredName;
 
-impl<'de> Deserialize<'de> for Name {
+impl<'de> Deserialize<'de> for IgnoredName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Passing;
-        impl Visitor<'_> for Passing {
-            type Value = Name;
+        struct IgnoredNameVisitor;
+        impl Visitor<'_> for IgnoredNameVisitor {
+            type Value = IgnoredName;
 
             fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 formatter.write_str("a name")
             }
 
-            fn visit_bytes<E>(self, _: &[u8]) -> Result<Name, E> {
-                Ok(Name)
+            fn visit_bytes<E>(self, _: &[u8]) -> Result<IgnoredName, E> {
+                Ok(IgnoredName)
             }
         }
-        deserializer.deserialize_bytes(Passing)
+        deserializer.deserialize_bytes(IgnoredNameVisitor)
     }
 }
 
-/// The server's own router, without a socket.
-struct Asked<'a> {
+/// A client of the server's own router, without a socket.
+struct InProcessClient<'a> {
     app: Arc<App>,
     config: &'a Config,
 }
 
-impl Asked<'_> {
-    /// The document of `/info` about `key`, as the server would answer.
+impl InProcessClient<'_> {
+    /// Returns the document of `/info` about `key`, as the server would answer it.
     async fn info(&self, key: &Key) -> anyhow::Result<String> {
-        let path: Vec<String> = key.segments().map(|name| http::target::encode(name).to_string()).collect();
+        let path: Vec<String> = key.segments().map(|name| http::route::encode_segment(name).to_string()).collect();
         let host = match &self.config.server.listen {
-            Listen::Tcp(address) => address.to_string(),
-            Listen::Unix(_) => "localhost".to_owned(),
+            ListenAddress::Tcp(address) => address.to_string(),
+            ListenAddress::Unix(_) => "localhost".to_owned(),
         };
         let base = &self.config.server.base_path;
         let request =
@@ -164,29 +165,29 @@ impl Asked<'_> {
     }
 }
 
-/// What is below a group, depth first, as far as it is shown.
-async fn tree(container: &Container, asked: &Asked<'_>, key: &Key) -> anyhow::Result<Tree> {
-    let access = container.resources().begin();
-    let mut tree = Tree::default();
-    // The next of each directory that is being walked come last.
+/// Returns the tree below a group, depth first, within the limits of the display.
+async fn tree(container: &Container, asked: &InProcessClient<'_>, key: &Key) -> anyhow::Result<TreeListing> {
+    let access = container.resources().request_freshness();
+    let mut tree = TreeListing::default();
+    // A stack: the next entry of the directory being walked is last.
     let mut left: Vec<(Key, usize)> = Vec::new();
     let mut below = Some((key.clone(), 0));
     loop {
         if let Some((key, depth)) = below.take()
             && let Some(page) = container.list(access, &key, None, MAX_ENTRIES, false).await?
         {
-            tree.is_cut |= page.more;
+            tree.is_truncated |= page.more;
             let directories = page.entries.iter().rev().filter(|entry| entry.kind != EntryKind::File);
             left.extend(directories.filter_map(|entry| Some((key.child(&entry.name).ok()?, depth))));
         }
         let Some((key, depth)) = left.pop() else { return Ok(tree) };
-        if tree.lines.len() >= MAX_TREE {
-            tree.is_cut = true;
+        if tree.lines.len() >= MAX_TREE_LINES {
+            tree.is_truncated = true;
             return Ok(tree);
         }
         let info = asked.info(&key).await.unwrap_or_default();
         let document = document(&info).unwrap_or_default();
-        tree.lines.push(text::line(key.name().unwrap_or_default(), depth, &document));
+        tree.lines.push(text::tree_line(key.name().unwrap_or_default(), depth, &document));
         if depth < 64 {
             below = Some((key, depth + 1));
         }

@@ -1,4 +1,4 @@
-//! Where connections come from: an address that is listened on.
+//! The listening socket, from which connections are accepted.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,24 +13,25 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::bounded::off_thread;
-use super::connections::Connections;
-use crate::config::Listen;
+use super::connections::ConnectionServer;
+use super::off_thread::off_thread;
+use crate::config::ListenAddress;
+use crate::log_throttle::LogThrottle;
 use crate::metrics;
-use crate::seldom::Seldom;
 
-/// Connections that may wait to be accepted; the system has a limit of its own (`net.core.somaxconn`). Beyond it clients try
-/// again after a second, and 128, as the runtime has it, come in a moment where a viewer's proxy begins anew.
-const WAITING: i32 = 2048;
+/// Maximum number of connections that wait to be accepted; the system has a limit of its own (`net.core.somaxconn`).
+/// Beyond it clients retry after a second. The runtime's default of 128 is too low: that many arrive within a moment
+/// when a viewer's proxy restarts.
+const ACCEPT_BACKLOG: i32 = 2048;
 
-/// Size of a receive buffer; the kernel doubles it, for what its packets take besides (socket(7), `SO_RCVBUF`).
-const RECEIVE_BYTES: usize = 4 << 10;
+/// Size of a receive buffer in bytes. The kernel doubles it for the overhead of its packets (socket(7), `SO_RCVBUF`).
+const RECEIVE_BUFFER_BYTES: usize = 4 << 10;
 
-/// Longest time to look at a socket's file, or to remove it.
-const FILE: Duration = Duration::from_secs(2);
+/// Longest time to check or remove the socket's file.
+const SOCKET_FILE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Longest time to let in those who wait to be accepted when the server ends, where slots or descriptors are short.
-const REST: Duration = Duration::from_secs(2);
+/// Longest time at shutdown to accept the waiting connections if slots or descriptors are short.
+const BACKLOG_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) enum Listener {
@@ -39,30 +40,30 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    /// Takes the address.
+    /// Binds the address.
     ///
     /// # Errors
-    /// When it cannot be had.
-    pub(super) async fn bind(listen: &Listen) -> anyhow::Result<Self> {
+    /// If the address cannot be bound.
+    pub(super) async fn bind(listen: &ListenAddress) -> anyhow::Result<Self> {
         match listen {
-            Listen::Tcp(address) => {
+            ListenAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address).await.and_then(|listener| {
-                    // Accepted sockets inherit it. Requests are short, and what is not read yet takes kernel memory.
-                    sockopt::set_socket_recv_buffer_size(&listener, RECEIVE_BYTES)?;
-                    rustix::net::listen(&listener, WAITING)?;
+                    // Accepted sockets inherit it. Requests are short, and unread data takes kernel memory.
+                    sockopt::set_socket_recv_buffer_size(&listener, RECEIVE_BUFFER_BYTES)?;
+                    rustix::net::listen(&listener, ACCEPT_BACKLOG)?;
                     Ok(Self::Tcp(listener))
                 });
                 listener.with_context(|| format!("cannot listen on {address}"))
             }
-            Listen::Unix(path) => {
+            ListenAddress::Unix(path) => {
                 let stale = path.clone();
-                off_thread(FILE, move || {
+                off_thread(SOCKET_FILE_TIMEOUT, move || {
                     remove_stale(&stale);
                     Ok(())
                 })
                 .await?;
                 let listener = UnixListener::bind(path).and_then(|listener| {
-                    rustix::net::listen(&listener, WAITING)?;
+                    rustix::net::listen(&listener, ACCEPT_BACKLOG)?;
                     Ok(Self::Unix(listener, path.clone()))
                 });
                 listener.with_context(|| format!("cannot listen on unix:{}", path.display()))
@@ -70,7 +71,7 @@ impl Listener {
         }
     }
 
-    /// The address in use, with the port that was picked; none where it is a path.
+    /// Returns the bound address, including the port that the system picked; `None` for a Unix socket.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(listener) => listener.local_addr().ok(),
@@ -78,7 +79,7 @@ impl Listener {
         }
     }
 
-    /// The path, where it is one.
+    /// Returns the path of a Unix socket; `None` for TCP.
     pub(super) fn path(&self) -> Option<&Path> {
         match self {
             Self::Tcp(_) => None,
@@ -86,28 +87,29 @@ impl Listener {
         }
     }
 
-    /// Has whoever comes served by `connections`.
-    pub(super) async fn serve(&self, connections: &Connections) -> Infallible {
+    /// Accepts connections and has `connections` serve them. Never returns.
+    pub(super) async fn serve(&self, connections: &ConnectionServer) -> Infallible {
         loop {
-            let slot = connections.slot().await;
+            let slot = connections.acquire_slot().await;
             match self {
                 Self::Tcp(listener) => {
                     match listener.accept().await.and_then(|(tcp, peer)| Ok((tcp.into_std()?, peer))) {
                         Ok((stream, peer)) => serve_tcp(connections, stream, peer, slot),
-                        Err(error) => refused(&error).await,
+                        Err(error) => accept_failed(&error).await,
                     }
                 }
                 Self::Unix(listener, _) => match listener.accept().await.and_then(|(unix, _)| unix.into_std()) {
                     Ok(stream) => connections.serve(|| UnixStream::from_std(stream), None, slot),
-                    Err(error) => refused(&error).await,
+                    Err(error) => accept_failed(&error).await,
                 },
             }
         }
     }
 
-    /// Listens no more. Whoever has been let in by the system until then is served: it does not know that the server ends.
-    pub(super) async fn close(self, connections: &Connections) {
-        // Asked of the system itself: the runtime knows only what it has heard of.
+    /// Stops listening. Serves the connections that the system has accepted so far: their clients do not know of the
+    /// shutdown.
+    pub(super) async fn close(self, connections: &ConnectionServer) {
+        // Asks the system itself, because the runtime knows only of the connections that it was notified of.
         match self {
             Self::Tcp(listener) => {
                 let Ok(listener) = listener.into_std() else { return };
@@ -115,66 +117,68 @@ impl Listener {
                     let (stream, peer) = listener.accept()?;
                     stream.set_nonblocking(true).map(|()| (stream, peer))
                 };
-                rest(connections, accept, |(stream, peer), slot| serve_tcp(connections, stream, peer, slot)).await;
+                drain_backlog(connections, accept, |(stream, peer), slot| serve_tcp(connections, stream, peer, slot))
+                    .await;
             }
             Self::Unix(listener, path) => {
-                let removed = off_thread(FILE, move || Ok(std::fs::remove_file(path)?)).await;
-                drop(removed.inspect_err(|error| tracing::debug!(%error, "the socket's file is left")));
+                let removed = off_thread(SOCKET_FILE_TIMEOUT, move || Ok(std::fs::remove_file(path)?)).await;
+                drop(removed.inspect_err(|error| tracing::debug!(%error, "the socket's file could not be removed")));
                 let Ok(listener) = listener.into_std() else { return };
                 let accept = || {
                     let (stream, _) = listener.accept()?;
                     stream.set_nonblocking(true).map(|()| stream)
                 };
                 let serve = |stream, slot| connections.serve(|| UnixStream::from_std(stream), None, slot);
-                rest(connections, accept, serve).await;
+                drain_backlog(connections, accept, serve).await;
             }
         }
     }
 }
 
-/// Has all served that `accept` gives before it would wait, for [`REST`] at most.
-async fn rest<S>(
-    connections: &Connections,
+/// Serves all connections that `accept` returns before it would block, for [`BACKLOG_DRAIN_TIMEOUT`] at most.
+async fn drain_backlog<S>(
+    connections: &ConnectionServer,
     accept: impl Fn() -> io::Result<S>,
     serve: impl Fn(S, Option<OwnedSemaphorePermit>),
 ) {
-    let until = Instant::now() + REST;
+    let until = Instant::now() + BACKLOG_DRAIN_TIMEOUT;
     while Instant::now() < until {
         match accept() {
             Ok(stream) => {
-                let Ok(slot) = tokio::time::timeout_at(until, connections.slot()).await else { return };
+                let Ok(slot) = tokio::time::timeout_at(until, connections.acquire_slot()).await else { return };
                 serve(stream, slot);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(error) => refused(&error).await,
+            Err(error) => accept_failed(&error).await,
         }
     }
 }
 
 fn serve_tcp(
-    connections: &Connections,
+    connections: &ConnectionServer,
     stream: std::net::TcpStream,
     peer: SocketAddr,
     slot: Option<OwnedSemaphorePermit>,
 ) {
-    // Small answers must not wait for an acknowledgement of the one before.
+    // Small answers must not wait for the acknowledgement of the previous one.
     let _ = stream.set_nodelay(true);
     connections.serve_tcp(|| TcpStream::from_std(stream), peer.ip().to_canonical(), slot);
 }
 
-/// A connection that could not be accepted: out of descriptors, or gone already. Never the end.
-async fn refused(error: &io::Error) {
-    static REFUSED: Seldom = Seldom::new();
+/// Counts and logs a connection that could not be accepted: descriptors are short, or the client is gone. Accepting
+/// continues after a pause.
+async fn accept_failed(error: &io::Error) {
+    static REFUSED: LogThrottle = LogThrottle::new();
     metrics::accept_error();
-    if let Some(unsaid) = REFUSED.may_say() {
+    if let Some(unsaid) = REFUSED.allow() {
         tracing::warn!(%error, unsaid, "connection not accepted");
     }
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-/// Removes a socket that nobody listens on any more, as a process leaves it that was killed.
+/// Removes a socket on which no process listens, such as that of a killed server.
 fn remove_stale(path: &Path) {
-    #[expect(clippy::disallowed_methods, reason = "it is no file of a container")]
+    #[expect(clippy::disallowed_methods, reason = "not a file of a container")]
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
     if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
         let _ = std::fs::remove_file(path);

@@ -1,13 +1,13 @@
-//! How much memory the system lets this process take.
+//! The memory limit that the system sets for this process.
 
 use std::path::Path;
 
-/// Beside caches, budgets and connections: code, threads, what the allocator keeps.
-pub(super) const BESIDE: u64 = 64 << 20;
+/// Memory besides caches, budgets and connections: code, threads, and what the allocator retains.
+pub(super) const BASELINE_BYTES: u64 = 64 << 20;
 
-/// Says so where the system lets this process take less than `needed` bytes.
-pub(super) fn warn(needed: u64) {
-    if let Some(limit) = memory_limit().filter(|limit| *limit < needed) {
+/// Logs a warning if the system allows this process less than `needed` bytes.
+pub(super) fn warn_if_below(needed: u64) {
+    if let Some(limit) = cgroup_memory_limit().filter(|limit| *limit < needed) {
         tracing::warn!(
             limit_bytes = limit,
             needed_bytes = needed,
@@ -18,14 +18,14 @@ pub(super) fn warn(needed: u64) {
     }
 }
 
-/// The least limit of this process' control groups, in bytes; `None` where there is none or it is not told.
-fn memory_limit() -> Option<u64> {
+/// Returns the lowest limit of this process's control groups, in bytes; `None` if there is none or it cannot be read.
+fn cgroup_memory_limit() -> Option<u64> {
     let groups = read(Path::new("/proc/self/cgroup"))?;
-    least(Path::new("/sys/fs/cgroup"), &groups)
+    lowest_cgroup_limit(Path::new("/sys/fs/cgroup"), &groups)
 }
 
-/// `groups` as `/proc/self/cgroup` has them, of either version (cgroups(7)).
-fn least(root: &Path, groups: &str) -> Option<u64> {
+/// Returns the lowest limit of `groups`, the text of `/proc/self/cgroup` for either version of cgroups (cgroups(7)).
+fn lowest_cgroup_limit(root: &Path, groups: &str) -> Option<u64> {
     let mut limits = Vec::new();
     for line in groups.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -35,16 +35,17 @@ fn least(root: &Path, groups: &str) -> Option<u64> {
             "memory" => (root.join("memory"), "memory.limit_in_bytes"),
             _ => continue,
         };
-        // A limit holds for all below. What is above a container's own root is not to be seen in it.
+        // A limit holds for all groups below it. Groups above a container's own root are not visible inside the
+        // container.
         let below = Path::new(path.trim_start_matches('/'));
         let texts = below.ancestors().filter_map(|group| read(&root.join(group).join(file)));
         limits.extend(texts.filter_map(|text| text.trim().parse::<u64>().ok()));
     }
-    // The first version has a number near 2^63 for none.
+    // Version 1 has a number near 2^63 for no limit.
     limits.into_iter().min().filter(|limit| *limit < 1 << 60)
 }
 
-#[expect(clippy::disallowed_methods, reason = "the kernel's own, in memory")]
+#[expect(clippy::disallowed_methods, reason = "a pseudo-file of the kernel: reading it does not wait for a disk")]
 fn read(path: &Path) -> Option<String> {
     std::fs::read_to_string(path).ok()
 }
@@ -61,7 +62,7 @@ mod tests {
             #[expect(clippy::disallowed_methods, reason = "as the kernel would")]
             std::fs::write(root.path().join(group).join(file), text).unwrap();
         };
-        let found = |groups: &str| least(root.path(), groups);
+        let found = |groups: &str| lowest_cgroup_limit(root.path(), groups);
         assert_eq!(found("0::/a/b\n"), None);
         limit("a/b", "memory.max", "max\n");
         assert_eq!(found("0::/a/b\n"), None);
@@ -69,7 +70,7 @@ mod tests {
         assert_eq!(found("0::/a/b\n"), Some(1 << 30));
         limit("", "memory.max", "536870912\n");
         assert_eq!(found("0::/a/b\n"), Some(1 << 29));
-        assert_eq!(found("0::/\n"), Some(1 << 29), "as a container sees its own");
+        assert_eq!(found("0::/\n"), Some(1 << 29), "inside a container, its own group is the root");
         limit("memory/c", "memory.limit_in_bytes", "9223372036854771712\n");
         assert_eq!(found("3:cpu:/c\n2:memory:/c\n"), None);
         limit("memory", "memory.limit_in_bytes", "1000000\n");

@@ -1,7 +1,7 @@
-//! Containers as the configuration names them, and which of them are those that were served before.
+//! The configured containers, and which of them are the same as those served before.
 //!
-//! Their directories are looked at side by side, each for a bounded time. What is served already stays so where its
-//! directory cannot be looked at: storage that fails must not stand in the way of a rule that is to hold now.
+//! Their directories are opened concurrently, each within a time limit. On a reload, a container that is already served
+//! stays so if its directory cannot be opened: failing storage must not keep a new access rule from taking effect.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,47 +12,47 @@ use anyhow::{Context, anyhow, bail};
 use axum::http::HeaderValue;
 use futures_util::future::join_all;
 
-use super::bounded::off_thread;
-use crate::config::{self, CachePolicy, Config, ContainerConfig, Symlinks};
+use super::off_thread::off_thread;
+use crate::config::{self, CacheControl, Config, ContainerConfig, Symlinks};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
-use crate::store::{EntityTag, LocalStore, Store, SymlinkPolicy, Unopened};
+use crate::store::{EntityTagSource, LocalStore, Store, SymlinkPolicy, UnavailableStore};
 
-/// How long a directory is looked at that is served already: whatever comes of it, serving goes on.
-pub(super) const LOOK: Duration = Duration::from_secs(2);
+/// Longest time to open a directory while the server runs. Serving continues whatever the result is.
+pub(super) const REOPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long all containers wait at the start for one of them.
-const START: Duration = Duration::from_secs(10);
+/// Longest time that the startup of all containers waits for one of them.
+const STARTUP_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a container is.
+/// Location of a container.
 #[derive(Debug, Clone)]
-enum Place {
+enum ContainerLocation {
     Demo,
-    Local(Local),
-    /// Not reached since the start; as configured.
-    Unopened(PathBuf, Looks),
+    Local(LocalDirectory),
+    /// A directory that has not been opened since the start, as configured.
+    Unopened(PathBuf, OpenAttemptLock),
 }
 
 #[derive(Debug, Clone)]
-struct Local {
-    /// As configured.
-    wanted: PathBuf,
+struct LocalDirectory {
+    /// Path as configured.
+    configured_path: PathBuf,
     store: LocalStore,
     symlinks: SymlinkPolicy,
-    tag: EntityTag,
+    entity_tag: EntityTagSource,
     deadline: Duration,
-    looks: Looks,
+    open_lock: OpenAttemptLock,
 }
 
-impl Place {
-    /// Whether it is the same container: that of the directory itself, without symbolic links. A link that leads elsewhere
-    /// now makes another one.
+impl ContainerLocation {
+    /// Returns true if both are the same container: the same directory after symbolic links are resolved, with the same
+    /// settings. A link that now leads elsewhere makes another container.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Demo, Self::Demo) => true,
             (Self::Local(a), Self::Local(b)) => {
-                let how = |local: &Local| (local.symlinks, local.tag, local.deadline);
+                let how = |local: &LocalDirectory| (local.symlinks, local.entity_tag, local.deadline);
                 a.store.root() == b.store.root() && how(a) == how(b)
             }
             (Self::Unopened(a, _), Self::Unopened(b, _)) => a == b,
@@ -60,10 +60,10 @@ impl Place {
         }
     }
 
-    fn wanted(&self) -> Option<(&Path, &Looks)> {
+    fn configured_path_and_lock(&self) -> Option<(&Path, &OpenAttemptLock)> {
         match self {
             Self::Demo => None,
-            Self::Local(local) => Some((&local.wanted, &local.looks)),
+            Self::Local(local) => Some((&local.configured_path, &local.open_lock)),
             Self::Unopened(wanted, looks) => Some((wanted, looks)),
         }
     }
@@ -72,29 +72,29 @@ impl Place {
         match self {
             Self::Demo => Arc::new(demo::store()),
             Self::Local(local) => Arc::new(local.store.clone()),
-            Self::Unopened(wanted, _) => Arc::new(Unopened::new(wanted)),
+            Self::Unopened(wanted, _) => Arc::new(UnavailableStore::new(wanted)),
         }
     }
 
-    /// Whether it is not known that its storage answers nobody, nor that an earlier look at it has not ended.
-    fn may_answer(&self) -> bool {
+    /// Returns true unless the storage is known to be stalled or an earlier attempt to open it has not ended.
+    fn is_responsive(&self) -> bool {
         match self {
             Self::Demo => true,
-            Self::Local(local) => !local.store.load().is_stalled && !local.looks.is_busy(),
+            Self::Local(local) => !local.store.current_load().is_stalled && !local.open_lock.is_busy(),
             Self::Unopened(_, looks) => !looks.is_busy(),
         }
     }
 }
 
-/// At most one look at a directory at a time: one that hangs keeps a thread.
+/// Allows one attempt at a time to open a directory, because an attempt that hangs keeps a thread.
 #[derive(Debug, Clone, Default)]
-struct Looks(Arc<AtomicBool>);
+struct OpenAttemptLock(Arc<AtomicBool>);
 
-struct Look(Looks);
+struct OpenAttempt(OpenAttemptLock);
 
-impl Looks {
-    fn begin(&self) -> Option<Look> {
-        (!self.0.swap(true, Ordering::AcqRel)).then(|| Look(self.clone()))
+impl OpenAttemptLock {
+    fn try_acquire(&self) -> Option<OpenAttempt> {
+        (!self.0.swap(true, Ordering::AcqRel)).then(|| OpenAttempt(self.clone()))
     }
 
     fn is_busy(&self) -> bool {
@@ -102,40 +102,40 @@ impl Looks {
     }
 }
 
-impl Drop for Look {
+impl Drop for OpenAttempt {
     fn drop(&mut self) {
         self.0.0.store(false, Ordering::Release);
     }
 }
 
 #[derive(Debug, Clone)]
-struct Mounted {
-    place: Place,
+struct MountedContainer {
+    location: ContainerLocation,
     mount: Mount,
 }
 
-/// Containers that are served, and where they are; in the order of the configuration.
+/// The served containers and their locations, in the order of the configuration.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Mounts(Vec<Mounted>);
+pub(super) struct Mounts(Vec<MountedContainer>);
 
 impl Mounts {
-    /// Opens the containers of `config` for the first time. One that cannot be opened, be it that its storage hangs, does not
-    /// keep others from being served: it is not ready until [`Self::reopened`] finds it.
+    /// Opens the containers of `config` at startup. A container that cannot be opened, for example because its storage
+    /// hangs, does not keep the others from being served. It is not ready until [`Self::retry_unopened`] has opened it.
     ///
     /// # Errors
-    /// When none can be opened, with what is wrong with each.
+    /// If none of the containers can be opened. The error gives the reason for each.
     pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Self> {
-        let deadline = deadline(config);
-        let limit = if config.containers.len() > 1 { START.min(deadline) } else { deadline };
+        let deadline = storage_deadline(config);
+        let limit = if config.containers.len() > 1 { STARTUP_OPEN_TIMEOUT.min(deadline) } else { deadline };
         let (known, mut opened, mut faults) = (Self::default(), Self::default(), Vec::new());
         let looked = join_all(config.containers.iter().map(|container| async move {
-            let looks = Looks::default();
-            (look(container, deadline, &looks, limit).await, looks)
+            let looks = OpenAttemptLock::default();
+            (open_with_timeout(container, deadline, &looks, limit).await, looks)
         }));
         for (container, (found, looks)) in config.containers.iter().zip(looked.await) {
             let place = found.unwrap_or_else(|why| {
                 faults.push(format!("{why:#}"));
-                Place::Unopened(container.root.clone(), looks)
+                ContainerLocation::Unopened(container.root.clone(), looks)
             });
             opened.add(place, container, resources, &known);
         }
@@ -150,14 +150,14 @@ impl Mounts {
         Ok(opened)
     }
 
-    /// The containers of `config` in place of these. Those that are among these keep what is cached of them, and stay as they
-    /// are where their directory cannot be looked at now.
+    /// Returns the containers of `config`, in place of these. A container that is already among these keeps its cached
+    /// data, and stays as it is if its directory cannot be opened now.
     ///
     /// # Errors
-    /// A container that is not among these and cannot be opened.
-    pub(super) async fn renewed(&self, config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Self> {
-        let deadline = deadline(config);
-        let looked = join_all(config.containers.iter().map(|container| self.look_again(container, deadline))).await;
+    /// If a container that is not among these cannot be opened.
+    pub(super) async fn reconfigured(&self, config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Self> {
+        let deadline = storage_deadline(config);
+        let looked = join_all(config.containers.iter().map(|container| self.reopen(container, deadline))).await;
         let mut opened = Self::default();
         for (container, found) in config.containers.iter().zip(looked) {
             opened.add(found?, container, resources, self);
@@ -168,13 +168,16 @@ impl Mounts {
         Ok(opened)
     }
 
-    /// These with those opened that could not be before; `None` where there are none, or none can be now.
-    pub(super) async fn reopened(&self, config: &Config, resources: &Arc<Resources>) -> Option<Self> {
-        let deadline = deadline(config);
+    /// Retries the containers that could not be opened. Returns all containers, or `None` if no further one can be
+    /// opened now.
+    pub(super) async fn retry_unopened(&self, config: &Config, resources: &Arc<Resources>) -> Option<Self> {
+        let deadline = storage_deadline(config);
         let looks = config.containers.iter().zip(&self.0).map(|(container, mounted)| async move {
-            match &mounted.place {
-                Place::Unopened(_, looks) => look(container, deadline, looks, LOOK.min(deadline)).await.ok(),
-                Place::Demo | Place::Local(_) => None,
+            match &mounted.location {
+                ContainerLocation::Unopened(_, looks) => {
+                    open_with_timeout(container, deadline, looks, REOPEN_TIMEOUT.min(deadline)).await.ok()
+                }
+                ContainerLocation::Demo | ContainerLocation::Local(_) => None,
             }
         });
         let looked = join_all(looks).await;
@@ -184,9 +187,9 @@ impl Mounts {
         let mut opened = Self::default();
         for ((container, found), mounted) in config.containers.iter().zip(looked).zip(&self.0) {
             if found.is_some() {
-                tracing::info!(container = named(container), "can be opened now");
+                tracing::info!(container = describe(container), "can be opened now");
             }
-            opened.add(found.unwrap_or_else(|| mounted.place.clone()), container, resources, self);
+            opened.add(found.unwrap_or_else(|| mounted.location.clone()), container, resources, self);
         }
         Some(opened)
     }
@@ -195,126 +198,156 @@ impl Mounts {
         self.0.iter().map(|mounted| mounted.mount.clone()).collect()
     }
 
-    /// Where `container` is now.
-    async fn look_again(&self, container: &ContainerConfig, deadline: Duration) -> anyhow::Result<Place> {
-        let places = || self.0.iter().map(|mounted| &mounted.place);
-        let of_root = |place: &&Place| place.wanted().is_some_and(|(wanted, _)| wanted == container.root);
-        let Some((known, (_, looks))) = places().find(of_root).and_then(|known| Some((known, known.wanted()?))) else {
-            return self.still_mounted(container, look(container, deadline, &Looks::default(), deadline).await?);
+    /// Opens `container` again. If that fails, a container that is already served keeps its store, with the new
+    /// settings.
+    async fn reopen(&self, container: &ContainerConfig, deadline: Duration) -> anyhow::Result<ContainerLocation> {
+        let places = || self.0.iter().map(|mounted| &mounted.location);
+        let of_root = |place: &&ContainerLocation| {
+            place.configured_path_and_lock().is_some_and(|(wanted, _)| wanted == container.root)
         };
-        let found = if known.may_answer() {
-            let found = look(container, deadline, looks, LOOK.min(deadline)).await;
+        let Some((known, (_, looks))) =
+            places().find(of_root).and_then(|known| Some((known, known.configured_path_and_lock()?)))
+        else {
+            return self.still_mounted(
+                container,
+                open_with_timeout(container, deadline, &OpenAttemptLock::default(), deadline).await?,
+            );
+        };
+        let found = if known.is_responsive() {
+            let found = open_with_timeout(container, deadline, looks, REOPEN_TIMEOUT.min(deadline)).await;
             found.and_then(|place| self.still_mounted(container, place))
         } else {
-            Err(anyhow!("cannot serve {}: its storage does not answer", named(container)))
+            Err(anyhow!("cannot serve {}: its storage does not answer", describe(container)))
         };
         let Err(why) = found else { return found };
         let why = format!("{why:#}");
         tracing::warn!(why, "this container is served as before");
         Ok(match known {
-            // An empty directory, by what is said of it now.
-            Place::Local(local) if container.must_be_mount && !local.store.is_mount() => {
-                Place::Unopened(container.root.clone(), looks.clone())
+            // Nothing was mounted there, so by the new `must_be_mount` this is an empty directory.
+            ContainerLocation::Local(local) if container.must_be_mount && !local.store.is_mount() => {
+                ContainerLocation::Unopened(container.root.clone(), looks.clone())
             }
-            Place::Local(local) => Place::Local(Local {
-                store: local.store.with(policy(container), deadline).tagged(tag(container)),
-                symlinks: policy(container),
-                tag: tag(container),
+            ContainerLocation::Local(local) => ContainerLocation::Local(LocalDirectory {
+                store: local
+                    .store
+                    .with_settings(symlink_policy(container), deadline)
+                    .with_entity_tag(entity_tag(container)),
+                symlinks: symlink_policy(container),
+                entity_tag: entity_tag(container),
                 deadline,
                 ..local.clone()
             }),
-            Place::Demo | Place::Unopened(..) => known.clone(),
+            ContainerLocation::Demo | ContainerLocation::Unopened(..) => known.clone(),
         })
     }
 
-    /// `place`, unless something was mounted there before and is not now: what is left then is an empty directory.
-    fn still_mounted(&self, container: &ContainerConfig, place: Place) -> anyhow::Result<Place> {
-        if let Place::Local(local) = &place
+    /// Returns `place`, or an error if something was mounted there before and is not now: only the empty directory is
+    /// left.
+    fn still_mounted(
+        &self,
+        container: &ContainerConfig,
+        place: ContainerLocation,
+    ) -> anyhow::Result<ContainerLocation> {
+        if let ContainerLocation::Local(local) = &place
             && !local.store.is_mount()
             && self.0.iter().any(|known| {
-                matches!(&known.place, Place::Local(known) if known.store.is_mount() && known.store.root() == local.store.root())
+                matches!(&known.location, ContainerLocation::Local(known) if known.store.is_mount() && known.store.root() == local.store.root())
             })
         {
-            bail!("cannot serve {}: nothing is mounted there any more", named(container));
+            bail!("cannot serve {}: nothing is mounted there any more", describe(container));
         }
         Ok(place)
     }
 
     fn add_demo(&mut self, resources: &Arc<Resources>, known: &Self) {
-        self.add_as(Place::Demo, "", CachePolicy::Revalidate, resources, known);
+        self.add_as(ContainerLocation::Demo, "", CacheControl::Revalidate, resources, known);
     }
 
-    fn add(&mut self, place: Place, container: &ContainerConfig, resources: &Arc<Resources>, known: &Self) {
+    fn add(&mut self, place: ContainerLocation, container: &ContainerConfig, resources: &Arc<Resources>, known: &Self) {
         self.add_as(place, &container.name, container.cache_control, resources, known);
     }
 
-    fn add_as(&mut self, place: Place, name: &str, policy: CachePolicy, resources: &Arc<Resources>, known: &Self) {
-        let same = known.0.iter().find(|known| known.place.is_same(&place));
+    fn add_as(
+        &mut self,
+        place: ContainerLocation,
+        name: &str,
+        policy: CacheControl,
+        resources: &Arc<Resources>,
+        known: &Self,
+    ) {
+        let same = known.0.iter().find(|known| known.location.is_same(&place));
         let container = match same {
             Some(same) => same.mount.container.with_resources(resources),
             None => Container::new(place.store(), Arc::clone(resources)),
         };
-        let place = match (place, same.map(|same| &same.place)) {
-            // Of one container there is one store, which knows how its storage is.
-            (Place::Local(now), Some(Place::Local(before))) => {
-                Place::Local(Local { store: before.store.clone(), ..now })
+        let place = match (place, same.map(|same| &same.location)) {
+            // One container has one store, which keeps track of the state of its storage.
+            (ContainerLocation::Local(now), Some(ContainerLocation::Local(before))) => {
+                ContainerLocation::Local(LocalDirectory { store: before.store.clone(), ..now })
             }
             (place, _) => place,
         };
-        self.0.push(Mounted { place, mount: mount(name, container, policy) });
+        self.0.push(MountedContainer { location: place, mount: mount(name, container, policy) });
     }
 }
 
-/// Opens `container`, for at most `limit`.
+/// Opens `container` within `limit`.
 ///
 /// # Errors
-/// With its name, when it cannot be opened.
-async fn look(
+/// If it cannot be opened. The error names the container.
+async fn open_with_timeout(
     container: &ContainerConfig,
     deadline: Duration,
-    looks: &Looks,
+    looks: &OpenAttemptLock,
     limit: Duration,
-) -> anyhow::Result<Place> {
+) -> anyhow::Result<ContainerLocation> {
     let wanted = container.clone();
     let store = async {
-        let begun = looks.begin().context("an earlier look at its directory has not ended")?;
+        let begun = looks.try_acquire().context("an earlier attempt to open its directory has not ended")?;
         let open = move || {
             let _begun = begun;
-            opened(&wanted, deadline)
+            open_local_store(&wanted, deadline)
         };
         off_thread(limit, open).await
     };
-    let store = store.await.with_context(|| format!("cannot serve {}", named(container)))?;
-    let (symlinks, tag) = (policy(container), tag(container));
-    Ok(Place::Local(Local { wanted: container.root.clone(), store, symlinks, tag, deadline, looks: looks.clone() }))
+    let store = store.await.with_context(|| format!("cannot serve {}", describe(container)))?;
+    let (symlinks, tag) = (symlink_policy(container), entity_tag(container));
+    Ok(ContainerLocation::Local(LocalDirectory {
+        configured_path: container.root.clone(),
+        store,
+        symlinks,
+        entity_tag: tag,
+        deadline,
+        open_lock: looks.clone(),
+    }))
 }
 
-/// What the configuration says of where a container is, opened. Waits for the disk.
+/// Opens the location that the configuration gives for `container`. Blocks on the disk.
 ///
 /// # Errors
-/// When it cannot be opened.
-pub(super) fn store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    let store = opened(container, deadline(config));
-    Ok(Arc::new(store.with_context(|| format!("cannot serve {}", named(container)))?))
+/// If it cannot be opened.
+pub(super) fn open_store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+    let store = open_local_store(container, storage_deadline(config));
+    Ok(Arc::new(store.with_context(|| format!("cannot serve {}", describe(container)))?))
 }
 
-/// Longest time that a call to storage is waited for: it ends before the request that it is for, so that it is known, and
-/// counted, what kept that.
-fn deadline(config: &Config) -> Duration {
+/// Returns the longest wait for a storage call. It ends before the request that needs the call, so that the slow call
+/// is known and counted as the cause.
+fn storage_deadline(config: &Config) -> Duration {
     config.server.request_timeout.mul_f64(0.95)
 }
 
-fn opened(container: &ContainerConfig, deadline: Duration) -> anyhow::Result<LocalStore> {
-    let store = LocalStore::open(&container.root, policy(container), deadline)
+fn open_local_store(container: &ContainerConfig, deadline: Duration) -> anyhow::Result<LocalStore> {
+    let store = LocalStore::open(&container.root, symlink_policy(container), deadline)
         .context("it must be a directory that this user can read")?
-        .tagged(tag(container));
+        .with_entity_tag(entity_tag(container));
     if container.must_be_mount && !store.is_mount() {
-        bail!("nothing is mounted there, and must_be_mount says that something must be");
+        bail!("nothing is mounted there, but must_be_mount is set");
     }
     Ok(store)
 }
 
-fn policy(container: &ContainerConfig) -> SymlinkPolicy {
+fn symlink_policy(container: &ContainerConfig) -> SymlinkPolicy {
     match container.symlinks {
         Symlinks::Inside => SymlinkPolicy::Inside,
         Symlinks::Deny => SymlinkPolicy::Deny,
@@ -322,29 +355,34 @@ fn policy(container: &ContainerConfig) -> SymlinkPolicy {
     }
 }
 
-fn tag(container: &ContainerConfig) -> EntityTag {
+fn entity_tag(container: &ContainerConfig) -> EntityTagSource {
     match container.entity_tag {
-        config::EntityTag::Mtime => EntityTag::Mtime,
-        config::EntityTag::Inode => EntityTag::Inode,
+        config::EntityTagBasis::Mtime => EntityTagSource::Mtime,
+        config::EntityTagBasis::Inode => EntityTagSource::Inode,
     }
 }
 
-fn named(container: &ContainerConfig) -> String {
+fn describe(container: &ContainerConfig) -> String {
     let root = container.root.display();
     if container.name.is_empty() { root.to_string() } else { format!("container {:?} at {root}", container.name) }
 }
 
-/// `container` at `name`, with what caches of clients are told.
-pub(super) fn mount(name: &str, container: Container, policy: CachePolicy) -> Mount {
+/// Returns a mount of `container` at `name`, with the `Cache-Control` values of its answers.
+pub(super) fn mount(name: &str, container: Container, policy: CacheControl) -> Mount {
     let (found, missing) = match policy {
-        CachePolicy::Revalidate => ("no-cache".to_owned(), "no-cache".to_owned()),
-        // What is missing may be written yet.
-        CachePolicy::Immutable => ("public, max-age=31536000, immutable".to_owned(), "public, max-age=60".to_owned()),
-        CachePolicy::MaxAge(age) => {
+        CacheControl::Revalidate => ("no-cache".to_owned(), "no-cache".to_owned()),
+        // A missing object may be written later.
+        CacheControl::Immutable => ("public, max-age=31536000, immutable".to_owned(), "public, max-age=60".to_owned()),
+        CacheControl::MaxAge(age) => {
             let text = format!("public, max-age={}", age.as_secs());
             (text.clone(), text)
         }
     };
     let header = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("no-cache"));
-    Mount { name: name.to_owned(), container, cache_found: header(&found), cache_missing: header(&missing) }
+    Mount {
+        name: name.to_owned(),
+        container,
+        found_cache_control: header(&found),
+        missing_cache_control: header(&missing),
+    }
 }

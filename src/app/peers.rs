@@ -1,7 +1,8 @@
-//! The connections and the memory that each address has, so that none has them all.
+//! Limits the connections and the memory of each address, so that no address takes them all.
 //!
-//! Beyond its number of connections, the address's oldest idle connection makes place for a new one: clients such as the
-//! JDK's forget connections and open others. Where none is idle, the new one waits until one ends.
+//! If an address exceeds its number of connections, its connection that has been idle longest is evicted for the new
+//! one: clients such as the JDK's forget connections and open others. If none is idle, the new one waits until one
+//! ends.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -15,165 +16,166 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::charge::AddressMemory;
+use super::connection_memory::AddressMemory;
 use crate::http;
-use crate::metrics::{Queue, Waiting};
+use crate::metrics::{QueueLabel, QueueWaitTimer};
 
-/// One address has at most so many times the connections that are still free: three quarters of all where it is alone, and of
-/// many addresses each the same part, with some left for the next (a dynamic threshold, as in [`super::pool`]).
-const TIMES_FREE: usize = 3;
+/// An address has at most this many times the connections that are still free. A single address gets three quarters of
+/// all. Many addresses get equal parts, with some left for the next (a dynamic threshold, as in
+/// [`super::threshold_pool`]).
+const FREE_MULTIPLE: usize = 3;
 
-/// Shortest time without a request after which a connection makes place for another: the next request of a client that
-/// sends one after the other is under way before.
-const LEAST_IDLE: Duration = Duration::from_millis(100);
+/// Shortest time without a request after which a connection may be evicted for another. A client that sends one request
+/// after another sends the next one sooner.
+const MIN_IDLE: Duration = Duration::from_millis(100);
 
-/// As long, where none has come yet: a client may open hundreds before it asks on the first.
-const LEAST_IDLE_NEW: Duration = Duration::from_secs(5);
+/// The same for a connection that has had no request: a client may open hundreds before it uses the first.
+const MIN_IDLE_BEFORE_FIRST_REQUEST: Duration = Duration::from_secs(5);
 
-/// Pause between two searches for idle connections while others wait for a place.
-const SEARCH: Duration = Duration::from_millis(50);
+/// Interval of searches for idle connections while others wait for a slot.
+const EVICTION_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Addresses that have connections. Cheap to clone; clones share them.
+/// Addresses that have connections. Cheap to clone; clones share the state.
 #[derive(Debug, Clone)]
-pub(super) struct Peers(Arc<Shared>);
+pub(super) struct Peers(Arc<PeersInner>);
 
 #[derive(Debug)]
-struct Shared {
-    peers: Mutex<HashMap<IpAddr, Peer>>,
-    /// The beginning of [`Activity::idle_since`].
+struct PeersInner {
+    peers: Mutex<HashMap<IpAddr, PeerState>>,
+    /// Start of the time in [`IdleTracker::idle_since`].
     epoch: Instant,
     last_id: AtomicU64,
 }
 
-/// What one address has.
+/// State of one address.
 #[derive(Debug, Default)]
-struct Peer {
-    open: HashMap<u64, Arc<Activity>>,
-    waiting: VecDeque<oneshot::Sender<Place>>,
-    /// Whether somebody searches for idle connections.
-    is_searched: bool,
+struct PeerState {
+    connections: HashMap<u64, Arc<IdleTracker>>,
+    waiters: VecDeque<oneshot::Sender<PeerSlot>>,
+    /// True while a task evicts idle connections for the waiters.
+    is_evicting: bool,
     memory: Arc<AddressMemory>,
 }
 
-/// Bounds on the connections of one address.
+/// Limits on the connections of one address.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PeerLimits {
-    /// Most that are served.
+    /// Maximum number that are served.
     pub(super) served: usize,
-    /// Most that are served or wait, the next one included.
-    pub(super) all: usize,
+    /// Maximum number that are served or wait, including the next one.
+    pub(super) served_or_queued: usize,
 }
 
 impl PeerLimits {
-    /// While so many of all connections are `free`, without the next one: as many as `configured`, and never so many that other
-    /// addresses have none. 0 for no limit.
+    /// Returns the limits while `free` connections of all addresses, not counting the next one, are left. An address
+    /// may have `configured` connections, but never so many that other addresses have none. 0 means no limit.
     pub(super) fn new(configured: usize, free: usize) -> Self {
         if configured == 0 {
-            return Self { served: usize::MAX, all: usize::MAX };
+            return Self { served: usize::MAX, served_or_queued: usize::MAX };
         }
-        Self { served: configured, all: free.saturating_add(1).saturating_mul(TIMES_FREE) }
+        Self { served: configured, served_or_queued: free.saturating_add(1).saturating_mul(FREE_MULTIPLE) }
     }
 }
 
-/// Whether a new connection is served.
+/// Decision about a new connection.
 #[derive(Debug)]
-pub(super) enum Admission {
-    Served(Place),
-    /// It waits for a place. A caller that is told to search calls [`Peers::search`].
-    Waits(oneshot::Receiver<Place>, Option<IpAddr>),
+pub(super) enum PeerAdmission {
+    Admitted(PeerSlot),
+    /// It waits for a slot. If it holds an address, the caller must run [`Peers::evict_for_waiters`] for it.
+    Queued(oneshot::Receiver<PeerSlot>, Option<IpAddr>),
     Refused,
 }
 
 impl Default for Peers {
     fn default() -> Self {
-        Self::since(Instant::now())
+        Self::with_epoch(Instant::now())
     }
 }
 
 impl Peers {
-    fn since(epoch: Instant) -> Self {
-        Self(Arc::new(Shared { peers: Mutex::default(), epoch, last_id: AtomicU64::new(0) }))
+    fn with_epoch(epoch: Instant) -> Self {
+        Self(Arc::new(PeersInner { peers: Mutex::default(), epoch, last_id: AtomicU64::new(0) }))
     }
 
-    /// Decides about a connection from `address`, or its network where clients have one of their own.
-    pub(super) fn admit(&self, address: IpAddr, limits: PeerLimits) -> Admission {
+    /// Decides about a connection from `address`. An IPv6 network of 64 bits counts as one address.
+    pub(super) fn admit(&self, address: IpAddr, limits: PeerLimits) -> PeerAdmission {
         let address = http::network_of(address);
-        let mut peers = self.0.peers();
+        let mut peers = self.0.lock();
         let peer = peers.entry(address).or_default();
-        let open = peer.open.len();
-        if open + peer.waiting.len() >= limits.all {
-            peer.waiting.retain(|waiting| !waiting.is_closed());
+        let open = peer.connections.len();
+        if open + peer.waiters.len() >= limits.served_or_queued {
+            peer.waiters.retain(|waiting| !waiting.is_closed());
         }
-        let is_within = open + peer.waiting.len() < limits.all;
-        // Only an address that has some can have too many: no entry is left behind.
-        if open == 0 || is_within && open < limits.served || peer.evict(self.0.epoch, 1) == 1 {
-            return Admission::Served(self.open(address, peer));
+        let is_within = open + peer.waiters.len() < limits.served_or_queued;
+        // An address without connections is always admitted, so that no entry without connections is left behind.
+        if open == 0 || is_within && open < limits.served || peer.evict_idle(self.0.epoch, 1) == 1 {
+            return PeerAdmission::Admitted(self.new_slot(address, peer));
         }
         if !is_within {
-            return Admission::Refused;
+            return PeerAdmission::Refused;
         }
         let (sender, receiver) = oneshot::channel();
-        peer.waiting.push_back(sender);
-        let is_searched = std::mem::replace(&mut peer.is_searched, true);
-        Admission::Waits(receiver, (!is_searched).then_some(address))
+        peer.waiters.push_back(sender);
+        let is_searched = std::mem::replace(&mut peer.is_evicting, true);
+        PeerAdmission::Queued(receiver, (!is_searched).then_some(address))
     }
 
-    fn open(&self, address: IpAddr, peer: &mut Peer) -> Place {
+    fn new_slot(&self, address: IpAddr, peer: &mut PeerState) -> PeerSlot {
         let id = self.0.last_id.fetch_add(1, Ordering::Relaxed);
-        let activity = Arc::new(Activity::new(self.0.epoch));
-        peer.open.insert(id, Arc::clone(&activity));
-        Place { peers: self.clone(), address, id, activity, memory: Arc::clone(&peer.memory) }
+        let activity = Arc::new(IdleTracker::new(self.0.epoch));
+        peer.connections.insert(id, Arc::clone(&activity));
+        PeerSlot { peers: self.clone(), address, id, activity, memory: Arc::clone(&peer.memory) }
     }
 
-    /// Closes connections of `address` that are idle, as long as others of it wait for a place.
-    pub(super) async fn search(self, address: IpAddr) {
+    /// Evicts idle connections of `address` while other connections of it wait for a slot.
+    pub(super) async fn evict_for_waiters(self, address: IpAddr) {
         loop {
-            tokio::time::sleep(SEARCH).await;
-            let mut peers = self.0.peers();
+            tokio::time::sleep(EVICTION_INTERVAL).await;
+            let mut peers = self.0.lock();
             let Some(peer) = peers.get_mut(&address) else { return };
-            peer.waiting.retain(|waiting| !waiting.is_closed());
-            if peer.waiting.is_empty() {
-                peer.is_searched = false;
+            peer.waiters.retain(|waiting| !waiting.is_closed());
+            if peer.waiters.is_empty() {
+                peer.is_evicting = false;
                 return;
             }
-            let evicted = peer.open.values().filter(|activity| activity.is_evicted()).count();
-            peer.evict(self.0.epoch, peer.waiting.len().saturating_sub(evicted));
+            let evicted = peer.connections.values().filter(|activity| activity.is_evicted()).count();
+            peer.evict_idle(self.0.epoch, peer.waiters.len().saturating_sub(evicted));
         }
     }
 
-    /// A connection of `address` has ended; the first that waits gets its place.
-    fn close(&self, address: IpAddr, id: u64) {
+    /// Removes a connection of `address` that has ended. The first waiter gets its slot.
+    fn release(&self, address: IpAddr, id: u64) {
         let mut next = {
-            let mut peers = self.0.peers();
+            let mut peers = self.0.lock();
             let Entry::Occupied(mut entry) = peers.entry(address) else { return };
             let peer = entry.get_mut();
-            peer.open.remove(&id);
-            let waiting = std::iter::from_fn(|| peer.waiting.pop_front()).find(|waiting| !waiting.is_closed());
-            let next = waiting.map(|waiting| (waiting, self.open(address, peer)));
-            if peer.open.is_empty() {
+            peer.connections.remove(&id);
+            let waiting = std::iter::from_fn(|| peer.waiters.pop_front()).find(|waiting| !waiting.is_closed());
+            let next = waiting.map(|waiting| (waiting, self.new_slot(address, peer)));
+            if peer.connections.is_empty() {
                 entry.remove();
             }
             next
         };
-        // One that gives up in this moment hands its place on when it is dropped, which takes the lock.
+        // A waiter may give up at this moment. Then its slot is dropped here and passed on, which takes the lock.
         if let Some((waiting, place)) = next.take() {
             drop(waiting.send(place));
         }
     }
 }
 
-impl Shared {
-    fn peers(&self) -> MutexGuard<'_, HashMap<IpAddr, Peer>> {
+impl PeersInner {
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, PeerState>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Peer {
-    /// Has the `count` connections closed that are idle for longest; returns how many there are.
-    fn evict(&self, epoch: Instant, count: usize) -> usize {
-        let least = LEAST_IDLE.as_millis();
+impl PeerState {
+    /// Evicts the `count` connections that have been idle longest. Returns the number of evicted connections.
+    fn evict_idle(&self, epoch: Instant, count: usize) -> usize {
+        let least = MIN_IDLE.as_millis();
         let now = epoch.elapsed().as_millis();
-        let idle = self.open.values().filter_map(|activity| {
+        let idle = self.connections.values().filter_map(|activity| {
             let since = activity.idle_since()?;
             (!activity.is_evicted() && now.saturating_sub(u128::from(since)) >= least).then_some((since, activity))
         });
@@ -187,71 +189,71 @@ impl Peer {
     }
 }
 
-/// A connection among those of its address, until dropped.
+/// Slot of one connection among those of its address, until dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct PeerSlot {
     peers: Peers,
     address: IpAddr,
     id: u64,
-    activity: Arc<Activity>,
+    activity: Arc<IdleTracker>,
     memory: Arc<AddressMemory>,
 }
 
-impl Place {
-    /// What the connection tells about itself.
-    pub(super) fn activity(&self) -> &Arc<Activity> {
+impl PeerSlot {
+    /// Returns the connection's idle tracker.
+    pub(super) fn activity(&self) -> &Arc<IdleTracker> {
         &self.activity
     }
 
-    /// The bytes that all connections of the address have taken from the pools.
+    /// Returns the memory that all connections of the address have taken from the pools.
     pub(super) fn memory(&self) -> &Arc<AddressMemory> {
         &self.memory
     }
 }
 
-impl Drop for Place {
+impl Drop for PeerSlot {
     fn drop(&mut self) {
-        self.peers.close(self.address, self.id);
+        self.peers.release(self.address, self.id);
     }
 }
 
-/// Waits for a place, for `patience` at most.
-pub(super) async fn waited(place: oneshot::Receiver<Place>, patience: Duration) -> Option<Place> {
-    let _waiting = Waiting::begin(Queue::Connection);
+/// Waits for a slot, for `patience` at most.
+pub(super) async fn wait_for_slot(place: oneshot::Receiver<PeerSlot>, patience: Duration) -> Option<PeerSlot> {
+    let _waiting = QueueWaitTimer::begin(QueueLabel::Connection);
     tokio::time::timeout(patience, place).await.ok()?.ok()
 }
 
-/// Whether a connection is idle, and whether it is to be closed for another.
+/// Tracks whether a connection is idle, and whether it is evicted for another one.
 #[derive(Debug)]
-pub(super) struct Activity {
+pub(super) struct IdleTracker {
     epoch: Instant,
-    /// Milliseconds from `epoch` on, plus one; 0 while a request is read or answered.
+    /// Milliseconds since `epoch`, plus one; 0 while a request is read or answered.
     idle_since: AtomicU64,
     is_evicted: AtomicBool,
     waker: AtomicWaker,
 }
 
-impl Activity {
+impl IdleTracker {
     pub(super) fn new(epoch: Instant) -> Self {
         Self { epoch, idle_since: AtomicU64::new(0), is_evicted: AtomicBool::new(false), waker: AtomicWaker::new() }
     }
 
-    /// Nothing has come since that moment, or ever where the connection is new. Returns true if it is to be closed; otherwise
-    /// the task is woken when it is.
+    /// Records that nothing was received after `since`, or ever if the connection `is_new`. Returns true if the
+    /// connection is evicted; otherwise the task is woken when it is.
     pub(super) fn poll_idle(&self, since: Instant, is_new: bool, context: &Context<'_>) -> bool {
         self.waker.register(context.waker());
-        let since = if is_new { since + LEAST_IDLE_NEW.saturating_sub(LEAST_IDLE) } else { since };
+        let since = if is_new { since + MIN_IDLE_BEFORE_FIRST_REQUEST.saturating_sub(MIN_IDLE) } else { since };
         let since = since.saturating_duration_since(self.epoch).as_millis();
         self.idle_since.store(u64::try_from(since).unwrap_or(u64::MAX).saturating_add(1), Ordering::Release);
         self.is_evicted()
     }
 
-    /// Something has come.
+    /// Records that something was received.
     pub(super) fn set_busy(&self) {
         self.idle_since.store(0, Ordering::Release);
     }
 
-    /// Whether it is to be closed for another.
+    /// Returns true if the connection must close to make room for another one.
     pub(super) fn is_evicted(&self) -> bool {
         self.is_evicted.load(Ordering::Acquire)
     }
@@ -272,14 +274,14 @@ mod tests {
 
     use super::*;
 
-    fn served(peers: &Peers, address: &str, served: usize, all: usize) -> Option<Place> {
-        match peers.admit(address.parse().unwrap(), PeerLimits { served, all }) {
-            Admission::Served(place) => Some(place),
-            Admission::Waits(..) | Admission::Refused => None,
+    fn served(peers: &Peers, address: &str, served: usize, all: usize) -> Option<PeerSlot> {
+        match peers.admit(address.parse().unwrap(), PeerLimits { served, served_or_queued: all }) {
+            PeerAdmission::Admitted(place) => Some(place),
+            PeerAdmission::Queued(..) | PeerAdmission::Refused => None,
         }
     }
 
-    fn idle(place: &Place, age: Duration) -> bool {
+    fn idle(place: &PeerSlot, age: Duration) -> bool {
         let since = Instant::now().checked_sub(age).unwrap();
         place.activity.poll_idle(since, false, &Context::from_waker(Waker::noop()))
     }
@@ -296,12 +298,12 @@ mod tests {
         drop(one);
         assert!(place("192.0.2.1").is_some());
         drop(others);
-        assert!(peers.0.peers().is_empty());
+        assert!(peers.0.lock().is_empty());
     }
 
     #[test]
     fn the_oldest_idle_connection_makes_place() {
-        let peers = Peers::since(Instant::now().checked_sub(Duration::from_secs(10)).unwrap());
+        let peers = Peers::with_epoch(Instant::now().checked_sub(Duration::from_secs(10)).unwrap());
         let held: Vec<_> = (0..3).map(|_| served(&peers, "192.0.2.1", 3, 3).unwrap()).collect();
         assert!(!idle(&held[0], Duration::from_secs(1)) && !idle(&held[1], Duration::from_secs(2)));
         assert!(!idle(&held[2], Duration::from_millis(1)));
@@ -313,48 +315,54 @@ mod tests {
             true,
             &Context::from_waker(Waker::noop()),
         );
-        assert!(!new, "a client may ask on it yet");
-        assert!(served(&peers, "192.0.2.1", 3, 3).is_none(), "one is busy, one goes, one was busy just now");
+        assert!(!new, "a client may still send its first request on it");
+        assert!(
+            served(&peers, "192.0.2.1", 3, 3).is_none(),
+            "one is busy, one is evicted already, one was busy just now"
+        );
     }
 
     #[tokio::test]
     async fn those_that_wait_get_places_in_turn_when_others_end_or_are_idle() {
         let peers = Peers::default();
         let address: IpAddr = "192.0.2.1".parse().unwrap();
-        let limits = PeerLimits { served: 2, all: 5 };
+        let limits = PeerLimits { served: 2, served_or_queued: 5 };
         let mut held: Vec<_> = (0..2).map(|_| served(&peers, "192.0.2.1", 2, 5).unwrap()).collect();
         let mut waiting = Vec::new();
         for n in 0..3 {
-            let Admission::Waits(place, search) = peers.admit(address, limits) else { panic!("it does not wait") };
+            let PeerAdmission::Queued(place, search) = peers.admit(address, limits) else {
+                panic!("the connection is not queued")
+            };
             assert_eq!(search.is_some(), n == 0);
-            search.map(|address| tokio::spawn(peers.clone().search(address)));
+            search.map(|address| tokio::spawn(peers.clone().evict_for_waiters(address)));
             waiting.push(place);
         }
-        assert!(matches!(peers.admit(address, limits), Admission::Refused));
+        assert!(matches!(peers.admit(address, limits), PeerAdmission::Refused));
         drop(held.pop());
         let second = waiting.remove(0).await.unwrap();
         assert!(waiting[0].try_recv().is_err());
         // The next one gives up.
         drop(waiting.remove(0));
         assert!(!idle(&held[0], Duration::ZERO));
-        tokio::time::sleep(LEAST_IDLE + 2 * SEARCH).await;
+        tokio::time::sleep(MIN_IDLE + 2 * EVICTION_INTERVAL).await;
         assert!(held[0].activity.is_evicted());
         held.clear();
         let third = waiting.remove(0).await.unwrap();
-        tokio::time::sleep(2 * SEARCH).await;
-        assert!(!peers.0.peers()[&address].is_searched);
+        tokio::time::sleep(2 * EVICTION_INTERVAL).await;
+        assert!(!peers.0.lock()[&address].is_evicting);
         drop((second, third));
-        assert!(peers.0.peers().is_empty());
+        assert!(peers.0.lock().is_empty());
     }
 
-    /// How many of a hundred connections each of `addresses` gets, that ask in turn, where each may have `configured`.
+    /// Returns how many of 100 connections each of `addresses` gets if they connect in turn and each may have
+    /// `configured`.
     fn shares(addresses: usize, configured: usize) -> Vec<usize> {
         let (peers, mut free, mut places) = (Peers::default(), 100, vec![Vec::new(); addresses]);
         for _ in 0..100 {
             for (n, places) in places.iter_mut().enumerate() {
                 let limits = PeerLimits::new(configured, free - 1);
                 let address = IpAddr::from([192, 0, 2, u8::try_from(n).unwrap()]);
-                if let Admission::Served(place) = peers.admit(address, limits) {
+                if let PeerAdmission::Admitted(place) = peers.admit(address, limits) {
                     places.push(Arc::new(place));
                     free -= 1;
                 }

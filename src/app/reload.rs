@@ -1,5 +1,5 @@
-//! Taking another configuration while serving: everything that depends on it is made anew beside what is in use, then
-//! takes its place at once. What fails on the way changes nothing.
+//! Reloads the configuration while serving. Everything that depends on it is built beside what is in use, then replaces
+//! it at once. A failure before that changes nothing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -9,19 +9,19 @@ use anyhow::{Context, bail};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 
-use super::bounded::off_thread;
 use super::memory_limit;
 use super::mounts::{self, Mounts};
-use super::serving::{News, Serving};
-use crate::access::Control;
+use super::off_thread::off_thread;
+use super::serving_snapshot::{ServingSnapshot, SnapshotReceiver};
+use crate::access::AccessControl;
 use crate::config::Config;
 use crate::container::{Resources, Settings};
-use crate::cpu::Cpu;
+use crate::cpu_pool::CpuPool;
 use crate::http::{App, Viewer};
 use crate::{http, metrics, telemetry};
 
-/// Settings that only a new process takes over.
-const FIXED: [&str; 10] = [
+/// Settings that take effect only after a restart.
+const RESTART_ONLY_SETTINGS: [&str; 10] = [
     "server.listen",
     "server.threads",
     "server.max_connections",
@@ -34,33 +34,33 @@ const FIXED: [&str; 10] = [
     "tracing.one_in",
 ];
 
-/// How often containers are looked for that could not be opened.
-const FIND: Duration = Duration::from_secs(5);
+/// Interval between attempts to open containers that could not be opened.
+const RETRY_UNOPENED_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often resources that were replaced are told to give way.
-const AGAIN: Duration = Duration::from_millis(250);
+/// Interval at which the caches of replaced resources are drained.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Gives a running server other configurations. Cheap to clone.
+/// A handle that applies other configurations to a running server. Cheap to clone.
 #[derive(Clone)]
-pub struct Reloader(Arc<Inner>);
+pub struct Reloader(Arc<ReloaderInner>);
 
-struct Inner {
-    news: watch::Sender<Arc<Serving>>,
-    /// Held while a configuration is taken: one after the other.
-    state: Mutex<State>,
+struct ReloaderInner {
+    snapshot_tx: watch::Sender<Arc<ServingSnapshot>>,
+    /// Locked while a configuration is applied, so that only one is applied at a time.
+    state: Mutex<ServerState>,
 }
 
-/// What is in force, as far as the next configuration may keep some of it.
+/// The state in force, of which the next configuration may keep parts.
 #[derive(Clone)]
-pub(super) struct State {
+pub(super) struct ServerState {
     pub(super) config: Config,
     pub(super) mounts: Mounts,
     pub(super) resources: Arc<Resources>,
-    /// Where memory is given back, whatever resources there are.
-    pub(super) trimming: Cpu,
-    pub(super) control: Option<Arc<Control>>,
+    /// Pool on which freed memory is returned to the system, for any resources.
+    pub(super) trim_cpu: CpuPool,
+    pub(super) control: Option<Arc<AccessControl>>,
     pub(super) viewer: Option<Viewer>,
-    pub(super) documents: Option<Handle>,
+    pub(super) document_runtime: Option<Handle>,
 }
 
 impl std::fmt::Debug for Reloader {
@@ -70,158 +70,164 @@ impl std::fmt::Debug for Reloader {
 }
 
 impl Reloader {
-    /// For what is served by `state` first, as `render_metrics` shows it.
-    pub(super) fn new(state: State, render_metrics: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        loaded(true);
+    /// Creates a reloader for a server that first serves `state`; `render_metrics` returns the text of `/metrics`.
+    pub(super) fn new(state: ServerState, render_metrics: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        record_reload(true);
         let app = App::new(state.mounts.list(), Arc::clone(&state.resources), state.options(), render_metrics);
-        let news = watch::Sender::new(Serving::new(&state.config, app));
-        Self(Arc::new(Inner { news, state: Mutex::new(state) }))
+        let news = watch::Sender::new(ServingSnapshot::new(&state.config, app));
+        Self(Arc::new(ReloaderInner { snapshot_tx: news, state: Mutex::new(state) }))
     }
 
-    pub(super) fn news(&self) -> News {
-        News::of(&self.0.news)
+    pub(super) fn subscribe(&self) -> SnapshotReceiver {
+        SnapshotReceiver::subscribe(&self.0.snapshot_tx)
     }
 
-    /// What requests are served with now.
-    pub(super) fn serving(&self) -> Arc<Serving> {
-        self.0.news.borrow().clone()
+    /// Returns the snapshot that requests are served with now.
+    pub(super) fn snapshot(&self) -> Arc<ServingSnapshot> {
+        self.0.snapshot_tx.borrow().clone()
     }
 
-    /// Reads the configuration by `read`, which may wait for a disk, and serves every request that comes from now on by
-    /// it. Says in the log and in the metrics what came of it.
+    /// Reads the configuration with `read`, which may block on a disk, and applies it to all later requests. Records
+    /// the result in the log and the metrics.
     pub async fn reload(&self, read: impl FnOnce() -> anyhow::Result<Config> + Send + 'static) {
         let limit = self.0.state.lock().await.config.server.request_timeout;
         let taken = match off_thread(limit, read).await.context("the configuration") {
-            Ok(config) => self.take(config).await,
+            Ok(config) => self.apply(config).await,
             Err(error) => Err(error),
         };
-        loaded(taken.is_ok());
+        record_reload(taken.is_ok());
         match taken {
             Ok(changed) => tracing::info!(changed, "configuration read again"),
             Err(error) => {
                 let why = format!("{error:#}");
-                tracing::error!(why, "configuration not taken over: the one before stays in force");
+                tracing::error!(why, "configuration not applied: the previous one stays in force");
             }
         }
     }
 
-    /// Names of the settings that have changed.
-    async fn take(&self, mut config: Config) -> anyhow::Result<String> {
+    /// Applies `config`. Returns the names of the settings that have changed.
+    async fn apply(&self, mut config: Config) -> anyhow::Result<String> {
         let mut state = self.0.state.lock().await;
-        let changed = keep_fixed(&mut config, &state.config)?;
-        // A file of which only the beginning has been written must not open what is closed.
-        let is_opened = config.is_open() && !state.config.is_open();
+        let changed = revert_restart_only(&mut config, &state.config)?;
+        // A file that is only partly written must not make public what is not.
+        let is_opened = config.is_fully_public() && !state.config.is_fully_public();
         if is_opened {
             bail!(
-                "it has no rule and would open to everybody what is closed now: is the file whole? If it is meant, say \
+                "it has no rule and would make public what is closed now: is the file whole? If this is intended, set \
                  access.rules = [\"/ = public\"]"
             );
         }
         let metrics = [&state.config, &config].map(|config| config.access.metrics == "public");
         if config.access.rules.is_empty() && metrics == [false, true] {
             bail!(
-                "it has no rule and would open the metrics to everybody: is the file whole? If it is meant, start the server anew"
+                "it has no rule and would make the metrics public: is the file whole? If this is intended, restart the server"
             );
         }
         if config.containers.is_empty() && !state.config.containers.is_empty() {
             bail!(
-                "it has no container, and the demo would be served in place of what is: is the file whole? If it is meant, start \
-                 the server anew"
+                "it has no container, so the demo would replace the present containers: is the file whole? If this is intended, \
+                 restart the server"
             );
         }
-        let control = renewed_control(&config, &state).await?;
-        let resources = resources(super::settings(&config), &state.resources);
-        let mounts = state.mounts.renewed(&config, &resources).await?;
-        let viewer = viewer(&config, &state).await?;
-        if self.serving().app.is_draining() {
+        let control = reload_access_control(&config, &state).await?;
+        let resources = reuse_or_reconfigure(super::container_settings(&config), &state.resources);
+        let mounts = state.mounts.reconfigured(&config, &resources).await?;
+        let viewer = find_viewer(&config, &state).await?;
+        if self.snapshot().app.is_draining() {
             bail!("the server is shutting down");
         }
         telemetry::set_level(&config.log.level)?;
-        let (trimming, documents) = (state.trimming.clone(), state.documents.clone());
-        let next = State { config, mounts, resources, trimming, control, viewer, documents };
-        self.put(&mut state, next);
+        let (trimming, documents) = (state.trim_cpu.clone(), state.document_runtime.clone());
+        let next =
+            ServerState { config, mounts, resources, trim_cpu: trimming, control, viewer, document_runtime: documents };
+        self.install(&mut state, next);
         Ok(changed)
     }
 
-    /// Serves by `next` from now on.
-    fn put(&self, state: &mut State, next: State) {
+    /// Serves with `next` from now on.
+    fn install(&self, state: &mut ServerState, next: ServerState) {
         let last = std::mem::replace(state, next);
-        state.resources.come_into_force();
-        let app = self.serving().app.successor(state.mounts.list(), Arc::clone(&state.resources), state.options());
-        self.0.news.send_replace(Serving::new(&state.config, app));
-        metrics::memory_bound(state.config.memory_bytes());
-        let needed_bytes = super::needed_bytes(&state.config);
-        if needed_bytes != super::needed_bytes(&last.config) {
-            memory_limit::warn(needed_bytes);
+        state.resources.apply_budgets();
+        let app = self.snapshot().app.reconfigured(state.mounts.list(), Arc::clone(&state.resources), state.options());
+        self.0.snapshot_tx.send_replace(ServingSnapshot::new(&state.config, app));
+        metrics::memory_bound(state.config.memory_bound_bytes());
+        let needed_bytes = super::max_process_bytes(&state.config);
+        if needed_bytes != super::max_process_bytes(&last.config) {
+            memory_limit::warn_if_below(needed_bytes);
         }
         if !Arc::ptr_eq(&last.resources, &state.resources) {
-            tokio::spawn(super::trim(Arc::downgrade(&state.resources), state.trimming.clone()));
-            tokio::spawn(retire(Arc::downgrade(&last.resources), state.resources.settings().clone()));
+            tokio::spawn(super::trim_periodically(Arc::downgrade(&state.resources), state.trim_cpu.clone()));
+            tokio::spawn(drain_replaced(Arc::downgrade(&last.resources), state.resources.settings().clone()));
         }
     }
 
-    /// From now on `/readyz` tells load balancers to send nothing more, and no other configuration is taken.
+    /// Makes `/readyz` tell load balancers to send no more requests. No later configuration is applied.
     pub(super) fn drain(&self) {
-        self.serving().app.drain();
+        self.snapshot().app.drain();
     }
 
-    /// Looks again and again for containers that could not be opened at the start. Never ends.
-    pub(super) async fn find_containers(&self) {
+    /// Retries at an interval to open containers that could not be opened at startup. Never returns.
+    pub(super) async fn retry_unopened_containers(&self) {
         loop {
-            tokio::time::sleep(FIND).await;
+            tokio::time::sleep(RETRY_UNOPENED_INTERVAL).await;
             let mut state = self.0.state.lock().await;
-            if let Some(mounts) = state.mounts.reopened(&state.config, &state.resources).await {
-                let next = State { mounts, ..state.clone() };
-                self.put(&mut state, next);
+            if let Some(mounts) = state.mounts.retry_unopened(&state.config, &state.resources).await {
+                let next = ServerState { mounts, ..state.clone() };
+                self.install(&mut state, next);
             }
         }
     }
 }
 
-impl State {
-    pub(super) fn options(&self) -> http::Options {
-        let (documents, control) = (self.documents.clone(), self.control.clone());
-        http::Options { control, documents, ..super::options(&self.config, self.viewer.clone()) }
+impl ServerState {
+    pub(super) fn options(&self) -> http::HttpOptions {
+        let (documents, control) = (self.document_runtime.clone(), self.control.clone());
+        http::HttpOptions {
+            access_control: control,
+            document_runtime: documents,
+            ..super::http_options(&self.config, self.viewer.clone())
+        }
     }
 }
 
-/// Who may read what, waited for no longer than a request may take; and for the first keys of another issuer, so that
-/// nobody is refused for the lack of them, as long as a request would.
-async fn renewed_control(config: &Config, state: &State) -> anyhow::Result<Option<Arc<Control>>> {
+/// Opens the access control within the time that a request may take. Waits for the first keys of a new issuer as long
+/// as a request would wait for them, so that no request is refused for lack of keys.
+async fn reload_access_control(config: &Config, state: &ServerState) -> anyhow::Result<Option<Arc<AccessControl>>> {
     let (wanted, known) = (config.clone(), state.control.clone());
-    let control = off_thread(config.server.request_timeout, move || super::control_after(&wanted, known.as_deref()));
+    let control =
+        off_thread(config.server.request_timeout, move || super::refresh_access_control(&wanted, known.as_deref()));
     let control = control.await.context("access.tokens, jwt.keys, jwt.roots")?;
     if let Some(control) = &control {
-        control.first_keys().await;
+        control.wait_for_first_keys().await;
     }
     Ok(control)
 }
 
-/// The viewer; the one before where its directory is the same and cannot be looked at now.
-async fn viewer(config: &Config, state: &State) -> anyhow::Result<Option<Viewer>> {
+/// Returns the viewer. If its directory is unchanged but cannot be read now, returns the present viewer.
+async fn find_viewer(config: &Config, state: &ServerState) -> anyhow::Result<Option<Viewer>> {
     let (directory, is_known) = (&config.server.viewer, config.server.viewer == state.config.server.viewer);
-    let limit = if is_known { mounts::LOOK } else { config.server.request_timeout };
+    let limit = if is_known { mounts::REOPEN_TIMEOUT } else { config.server.request_timeout };
     let wanted = directory.clone();
-    match off_thread(limit, move || Ok(Viewer::find(&wanted)?)).await.context("server.viewer") {
+    match off_thread(limit, move || Ok(Viewer::open(&wanted)?)).await.context("server.viewer") {
         Err(error) if is_known => {
             let why = format!("{error:#}");
-            tracing::warn!(directory = %directory.display(), why, "the viewer cannot be looked at: served as before");
+            tracing::warn!(directory = %directory.display(), why, "the viewer's directory cannot be read: served as before");
             Ok(state.viewer.clone())
         }
         found => found,
     }
 }
 
-/// Puts those settings back that cannot change, and warns of them; names all settings that change.
-fn keep_fixed(config: &mut Config, current: &Config) -> anyhow::Result<String> {
-    let (wanted, known) = (flat(config)?, flat(current)?);
+/// Restores the settings that cannot change and warns of them. Returns the names of all other settings that change.
+fn revert_restart_only(config: &mut Config, current: &Config) -> anyhow::Result<String> {
+    let (wanted, known) = (flatten_settings(config)?, flatten_settings(current)?);
     let keys = || wanted.keys().chain(known.keys().filter(|key| !wanted.contains_key(*key)));
     let (fixed, changed): (Vec<&str>, Vec<&str>) = keys()
         .filter(|key| wanted.get(*key) != known.get(*key))
         .map(String::as_str)
-        .partition(|key| FIXED.contains(key));
+        .partition(|key| RESTART_ONLY_SETTINGS.contains(key));
     if !fixed.is_empty() {
-        tracing::warn!(settings = fixed.join(", "), "changed, but only a restart takes these over");
+        tracing::warn!(settings = fixed.join(", "), "changed, but only a restart applies these");
     }
     let changed = changed.join(", ");
     config.server.listen = current.server.listen.clone();
@@ -233,8 +239,8 @@ fn keep_fixed(config: &mut Config, current: &Config) -> anyhow::Result<String> {
     Ok(if changed.is_empty() { "nothing".to_owned() } else { changed })
 }
 
-/// Settings by `section.key`, as text.
-fn flat(config: &Config) -> anyhow::Result<BTreeMap<String, String>> {
+/// Returns the settings as text, by `section.key`.
+fn flatten_settings(config: &Config) -> anyhow::Result<BTreeMap<String, String>> {
     let mut flat = BTreeMap::new();
     for (section, values) in config.to_toml()?.parse::<toml::Table>()? {
         match values.as_table() {
@@ -247,21 +253,21 @@ fn flat(config: &Config) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(flat)
 }
 
-fn resources(settings: Settings, known: &Arc<Resources>) -> Arc<Resources> {
-    if *known.settings() == settings { Arc::clone(known) } else { known.renewed(settings) }
+fn reuse_or_reconfigure(settings: Settings, known: &Arc<Resources>) -> Arc<Resources> {
+    if *known.settings() == settings { Arc::clone(known) } else { known.reconfigured(settings) }
 }
 
-/// Frees what was replaced, as long as requests that began before hold it.
-async fn retire(resources: Weak<Resources>, settings: Settings) {
+/// Drains the caches of replaced resources while earlier requests hold them.
+async fn drain_replaced(resources: Weak<Resources>, settings: Settings) {
     while let Some(resources) = resources.upgrade() {
-        resources.give_way(&settings).await;
+        resources.drain_caches(&settings).await;
         drop(resources);
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(DRAIN_INTERVAL).await;
     }
 }
 
-/// Tells the metrics whether the configuration could be read.
-fn loaded(is_good: bool) {
+/// Records in the metrics whether the configuration could be applied.
+fn record_reload(is_good: bool) {
     #[expect(clippy::disallowed_methods, reason = "operators compare it with their clocks")]
     let now = SystemTime::now();
     metrics::config_loaded(is_good, now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
@@ -275,11 +281,11 @@ mod tests {
 
     use super::*;
     use crate::app::Server;
-    use crate::config::Listen;
+    use crate::config::ListenAddress;
 
     fn config() -> Config {
         let mut config = Config::default();
-        config.server.listen = Listen::Tcp("127.0.0.1:0".parse().unwrap());
+        config.server.listen = ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
         config
     }
 
@@ -290,14 +296,14 @@ mod tests {
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
         let mut idle = Vec::new();
-        // One that only the lane has answered, and one that the library has.
+        // One connection answered by the fast path, and one answered by hyper.
         for path in ["/attributes.json", "/healthz"] {
             let mut connection = TcpStream::connect(address).await.unwrap();
             connection.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
             connection.read_u8().await.unwrap();
             idle.push(connection);
         }
-        let before = (Arc::downgrade(&reloader.serving()), Arc::downgrade(&reloader.serving().app));
+        let before = (Arc::downgrade(&reloader.snapshot()), Arc::downgrade(&reloader.snapshot().app));
         let mut next = config();
         next.cache.decoded = 1 << 20;
         reloader.reload(move || Ok(next)).await;

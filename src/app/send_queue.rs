@@ -1,169 +1,175 @@
-//! The send queue of one connection in the kernel, counted in a pool that bounds all send queues together.
+//! The kernel's send queue of one connection, charged to a pool that limits all send queues together.
 //!
 //! The kernel lets every connection's queue grow to `net.ipv4.tcp_wmem[2]`, usually 4 MiB, if its client reads slowly.
-//! Here each may have [`FREE_BYTES`] at any time; more comes from a pool of which the connections of an address have at most
-//! half of what is free, so that a client that takes nothing on many connections leaves some to others. A connection has
-//! at most a quarter of that: one that is alone has an eighth of the pool and is not throttled, however distant its client is.
+//! Here each queue always has [`UNPOOLED_BYTES`], and the rest comes from a pool. The connections of an address hold at
+//! most as much of it as is still free, so a client that takes nothing on many connections leaves some to others. A
+//! connection gets at most a quarter of what its address may take: a single one has an eighth of the pool and is not
+//! throttled, however distant its client is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::charge::AddressMemory;
-use super::meminfo::send_queue_bytes;
-use super::pool::SharedPool;
-use super::socket::RuntimeSocket;
+use super::connection_memory::AddressMemory;
+use super::so_meminfo::send_queue_bytes;
+use super::socket::TokioSocket;
+use super::threshold_pool::DynamicThresholdPool;
 
-/// Kernel memory of a send queue that takes nothing from the pool.
-pub(super) const FREE_BYTES: usize = 4 << 10;
+/// Kernel memory of a send queue that is not taken from the pool.
+pub(super) const UNPOOLED_BYTES: usize = 4 << 10;
 
-/// A connection has at most what its address may still have, divided by this.
-pub(super) const DIVISOR: usize = 3;
+/// A connection holds at most what its address may still take, divided by this.
+pub(super) const CONNECTION_DIVISOR: usize = 3;
 
 /// Memory of a packet besides its bytes: `sk_buff`, `skb_shared_info` and room for headers.
-const PACKET_BYTES: usize = 1280;
+const PACKET_OVERHEAD_BYTES: usize = 1280;
 
-/// Smaller writes wait, except for the last bytes of an answer: a queue that is nearly full would be filled a few bytes at a time.
-pub(super) const LEAST_BYTES: usize = 1 << 10;
+/// Smaller writes wait, except for the last bytes of an answer. Otherwise a nearly full queue would be filled a few
+/// bytes at a time.
+pub(super) const MIN_WRITE_BYTES: usize = 1 << 10;
 
-/// As long as little of the pool is taken, a queue that takes no more than this is not looked at: what was written since the last look
-/// counts as queued. To ask the kernel for each answer of 2 KB took 5 % of the time that the answer takes.
-const UNSEEN_BYTES: usize = 64 << 10;
+/// Largest queue whose size the kernel is not asked for while little of the pool is taken. Instead, all bytes written
+/// since the last measurement count as queued. Asking the kernel for each answer of 2 KB took 5 % of the answer's time.
+const UNMEASURED_BYTES: usize = 64 << 10;
 
 /// A socket's send queue and the bytes of the pool that are granted to it. Dropping it returns them.
 #[derive(Debug)]
 pub(super) struct SendQueue {
-    pool: Arc<SharedPool>,
-    /// The bytes that all connections of the client's address have taken; `None` where an address stands for many clients.
-    of_address: Option<Arc<AddressMemory>>,
-    /// At least the kernel memory that the queue takes.
+    pool: Arc<DynamicThresholdPool>,
+    /// Bytes that all connections of the client's address have taken; `None` if the address stands for many clients.
+    address_memory: Option<Arc<AddressMemory>>,
+    /// Upper bound of the kernel memory that the queue takes.
     queued_bytes: AtomicUsize,
     granted_bytes: AtomicUsize,
 }
 
 impl SendQueue {
-    /// An empty queue of a connection of an address of which all connections together have `of_address`.
-    pub(super) fn new(pool: &Arc<SharedPool>, of_address: Option<Arc<AddressMemory>>) -> Self {
+    /// Creates the empty queue of a connection, whose grants also count in the memory of its address.
+    pub(super) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Self {
         let (queued_bytes, granted_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { pool: Arc::clone(pool), of_address, queued_bytes, granted_bytes }
+        Self { pool: Arc::clone(pool), address_memory, queued_bytes, granted_bytes }
     }
 
-    /// How many of `wanted` bytes may be written now. 0: the queue is full, until `socket` has sent some of it.
-    pub(super) fn allow<S: RuntimeSocket>(&self, socket: &S, wanted: usize) -> usize {
-        let cost = cost(wanted);
+    /// Returns how many of `wanted` bytes may be written now. 0 means that the queue is full until `socket` has sent
+    /// some of it.
+    pub(super) fn allow<S: TokioSocket>(&self, socket: &S, wanted: usize) -> usize {
+        let cost = kernel_cost(wanted);
         let granted = self.granted_bytes.load(Ordering::Relaxed);
-        let needed = self.queued_bytes.load(Ordering::Relaxed).saturating_add(cost).saturating_sub(FREE_BYTES);
+        let needed = self.queued_bytes.load(Ordering::Relaxed).saturating_add(cost).saturating_sub(UNPOOLED_BYTES);
         if needed <= granted {
             return wanted;
         }
-        if needed <= UNSEEN_BYTES && !self.pool.is_much_taken() && self.grant(granted, needed - granted) >= needed {
+        if needed <= UNMEASURED_BYTES
+            && !self.pool.is_under_pressure()
+            && self.grant(granted, needed - granted) >= needed
+        {
             return wanted;
         }
-        let queued = self.look(socket);
+        let queued = self.measure(socket);
         let granted = self.granted_bytes.load(Ordering::Relaxed);
-        let needed = queued.saturating_add(cost).saturating_sub(FREE_BYTES);
-        let granted = if needed > granted { self.grant(granted, needed - granted) } else { self.keep(needed) };
-        let room = FREE_BYTES.saturating_add(granted).saturating_sub(queued);
+        let needed = queued.saturating_add(cost).saturating_sub(UNPOOLED_BYTES);
+        let granted = if needed > granted { self.grant(granted, needed - granted) } else { self.shrink_grant(needed) };
+        let room = UNPOOLED_BYTES.saturating_add(granted).saturating_sub(queued);
         if cost <= room {
             return wanted;
         }
-        let allowed = payload(room);
-        if allowed < LEAST_BYTES { 0 } else { allowed.min(wanted) }
+        let allowed = max_payload(room);
+        if allowed < MIN_WRITE_BYTES { 0 } else { allowed.min(wanted) }
     }
 
-    /// Takes up to `wanted` bytes more than are `granted`; returns what is granted then. Threads that ask for the same address at
-    /// once may exceed its part a little.
+    /// Takes up to `wanted` bytes more than are `granted` and returns the new grant. Threads that take memory for the
+    /// same address at the same time may exceed its share slightly.
     pub(super) fn grant(&self, granted: usize, wanted: usize) -> usize {
-        let of_address = self.of_address.as_ref().map(|memory| memory.queued_bytes.load(Ordering::Relaxed));
+        let of_address = self.address_memory.as_ref().map(|memory| memory.queued_bytes.load(Ordering::Relaxed));
         let more = self.pool.take_up_to(of_address, granted, wanted);
-        if let Some(memory) = &self.of_address {
+        if let Some(memory) = &self.address_memory {
             memory.queued_bytes.fetch_add(more, Ordering::Relaxed);
         }
         self.granted_bytes.fetch_add(more, Ordering::Relaxed) + more
     }
 
-    fn sent(&self, bytes: usize) {
+    fn count_queued(&self, bytes: usize) {
         if bytes > 0 {
-            self.queued_bytes.fetch_add(cost(bytes), Ordering::Relaxed);
+            self.queued_bytes.fetch_add(kernel_cost(bytes), Ordering::Relaxed);
         }
     }
 
-    /// Asks the kernel. Where it does not tell, nothing is taken to be queued.
-    pub(super) fn look<S: RuntimeSocket>(&self, socket: &S) -> usize {
-        let queued = send_queue_bytes(socket.as_fd(), S::HAS_PACKETS).unwrap_or(0);
+    /// Asks the kernel for the size of the queue. If the kernel does not tell, the queue counts as empty.
+    pub(super) fn measure<S: TokioSocket>(&self, socket: &S) -> usize {
+        let queued = send_queue_bytes(socket.as_fd(), S::IS_TCP).unwrap_or(0);
         self.queued_bytes.store(queued, Ordering::Relaxed);
         queued
     }
 
-    /// Gives back what was granted beyond `bytes`; returns what is granted then.
-    fn keep(&self, bytes: usize) -> usize {
+    /// Gives back what is granted beyond `bytes` and returns the new grant.
+    fn shrink_grant(&self, bytes: usize) -> usize {
         let granted = self.granted_bytes.load(Ordering::Relaxed);
         let surplus = granted.saturating_sub(bytes);
         if surplus > 0 {
             self.granted_bytes.fetch_sub(surplus, Ordering::Relaxed);
             self.pool.give_back(surplus);
-            if let Some(memory) = &self.of_address {
+            if let Some(memory) = &self.address_memory {
                 memory.queued_bytes.fetch_sub(surplus, Ordering::Relaxed);
             }
         }
         granted - surplus
     }
 
-    /// Gives back what the queue does not need: the client has taken it, or the kernel has not.
-    pub(super) fn settle(&self, queued: usize) {
-        self.keep(queued.saturating_sub(FREE_BYTES));
+    /// Gives back what the queue does not need, because the client has taken it or the kernel has not accepted it.
+    pub(super) fn shrink_to_queued(&self, queued: usize) {
+        self.shrink_grant(queued.saturating_sub(UNPOOLED_BYTES));
     }
 
-    pub(super) fn release<S: RuntimeSocket>(&self, socket: &S) {
-        self.settle(self.look(socket));
+    pub(super) fn release<S: TokioSocket>(&self, socket: &S) {
+        self.shrink_to_queued(self.measure(socket));
     }
 
-    /// Counts what was written of `allowed` bytes. The kernel took less if its own bound is lower.
-    pub(super) fn written<S: RuntimeSocket>(&self, socket: &S, allowed: usize, written: usize) {
-        self.sent(written);
-        if written < allowed && self.is_granted_any() {
+    /// Records that `written` of `allowed` bytes were written. The kernel accepts fewer if its own limit is lower.
+    pub(super) fn record_write<S: TokioSocket>(&self, socket: &S, allowed: usize, written: usize) {
+        self.count_queued(written);
+        if written < allowed && self.has_grant() {
             self.release(socket);
         }
     }
 
     /// Returns true if so much of the pool is taken that others may need what is granted.
-    pub(super) fn is_needed(&self) -> bool {
-        self.pool.is_much_taken()
+    pub(super) fn is_pool_under_pressure(&self) -> bool {
+        self.pool.is_under_pressure()
     }
 
-    /// An empty queue that takes from the same pool, for no address.
-    pub(super) fn empty(&self) -> Self {
+    /// Returns an empty queue that takes from the same pool, for no address.
+    pub(super) fn placeholder(&self) -> Self {
         Self::new(&self.pool, None)
     }
 
-    pub(super) fn is_granted_any(&self) -> bool {
+    pub(super) fn has_grant(&self) -> bool {
         self.granted_bytes.load(Ordering::Relaxed) > 0
     }
 }
 
 impl Drop for SendQueue {
     fn drop(&mut self) {
-        self.keep(0);
+        self.shrink_grant(0);
     }
 }
 
-/// Kernel memory that so many bytes take.
-fn cost(bytes: usize) -> usize {
-    if bytes == 0 { 0 } else { bytes.saturating_add(bytes / 16).saturating_add(PACKET_BYTES) }
+/// Returns an upper bound of the kernel memory that `bytes` take.
+fn kernel_cost(bytes: usize) -> usize {
+    if bytes == 0 { 0 } else { bytes.saturating_add(bytes / 16).saturating_add(PACKET_OVERHEAD_BYTES) }
 }
 
-/// How many bytes take at most so much kernel memory.
-fn payload(memory_bytes: usize) -> usize {
-    memory_bytes.saturating_sub(PACKET_BYTES) / 17 * 16
+/// Returns how many bytes fit into so much kernel memory.
+fn max_payload(memory_bytes: usize) -> usize {
+    memory_bytes.saturating_sub(PACKET_OVERHEAD_BYTES) / 17 * 16
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::ConnectionPool;
+    use crate::metrics::ConnectionPoolLabel;
 
     #[test]
     fn connections_of_one_address_leave_most_of_the_pool_to_others() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 1 << 20, DIVISOR));
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
         let address = Arc::<AddressMemory>::default();
         let queues: Vec<_> = (0..200).map(|_| SendQueue::new(&pool, Some(Arc::clone(&address)))).collect();
         let granted: usize = queues.iter().map(|queue| queue.grant(0, 1 << 20)).sum();
@@ -176,16 +182,16 @@ mod tests {
     #[test]
     fn what_fits_into_so_much_memory_takes_no_more() {
         for memory in (0..5000).chain([1 << 20, usize::MAX]) {
-            assert!(cost(payload(memory)) <= memory.max(PACKET_BYTES), "{memory}");
+            assert!(kernel_cost(max_payload(memory)) <= memory.max(PACKET_OVERHEAD_BYTES), "{memory}");
         }
-        assert_eq!(payload(cost(1 << 20)), 1 << 20);
+        assert_eq!(max_payload(kernel_cost(1 << 20)), 1 << 20);
     }
 
     #[test]
     fn a_connection_that_is_alone_has_as_much_as_the_kernel_gives_it() {
-        let pool = Arc::new(SharedPool::new(ConnectionPool::Sockets, 40 << 20, DIVISOR));
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 40 << 20, CONNECTION_DIVISOR));
         for of_address in [Some(Arc::default()), None] {
-            // `net.ipv4.tcp_wmem`, and a packet more.
+            // The maximum of `net.ipv4.tcp_wmem`, and one more packet.
             assert!(SendQueue::new(&pool, of_address).grant(0, usize::MAX) >= (4 << 20) + (128 << 10));
         }
     }

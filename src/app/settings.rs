@@ -1,76 +1,79 @@
-//! The configuration as each part wants it.
+//! Converts the configuration to the settings of each part.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::access::{Control, Expected, Patience, Policy, Where};
-use crate::config::{Config, EvictionPolicy, Exposure, Ready, Recheck};
+use crate::access::{AccessControl, JwksLocation, JwtValidation, Policy, RefreshPolicy};
+use crate::config::{Config, DefaultAccess, EvictionPolicy, ReadinessRequirement, RecheckPolicy};
 use crate::container::{self, Settings};
 use crate::http::{self, Viewer};
 
-/// What containers and their caches are told.
-pub(super) fn settings(config: &Config) -> Settings {
+/// Returns the settings of containers and their caches.
+pub(super) fn container_settings(config: &Config) -> Settings {
     let recheck = |recheck| match recheck {
-        Recheck::Always => container::Recheck::Always,
-        Recheck::Never => container::Recheck::Never,
-        Recheck::After(age) => container::Recheck::After(age),
+        RecheckPolicy::Always => container::RevalidationPolicy::Always,
+        RecheckPolicy::Never => container::RevalidationPolicy::Never,
+        RecheckPolicy::After(age) => container::RevalidationPolicy::After(age),
     };
     Settings {
         decoded_cache: config.cache.decoded,
         stored_cache: config.cache.stored,
-        weigh_frequency: config.cache.policy == EvictionPolicy::TinyLfu,
+        use_tiny_lfu: config.cache.policy == EvictionPolicy::TinyLfu,
         recheck_metadata: recheck(config.cache.recheck_cached_metadata),
         recheck_data: recheck(config.cache.recheck_cached_data),
-        slice: config.limits.slice,
+        max_slice_bytes: config.limits.slice,
         slice_budget: config.limits.slice_budget,
         decode_budget: config.limits.decode_budget,
         transfer_budget: config.limits.transfer_budget,
         decode_factor: config.limits.decode_factor,
-        attributes: config.limits.attributes,
+        max_attributes_bytes: config.limits.attributes,
         budget_wait: config.limits.budget_wait,
         cores: config.threads(),
     }
 }
 
-/// Whether the rules of `[access]` can be used: they are configuration, whatever becomes of the files that it names.
+/// Checks the rules of `[access]`. They are part of the configuration, unlike the files that the section names.
 ///
 /// # Errors
-/// A rule that cannot.
+/// If a rule cannot be used.
 pub fn check_rules(config: &Config) -> anyhow::Result<()> {
     policy(config).map(drop)
 }
 
 fn policy(config: &Config) -> anyhow::Result<Policy> {
     let access = &config.access;
-    Ok(Policy::parse(access.default == Exposure::Public, &access.rules, &access.metrics)?)
+    Ok(Policy::parse(access.default == DefaultAccess::Public, &access.rules, &access.metrics)?)
 }
 
-/// Who may read what; `None` where everybody may read everything.
+/// Opens the access control; `None` if every client may read everything.
 ///
 /// # Errors
-/// A rule, or a file of tokens or keys, that cannot be used.
-pub fn control(config: &Config) -> anyhow::Result<Option<Arc<Control>>> {
-    control_after(config, None)
+/// If a rule, or a file of tokens or keys, cannot be used.
+pub fn open_access_control(config: &Config) -> anyhow::Result<Option<Arc<AccessControl>>> {
+    refresh_access_control(config, None)
 }
 
-/// [`control`], with tokens and keys taken over from `known` that come from where they came from then.
+/// Like [`open_access_control`], but takes over the tokens and keys of `known` whose file or URL is unchanged.
 ///
 /// # Errors
-/// As [`control`].
-pub(super) fn control_after(config: &Config, known: Option<&Control>) -> anyhow::Result<Option<Arc<Control>>> {
-    if !config.is_guarded() {
+/// As [`open_access_control`].
+pub(super) fn refresh_access_control(
+    config: &Config,
+    known: Option<&AccessControl>,
+) -> anyhow::Result<Option<Arc<AccessControl>>> {
+    if !config.has_access_control() {
         return Ok(None);
     }
     let (access, jwt) = (&config.access, &config.jwt);
     let policy = policy(config)?;
     let given = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
     let place = if jwt.keys.contains("://") {
-        let patience = Patience { refresh: jwt.refresh, least: jwt.refetch, stale: jwt.stale };
-        Where::Url { url: jwt.keys.clone(), roots: given(&jwt.roots), patience }
+        let patience = RefreshPolicy { refresh_interval: jwt.refresh, min_interval: jwt.refetch, max_stale: jwt.stale };
+        JwksLocation::Url { url: jwt.keys.clone(), root_certificates: given(&jwt.roots), refresh_policy: patience }
     } else {
-        Where::File(jwt.keys.clone().into())
+        JwksLocation::File(jwt.keys.clone().into())
     };
-    let expected = Expected {
+    let expected = JwtValidation {
         issuer: jwt.issuer.clone(),
         audience: jwt.audience.clone(),
         algorithms: jwt.algorithms.clone(),
@@ -81,39 +84,39 @@ pub(super) fn control_after(config: &Config, known: Option<&Control>) -> anyhow:
     let jwt = (!jwt.keys.is_empty()).then_some((place, expected));
     let tokens = given(&access.tokens);
     let control = match known {
-        Some(known) => known.successor(policy, tokens.as_deref(), jwt),
-        None => Control::open(policy, tokens.as_deref(), jwt),
+        Some(known) => known.reconfigured(policy, tokens.as_deref(), jwt),
+        None => AccessControl::open(policy, tokens.as_deref(), jwt),
     };
     let control = control.map_err(anyhow::Error::msg)?;
     Ok(Some(Arc::new(control)))
 }
 
-/// What the HTTP layer is told.
-pub(super) fn options(config: &Config, viewer: Option<Viewer>) -> http::Options {
-    http::Options {
+/// Returns the options of the HTTP layer.
+pub(super) fn http_options(config: &Config, viewer: Option<Viewer>) -> http::HttpOptions {
+    http::HttpOptions {
         base_path: config.server.base_path.clone(),
         trusted_proxies: config.server.trusted_proxies.clone(),
-        ready: match config.server.ready {
-            Ready::All => http::Ready::All,
-            Ready::Any => http::Ready::Any,
+        required_containers: match config.server.ready {
+            ReadinessRequirement::All => http::RequiredContainers::All,
+            ReadinessRequirement::Any => http::RequiredContainers::Any,
         },
         request_timeout: config.server.request_timeout,
         concurrent_requests: config.limits.concurrent_requests,
-        origins: config.cors.origins.clone(),
-        credentials: config.cors.credentials,
-        private_network: config.cors.private_network,
-        control: None,
+        cors_origins: config.cors.origins.clone(),
+        cors_credentials: config.cors.credentials,
+        cors_private_network: config.cors.private_network,
+        access_control: None,
         frame_ancestors: config.server.frame_ancestors.clone(),
-        clients: http::Limits {
+        client_limits: http::ClientLimits {
             requests: config.clients.concurrent_requests,
             bytes_per_second: config.clients.bytes_per_second,
             burst_bytes: config.clients.burst,
-            wait: config.limits.budget_wait,
+            max_wait: config.limits.budget_wait,
         },
-        is_https: config.tls.is_used(),
-        hsts: Some(config.tls.hsts).filter(|age| config.tls.is_used() && !age.is_zero()),
+        is_https: config.tls.is_enabled(),
+        hsts: Some(config.tls.hsts).filter(|age| config.tls.is_enabled() && !age.is_zero()),
         compress_slices: config.compression.slices,
         viewer,
-        documents: None,
+        document_runtime: None,
     }
 }

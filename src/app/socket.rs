@@ -1,4 +1,4 @@
-//! What the lane asks of a socket besides reading and writing.
+//! Socket operations that the fast path needs besides reading and writing.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,78 +11,78 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_io_timeout::TimeoutStream;
 
-use super::metered::Metered;
-use crate::store::Sendable;
+use super::metered_socket::MeteredSocket;
+use crate::store::SendfileSource;
 
-/// A connection to a client. Its methods do not wait; after `WouldBlock`, [`AsyncWrite::poll_write`] of no bytes does.
+/// A connection to a client. The methods do not wait; after `WouldBlock`, [`AsyncWrite::poll_write`] of no bytes does.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
-    /// Whether it keeps what it has taken until the socket below takes it, or it is flushed.
-    const KEEPS: bool;
+    /// True if written bytes may stay in a buffer until the underlying socket takes them or a flush.
+    const IS_BUFFERED: bool;
 
-    /// Sends bytes that others follow at once, so that both may share a packet; returns how many were taken.
-    fn send_first(&self, bytes: &[u8]) -> io::Result<usize>;
+    /// Sends bytes that are followed by others at once, so that both may share a packet. Returns how many were taken.
+    fn send_with_more(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Sends bytes of a file, from `from` on; returns how many were taken.
-    fn send_file(&self, file: &Sendable, from: u64) -> io::Result<u64>;
+    /// Sends bytes of a file, starting at offset `from`. Returns how many were taken.
+    fn send_file(&self, file: &SendfileSource, from: u64) -> io::Result<u64>;
 
-    /// From now on has, or no longer has, what fills no packet wait for what follows it.
-    fn hold_parts(&self, hold: bool);
+    /// Starts or stops holding back a partial packet until more bytes follow.
+    fn set_cork(&self, hold: bool);
 
-    /// Has what the client has taken of the send queue given back, where nothing is read.
+    /// Gives back the send queue memory of bytes that the client has taken, on a connection that is not being read.
     fn poll_release(&mut self, context: &mut Context<'_>);
 
-    /// Whether the client has closed the connection, or its half of it, although not all that it sent has been read.
+    /// Returns true if the client has closed the connection, or its half of it, even if unread bytes are left.
     fn has_hung_up(&self) -> bool;
 }
 
-/// A socket of the runtime.
-pub(super) trait RuntimeSocket:
+/// A socket of the tokio runtime.
+pub(super) trait TokioSocket:
     AsFd + AsyncRead + AsyncWrite + std::fmt::Debug + Unpin + Send + Sync + 'static
 {
-    /// Whether it is cut into packets.
-    const HAS_PACKETS: bool;
+    /// True if the socket sends packets.
+    const IS_TCP: bool;
 
-    /// Does what writes, unless the socket is known to take nothing; keeps in mind what it says of that.
-    fn try_to_write<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T>;
+    /// Calls `write`, unless the socket is known to take nothing, and remembers if it would block.
+    fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T>;
 }
 
-impl RuntimeSocket for TcpStream {
-    const HAS_PACKETS: bool = true;
+impl TokioSocket for TcpStream {
+    const IS_TCP: bool = true;
 
-    fn try_to_write<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.try_io(Interest::WRITABLE, write)
     }
 }
 
-impl RuntimeSocket for UnixStream {
-    const HAS_PACKETS: bool = false;
+impl TokioSocket for UnixStream {
+    const IS_TCP: bool = false;
 
-    fn try_to_write<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.try_io(Interest::WRITABLE, write)
     }
 }
 
-impl<S: RuntimeSocket> Socket for Pin<Box<TimeoutStream<Metered<S>>>> {
-    const KEEPS: bool = false;
+impl<S: TokioSocket> Socket for Pin<Box<TimeoutStream<MeteredSocket<S>>>> {
+    const IS_BUFFERED: bool = false;
 
-    fn send_first(&self, bytes: &[u8]) -> io::Result<usize> {
+    fn send_with_more(&self, bytes: &[u8]) -> io::Result<usize> {
         self.get_ref().try_to_write(bytes.len(), |socket, allowed| {
             let bytes = bytes.get(..allowed).unwrap_or(bytes);
             Ok(send(socket, bytes, SendFlags::MORE | SendFlags::NOSIGNAL)?)
         })
     }
 
-    fn send_file(&self, file: &Sendable, from: u64) -> io::Result<u64> {
-        let wanted = usize::try_from(file.piece_bytes(from)).unwrap_or(usize::MAX);
+    fn send_file(&self, file: &SendfileSource, from: u64) -> io::Result<u64> {
+        let wanted = usize::try_from(file.next_chunk_bytes(from)).unwrap_or(usize::MAX);
         let sent = self.get_ref().try_to_write(wanted, |socket, allowed| file.send(socket.as_fd(), from, allowed))?;
         Ok(sent as u64)
     }
 
-    fn hold_parts(&self, hold: bool) {
+    fn set_cork(&self, hold: bool) {
         if let Ok(socket) = self.get_ref().socket()
-            && S::HAS_PACKETS
+            && S::IS_TCP
         {
-            // What cannot be held is sent in more packets.
+            // If this fails, the bytes are sent in more packets.
             let _ = sockopt::set_tcp_cork(socket, hold);
         }
     }
@@ -94,7 +94,7 @@ impl<S: RuntimeSocket> Socket for Pin<Box<TimeoutStream<Metered<S>>>> {
     fn has_hung_up(&self) -> bool {
         let Ok(socket) = self.get_ref().socket() else { return true };
         let mut looked = [PollFd::new(socket, PollFlags::RDHUP)];
-        // Errors and hang-ups are told without being asked for. Where the kernel does not tell, the client is there.
+        // Errors and hang-ups are reported unasked. If the call fails, the client counts as connected.
         poll(&mut looked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 }

@@ -1,7 +1,6 @@
-//! TLS in front of a connection: the certificate in force, the handshake, and what speaks something else.
+//! TLS termination: the certificate in use, the handshake, and clients that do not speak TLS.
 //!
-//! A handshake that is under way takes 71 KiB, so there are only so many; a client that has sent nothing yet costs none of
-//! them.
+//! A handshake in progress takes 71 KiB, so their number is limited. A client that has sent nothing yet does not count.
 
 use std::cell::Cell;
 use std::fmt;
@@ -26,96 +25,102 @@ use tokio_rustls::rustls::{ConfigBuilder, ServerConfig, WantsVerifier};
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
-use super::meminfo::send_queue_bytes;
-use super::metered::Metered;
-use super::secure::Secure;
+use super::metered_socket::MeteredSocket;
+use super::so_meminfo::send_queue_bytes;
+use super::tls_socket::TlsSocket;
 use crate::config;
-use crate::fair::{Client, Cost, Most, Share, Shares};
+use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
 use crate::http;
-use crate::metrics::{self, Handshake};
-use crate::watched::Watched;
+use crate::metrics::{self, HandshakeResult};
+use crate::watched_files::WatchedFiles;
 
-/// The first byte of every TLS connection: a record of the handshake (RFC 8446, section 5.1).
+/// First byte of every TLS connection: a handshake record (RFC 8446, section 5.1).
 const HANDSHAKE_RECORD: u8 = 22;
 
-/// Most bytes of a request without TLS that are read before it is answered.
-const PLAIN_BYTES: u64 = 64 << 10;
+/// Maximum number of bytes that are read from a client without TLS before the connection is closed.
+const MAX_PLAINTEXT_BYTES: u64 = 64 << 10;
 
-/// Time for such a client to close the connection.
-const LINGER: Duration = Duration::from_secs(1);
+/// Time for such a client to take the answer and close the connection.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Pause between two looks whether it has taken the answer.
-const LOOK: Duration = Duration::from_millis(10);
+/// Pause between two checks whether the client has taken the answer.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a request without TLS is told.
-const PLAIN_ANSWER: &[u8] =
+/// Response to a request without TLS.
+const PLAINTEXT_RESPONSE: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 46\r\n\
     connection: close\r\n\r\nThis port speaks TLS: use https, not http://.\n";
 
-/// One address has half of the handshakes where it is alone, and of many addresses each as many as are left for the next.
-const MOST: Most = Most { alone: config::Tls::HANDSHAKES / 2, among_others: config::Tls::HANDSHAKES / 2 };
+/// One address may have half of the handshakes if it is alone; each of many addresses as many as it leaves free for the
+/// next.
+const HANDSHAKES_PER_CLIENT: ClientQuota =
+    ClientQuota { alone: config::TlsConfig::MAX_HANDSHAKES / 2, among_others: config::TlsConfig::MAX_HANDSHAKES / 2 };
 
-/// Makes connections encrypted.
-pub(super) struct Tls {
-    current: Watched<ServerConfig>,
+/// Accepts TLS connections.
+pub(super) struct TlsTerminator {
+    server_config: WatchedFiles<ServerConfig>,
     handshake_timeout: Duration,
-    handshakes: Handshakes,
+    handshakes: HandshakeLimiter,
 }
 
-/// The handshakes that are under way, at most [`config::Tls::HANDSHAKES`]. Clients take turns, and a client that begins many and
-/// ends none leaves some to others.
-struct Handshakes {
-    places: Shares,
-    /// Random, so that no client can choose an address that shares another's turns.
-    hashing: RandomState,
+/// Limits the handshakes in progress to [`config::TlsConfig::MAX_HANDSHAKES`]. Clients take turns, and a client that begins
+/// many and finishes none leaves some to others.
+struct HandshakeLimiter {
+    slots: FairSemaphore,
+    /// Randomly seeded, so that no client can choose an address that shares another's turns.
+    hasher: RandomState,
 }
 
-impl Handshakes {
+impl HandshakeLimiter {
     fn new() -> Self {
-        Self { places: Shares::new(config::Tls::HANDSHAKES, MOST, Cost::Units), hashing: RandomState::new() }
+        Self {
+            slots: FairSemaphore::new(config::TlsConfig::MAX_HANDSHAKES, HANDSHAKES_PER_CLIENT, CostBasis::Units),
+            hasher: RandomState::new(),
+        }
     }
 
-    async fn begin(&self, peer: IpAddr) -> Share {
-        let client = Client::new(self.hashing.hash_one(http::network_of(peer)));
+    async fn acquire(&self, peer: IpAddr) -> FairPermit {
+        let client = ClientId::new(self.hasher.hash_one(http::network_of(peer)));
         let party = (client, 0);
-        if let Some(place) = self.places.try_take(party, 1) {
+        if let Some(place) = self.slots.try_acquire(party, 1) {
             return place;
         }
-        let _waiting = metrics::Waiting::begin(metrics::Queue::Handshake);
-        self.places.take(party, 1).await
+        let _waiting = metrics::QueueWaitTimer::begin(metrics::QueueLabel::Handshake);
+        self.slots.acquire(party, 1).await
     }
 }
 
-/// What a connection becomes.
-enum Begun {
-    Encrypted(Secure),
-    /// The client speaks something else.
-    Plain,
-    /// It ended before its first byte, as those of probes do that only connect.
-    Nothing,
+/// Outcome of accepting a connection.
+enum AcceptOutcome {
+    Encrypted(TlsSocket),
+    /// The client does not speak TLS.
+    Plaintext,
+    /// The client closed the connection before its first byte, as probes do that only connect.
+    Closed,
 }
 
-impl fmt::Debug for Tls {
+impl fmt::Debug for TlsTerminator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").field("handshake_timeout", &self.handshake_timeout).finish_non_exhaustive()
+        f.debug_struct("TlsTerminator").field("handshake_timeout", &self.handshake_timeout).finish_non_exhaustive()
     }
 }
 
-impl Tls {
-    /// Reads certificate and key, which are read again when they change; `None` where none are configured.
+impl TlsTerminator {
+    /// Reads the certificate and key, and reads them again when they change. Returns `None` if none are configured.
     ///
     /// # Errors
-    /// In words, when they cannot be used.
-    pub(super) fn open(config: &config::Tls) -> Result<Option<Self>, String> {
-        if !config.is_used() {
+    /// Returns a message if they cannot be used.
+    pub(super) fn open(config: &config::TlsConfig) -> Result<Option<Self>, String> {
+        if !config.is_enabled() {
             return Ok(None);
         }
         metrics::describe_tls();
         let is_first = Cell::new(true);
         let parse = move |[certificate, key]: [&str; 2]| {
-            let pair = Pair::parse(certificate, key)?;
-            // Whoever starts with a certificate out of its time gets a server that says so; one in force stays.
-            match (pair.fault(now()), is_first.replace(false)) {
+            let pair = TlsIdentity::parse(certificate, key)?;
+            // At startup, a certificate outside its validity period is used, with a warning. Later it does not replace
+            // the one in use.
+            match (pair.validity_error(unix_time()), is_first.replace(false)) {
                 (Some(fault), true) => {
                     tracing::warn!("the TLS certificate {fault}: clients will not trust this server");
                 }
@@ -126,49 +131,57 @@ impl Tls {
             Ok(pair.config)
         };
         let paths: [&Path; 2] = [&config.certificate, &config.key];
-        let current = Watched::open(paths, "certificate", metrics::tls_reload_failed, parse)?;
-        Ok(Some(Self { current, handshake_timeout: config.handshake_timeout, handshakes: Handshakes::new() }))
+        let current = WatchedFiles::open(paths, "certificate", metrics::tls_reload_failed, parse)?;
+        Ok(Some(Self {
+            server_config: current,
+            handshake_timeout: config.handshake_timeout,
+            handshakes: HandshakeLimiter::new(),
+        }))
     }
 
-    /// Encrypts a connection of which `meter` bounds the send queue. `None` where that comes to nothing, which has been
-    /// told then.
+    /// Performs the handshake on a connection; `meter` limits its send queue. Returns `None` if no TLS connection
+    /// results; a failure is then logged and counted.
     pub(super) async fn accept(
         &self,
         stream: TcpStream,
-        meter: impl FnOnce(TcpStream) -> Metered<TcpStream>,
+        meter: impl FnOnce(TcpStream) -> MeteredSocket<TcpStream>,
         send_timeout: Duration,
         peer: IpAddr,
-    ) -> Option<Secure> {
+    ) -> Option<TlsSocket> {
         let limit = self.handshake_timeout;
         let shaking = async {
             let mut stream = stream;
-            match timeout(limit, first_byte(&stream)).await? {
-                None => return Ok(Begun::Nothing),
+            match timeout(limit, peek_first_byte(&stream)).await? {
+                None => return Ok(AcceptOutcome::Closed),
                 Some(HANDSHAKE_RECORD) => {}
-                Some(first) => return timeout(limit, refuse(&mut stream, first)).await?.map(|()| Begun::Plain),
+                Some(first) => {
+                    return timeout(limit, refuse_plaintext(&mut stream, first))
+                        .await?
+                        .map(|()| AcceptOutcome::Plaintext);
+                }
             }
-            // The time that others take counts apart.
-            let _place = timeout(limit, self.handshakes.begin(peer)).await?;
-            let acceptor = TlsAcceptor::from(self.current.current());
+            // The wait for other clients' handshakes has a time limit of its own.
+            let _place = timeout(limit, self.handshakes.acquire(peer)).await?;
+            let acceptor = TlsAcceptor::from(self.server_config.current());
             let mut stream = TimeoutStream::new(meter(stream));
             stream.set_write_timeout(Some(send_timeout));
-            timeout(limit, Secure::accept(&acceptor, Box::pin(stream))).await?.map(Begun::Encrypted)
+            timeout(limit, TlsSocket::accept(&acceptor, Box::pin(stream))).await?.map(AcceptOutcome::Encrypted)
         };
-        let result: io::Result<Begun> = shaking.await;
+        let result: io::Result<AcceptOutcome> = shaking.await;
         let (result, accepted) = match result {
-            Ok(Begun::Nothing) => return None,
-            Ok(Begun::Encrypted(stream)) => (Handshake::Done, Some(stream)),
-            Ok(Begun::Plain) => {
-                tracing::debug!(%peer, "no TLS where it was expected");
-                (Handshake::Plaintext, None)
+            Ok(AcceptOutcome::Closed) => return None,
+            Ok(AcceptOutcome::Encrypted(stream)) => (HandshakeResult::Done, Some(stream)),
+            Ok(AcceptOutcome::Plaintext) => {
+                tracing::debug!(%peer, "client does not speak TLS");
+                (HandshakeResult::Plaintext, None)
             }
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 tracing::debug!(%peer, "TLS handshake took too long");
-                (Handshake::TimedOut, None)
+                (HandshakeResult::TimedOut, None)
             }
             Err(error) => {
                 tracing::debug!(%peer, %error, "TLS handshake failed");
-                (Handshake::Failed, None)
+                (HandshakeResult::Failed, None)
             }
         };
         metrics::tls_handshake(result);
@@ -176,29 +189,29 @@ impl Tls {
     }
 }
 
-/// What the connection begins with, which stays to be read; `None` where it ends before.
-async fn first_byte(stream: &TcpStream) -> Option<u8> {
+/// Returns the first byte of the connection, which stays to be read, or `None` if the connection ends before it.
+async fn peek_first_byte(stream: &TcpStream) -> Option<u8> {
     let mut first = [0];
     let count = stream.peek(&mut first).await.unwrap_or_default();
     first.first().copied().filter(|_| count > 0)
 }
 
-/// Tells a client that seems to speak HTTP that it must speak TLS. Others would not understand.
-async fn refuse(stream: &mut TcpStream, first: u8) -> io::Result<()> {
+/// Tells a client that seems to speak HTTP that it must use TLS. Other clients would not understand the answer.
+async fn refuse_plaintext(stream: &mut TcpStream, first: u8) -> io::Result<()> {
     if first.is_ascii_uppercase() {
-        stream.write_all(PLAIN_ANSWER).await?;
+        stream.write_all(PLAINTEXT_RESPONSE).await?;
         stream.shutdown().await?;
-        // The kernel would keep an answer that is not taken for minutes.
+        // Otherwise the kernel would keep an answer that is not taken for minutes.
         set_socket_linger(&*stream, Some(Duration::ZERO))?;
-        // A connection that is closed with something unread is reset, and the answer lost.
-        let (mut rest, mut nowhere) = ((&mut *stream).take(PLAIN_BYTES), tokio::io::sink());
-        let until = Instant::now() + LINGER;
-        let _ = timeout(LINGER, tokio::io::copy(&mut rest, &mut nowhere)).await;
+        // If a connection is closed with unread bytes, it is reset, and the answer is lost.
+        let (mut rest, mut nowhere) = ((&mut *stream).take(MAX_PLAINTEXT_BYTES), tokio::io::sink());
+        let until = Instant::now() + LINGER_TIMEOUT;
+        let _ = timeout(LINGER_TIMEOUT, tokio::io::copy(&mut rest, &mut nowhere)).await;
         let has_taken = loop {
             match send_queue_bytes(stream.as_fd(), true) {
                 None | Some(0) => break true,
                 Some(_) if Instant::now() >= until => break false,
-                Some(_) => sleep(LOOK).await,
+                Some(_) => sleep(DRAIN_POLL_INTERVAL).await,
             }
         };
         if has_taken {
@@ -208,24 +221,25 @@ async fn refuse(stream: &mut TcpStream, first: u8) -> io::Result<()> {
     Ok(())
 }
 
-/// What certificate and key come to.
-struct Pair {
+/// A certificate and key with their validity period.
+struct TlsIdentity {
     config: ServerConfig,
-    /// Since 1970, as the next.
+    /// Since the Unix epoch.
     not_before: Duration,
+    /// Since the Unix epoch.
     not_after: Duration,
 }
 
-impl Pair {
+impl TlsIdentity {
     fn parse(certificate: &str, key: &str) -> Result<Self, String> {
         let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
-        let chain = chain.map_err(|error| format!("the certificate is no PEM: {error}"))?;
-        let own = chain.first().ok_or("the certificate's file holds no certificate in PEM")?;
+        let chain = chain.map_err(|error| format!("the certificate is not valid PEM: {error}"))?;
+        let own = chain.first().ok_or("the certificate file contains no PEM certificate")?;
         let own = Certificate::from_der(own).map_err(|error| format!("the certificate cannot be read: {error}"))?;
         let validity = own.tbs_certificate().validity();
         let (not_before, not_after) = (validity.not_before.to_unix_duration(), validity.not_after.to_unix_duration());
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
-            .map_err(|error| format!("the key's file holds no private key in PEM without a passphrase: {error}"))?;
+            .map_err(|error| format!("the key file contains no PEM private key without a passphrase: {error}"))?;
         let provider = Arc::new(ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -234,13 +248,14 @@ impl Pair {
             .and_then(|config| config.with_single_cert(chain, key))
             .map_err(|error| format!("certificate and key cannot be used together: {error}"))?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        // The client keeps what resumes its session: here nothing grows with their number.
-        config.ticketer = ring::Ticketer::new().map_err(|error| format!("no random numbers: {error}"))?;
+        // The client keeps its session ticket, so that memory here does not grow with the number of sessions.
+        config.ticketer =
+            ring::Ticketer::new().map_err(|error| format!("cannot create the key for session tickets: {error}"))?;
         Ok(Self { config, not_before, not_after })
     }
 
-    /// Why clients would not trust it at that moment since 1970.
-    fn fault(&self, now: Duration) -> Option<String> {
+    /// Returns why clients would not trust the certificate at `now`, the time since the Unix epoch.
+    fn validity_error(&self, now: Duration) -> Option<String> {
         let ahead = self.not_before.saturating_sub(now);
         if self.not_after <= now {
             Some("has expired".to_owned())
@@ -252,8 +267,8 @@ impl Pair {
     }
 }
 
-/// Since 1970.
+/// Returns the time since the Unix epoch.
 #[expect(clippy::disallowed_methods, reason = "certificates expire by the clock")]
-fn now() -> Duration {
+fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

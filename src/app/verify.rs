@@ -1,6 +1,6 @@
-//! `n5-server verify`: the container opened, the run watched, the report written; the exit status.
+//! `n5-server verify`: opens the container, follows the run, writes the report, and returns the exit status.
 
-mod reading;
+mod recovery;
 mod report;
 mod terminal;
 
@@ -9,103 +9,107 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use self::report::{Begun, Header, Report};
+use self::report::{OpenedReport, ReportHeader, ReportWriter};
 use self::terminal::Terminal;
-use super::mounts::store;
-use super::{settings, signal};
-use crate::config::{Config, ContainerConfig, Deny, EntityTag, Verify};
+use super::mounts::open_store;
+use super::{container_settings, shutdown_signal};
+use crate::config::{Config, ContainerConfig, DenyLevel, EntityTagBasis, VerifyArgs};
 use crate::container::{Container, Resources, Settings};
 use crate::store::Key;
-use crate::verify::{Ended, Event, Job, Listener, Severity, control_root};
+use crate::verify::{EventSink, Severity, Verifier, VerifyEvent, VerifyOutcome, check_root};
 
-/// Something was found.
-const FOUND: u8 = 1;
-/// It was stopped before its end, or the storage did not answer.
-const INTERRUPTED: u8 = 3;
+/// Exit status if there are findings of the severity that `--deny` names, or worse.
+const EXIT_FINDINGS: u8 = 1;
+/// Exit status if the run was stopped before its end or the storage did not answer.
+const EXIT_INTERRUPTED: u8 = 3;
 
-/// For attributes; blocks are not cached.
-const STORED_CACHE: u64 = 8 << 20;
+/// Size of the cache of attributes, in bytes; blocks are not cached.
+const STORED_CACHE_BYTES: u64 = 8 << 20;
 
-/// Nobody waits for an answer: a share of a budget comes when those before have theirs.
-const PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longest wait for a share of a budget. No client waits for an answer, and a share is free when earlier ones are
+/// returned.
+const BUDGET_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Longer than a server of files takes to start again; then somebody has to look at it.
-const STORAGE_PATIENCE: Duration = Duration::from_secs(5 * 60);
+/// Longest time without an answer from the storage. A file server restarts in less; after that, an operator has to look
+/// at it.
+const STORAGE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// Verifies a container; the exit status.
+/// Verifies a container and returns the exit status.
 ///
 /// # Errors
-/// When it cannot be run: no such container or dataset, a report that cannot be written.
-pub fn verify(config: &Config, wanted: &Verify) -> anyhow::Result<u8> {
+/// If the container cannot be verified: there is no such container or dataset, or the report cannot be written.
+pub fn verify(config: &Config, wanted: &VerifyArgs) -> anyhow::Result<u8> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")?;
     let ended = runtime.block_on(run(config, wanted));
-    // A read that hangs in the storage must not keep the process.
+    // A read that hangs in storage must not keep the process alive.
     runtime.shutdown_background();
     ended
 }
 
-async fn run(config: &Config, wanted: &Verify) -> anyhow::Result<u8> {
+async fn run(config: &Config, wanted: &VerifyArgs) -> anyhow::Result<u8> {
     let [place] = config.containers.as_slice() else { bail!("verify takes one container") };
-    // A run may go on with the report of one on another machine.
-    let place = &ContainerConfig { entity_tag: EntityTag::default(), ..place.clone() };
-    let store = store(place, config)?;
-    let settings = settings(config);
+    // The default entity tags are equal on other machines. A run may resume the report of a run on another machine.
+    let place = &ContainerConfig { entity_tag: EntityTagBasis::default(), ..place.clone() };
+    let store = open_store(place, config)?;
+    let settings = container_settings(config);
     let cores = wanted.threads.map_or(settings.cores, usize::from);
-    let settings = Settings { decoded_cache: 0, stored_cache: STORED_CACHE, budget_wait: PATIENCE, cores, ..settings };
+    let settings =
+        Settings { decoded_cache: 0, stored_cache: STORED_CACHE_BYTES, budget_wait: BUDGET_WAIT, cores, ..settings };
     let container = Container::new(Arc::clone(&store), Resources::new(settings));
-    let roots = roots(&container, &wanted.datasets).await?;
-    let header = Header::new(place, &roots, wanted.missing, container.resources().settings().decode_budget)?;
-    let Begun { report, earlier, fault } = match &wanted.report {
-        Some(path) => Report::begin(path, &header, wanted.resume).map_err(anyhow::Error::msg)?,
-        None => Begun::default(),
+    let roots = parse_roots(&container, &wanted.datasets).await?;
+    let header = ReportHeader::new(place, &roots, wanted.missing, container.resources().settings().decode_budget)?;
+    let OpenedReport { report, previous: earlier, fault } = match &wanted.report {
+        Some(path) => ReportWriter::open(path, &header, wanted.resume).map_err(anyhow::Error::msg)?,
+        None => OpenedReport::default(),
     };
-    let job = Job { container, store, roots, missing: wanted.missing, patience: STORAGE_PATIENCE };
+    let job = Verifier { container, store, roots, report_missing: wanted.missing, stall_timeout: STORAGE_TIMEOUT };
     let deny = match wanted.deny {
-        Deny::Errors => Severity::Error,
-        Deny::Warnings => Severity::Warning,
-        Deny::Notes => Severity::Note,
+        DenyLevel::Errors => Severity::Error,
+        DenyLevel::Warnings => Severity::Warning,
+        DenyLevel::Notes => Severity::Note,
     };
     let mut terminal = Terminal::new(wanted.quiet.then_some(deny));
     if terminal.shows_progress() {
-        terminal.expect(job.survey().await);
+        terminal.set_expected_blocks(job.estimate_blocks().await);
     }
     if let Some(fault) = &fault {
-        terminal.doubted(fault);
+        terminal.warn_report_fault(fault);
     }
     if let Some(earlier) = &earlier {
         terminal.resumed(&earlier.checkpoint);
     }
-    let mut watchers = Watchers { report, terminal };
-    let ended = job.run(earlier, &mut watchers, signal()?).await.context("the run cannot be told")?;
-    let Watchers { report, mut terminal } = watchers;
+    let mut watchers = VerifyOutputs { report, terminal };
+    let ended = job.run(earlier, &mut watchers, shutdown_signal()?).await.context("the findings cannot be recorded")?;
+    let VerifyOutputs { report, mut terminal } = watchers;
     let (totals, complete) = match ended {
-        Ended::Complete(totals) => (totals, true),
-        Ended::Stopped(totals) => (totals, false),
-        Ended::GivenUp(totals, why) => {
-            terminal.given_up(STORAGE_PATIENCE, &why);
+        VerifyOutcome::Complete(totals) => (totals, true),
+        VerifyOutcome::Stopped(totals) => (totals, false),
+        VerifyOutcome::StorageStalled(totals, why) => {
+            terminal.given_up(STORAGE_TIMEOUT, &why);
             (totals, false)
         }
     };
     if let Some(mut report) = report {
-        report.end(&totals, complete).context("the report cannot be written")?;
+        report.finish(&totals, complete).context("the report cannot be written")?;
     }
-    let found = totals.worst().is_some_and(|worst| worst >= deny);
+    let found = totals.worst_severity().is_some_and(|worst| worst >= deny);
     terminal.end(&totals, complete, found, wanted.report.as_deref());
     Ok(match (complete, found) {
-        (false, _) => INTERRUPTED,
-        (true, true) => FOUND,
+        (false, _) => EXIT_INTERRUPTED,
+        (true, true) => EXIT_FINDINGS,
         (true, false) => 0,
     })
 }
 
-/// The groups and datasets named, each once and none within another; all of it where none is named.
-async fn roots(container: &Container, names: &[String]) -> anyhow::Result<Vec<Key>> {
+/// Returns the groups and datasets in `names`, without duplicates and without those inside others; the root if `names`
+/// is empty.
+async fn parse_roots(container: &Container, names: &[String]) -> anyhow::Result<Vec<Key>> {
     let mut keys = Vec::new();
     for name in names {
         let name = name.trim_matches('/');
         let key = if name.is_empty() { Key::root() } else { Key::parse(name)? };
-        control_root(container, &key).await.map_err(anyhow::Error::msg)?;
+        check_root(container, &key).await.map_err(anyhow::Error::msg)?;
         keys.push(key);
     }
     if keys.is_empty() {
@@ -121,22 +125,22 @@ async fn roots(container: &Container, names: &[String]) -> anyhow::Result<Vec<Ke
     Ok(keys)
 }
 
-/// Everybody who is told.
-struct Watchers {
-    report: Option<Report>,
+/// The receivers of a run's events.
+struct VerifyOutputs {
+    report: Option<ReportWriter>,
     terminal: Terminal,
 }
 
-impl Listener for Watchers {
-    fn take(&mut self, event: Event<'_>) -> std::io::Result<()> {
+impl EventSink for VerifyOutputs {
+    fn record(&mut self, event: VerifyEvent<'_>) -> std::io::Result<()> {
         if let Some(report) = &mut self.report {
-            report.take(&event)?;
+            report.record(&event)?;
         }
-        self.terminal.take(&event);
+        self.terminal.show(&event);
         Ok(())
     }
 
     fn wants_checkpoint(&self) -> bool {
-        self.report.as_ref().is_some_and(Report::wants_checkpoint)
+        self.report.as_ref().is_some_and(ReportWriter::wants_checkpoint)
     }
 }

@@ -1,9 +1,9 @@
-//! The threads that serve connections: one for each core, each with its own queue of events.
+//! The threads that serve connections: one for each core, each with its own event queue.
 //!
-//! A connection stays with its thread. Nothing is stolen, so no thread is woken to look for work: small answers gain
-//! 8 %, and the slowest of a hundred waits less (docs/PERFORMANCE.md). What takes its time runs elsewhere: on the CPU lane, in
-//! threads that may wait, and documents in a runtime of their own. What a thread cannot share is sending: two clients of one thread have one
-//! core between them while they take large answers, as with nginx.
+//! A connection stays on its thread. There is no work stealing, so no thread is woken to look for work: small answers
+//! gain 8 %, and the slowest of a hundred waits less (docs/PERFORMANCE.md). Slow work runs elsewhere: on the CPU pool,
+//! on threads that may block, or, for documents, on a runtime of their own. Threads cannot share the work of sending:
+//! two clients on one thread have one core between them while they receive large answers, as with nginx.
 
 use std::future::Future;
 use std::io;
@@ -17,18 +17,18 @@ use tokio::sync::oneshot;
 
 use crate::allocator;
 
-/// Threads that wait for the disk with the viewer's files; what comes beyond queues up.
-const WAITING_THREADS: usize = 64;
+/// Maximum number of threads that wait for the disk to read the viewer's files; further reads queue up.
+const MAX_BLOCKING_THREADS: usize = 64;
 
-/// Tasks that a thread polls before it looks again which sockets are ready: a task may take a millisecond.
-const TASKS: u32 = 16;
+/// Number of tasks that a thread polls before it checks its sockets again. One poll may take a millisecond.
+const EVENT_INTERVAL: u32 = 16;
 
-/// The threads; they end when this is dropped, whatever they serve then.
+/// A pool of threads that serve connections. They end when this is dropped, even if they still serve some.
 #[derive(Debug)]
-pub(super) struct Workers {
+pub(super) struct WorkerPool {
     workers: Vec<Worker>,
-    /// Whose turn it is among equals.
-    turn: AtomicUsize,
+    /// Worker to prefer among those with equally few connections.
+    next_worker: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -39,25 +39,25 @@ struct Worker {
     _stop: oneshot::Sender<()>,
 }
 
-impl Workers {
+impl WorkerPool {
     /// Starts `count` threads, at least one.
     ///
     /// # Errors
-    /// When the system has no more threads or descriptors.
+    /// If the system has no more threads or descriptors.
     pub(super) fn start(count: usize) -> io::Result<Self> {
         let count = count.max(1);
         let workers = (0..count).map(|_| Worker::start()).collect::<io::Result<_>>()?;
-        Ok(Self { workers, turn: AtomicUsize::new(0) })
+        Ok(Self { workers, next_worker: AtomicUsize::new(0) })
     }
 
-    /// Runs what serves one connection in the thread that has the fewest.
+    /// Runs the future that serves one connection on the thread with the fewest connections.
     pub(super) fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
-        let from = self.turn.fetch_add(1, Ordering::Relaxed);
+        let from = self.next_worker.fetch_add(1, Ordering::Relaxed);
         let count = self.workers.len();
         let in_turn = (0..count).filter_map(|at| self.workers.get(from.wrapping_add(at) % count));
         let Some(worker) = in_turn.min_by_key(|worker| worker.connections.load(Ordering::Relaxed)) else { return };
-        let open = Open::new(&worker.connections);
-        // An async block would have room for the connection twice.
+        let open = WorkerLoadGuard::new(&worker.connections);
+        // An async block would reserve space for the connection twice.
         worker.handle.spawn(connection.map(move |()| drop(open)));
     }
 }
@@ -65,46 +65,46 @@ impl Workers {
 impl Worker {
     fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread()
-            // Nothing that waits belongs here.
+            // Blocking jobs do not belong on these runtimes.
             .max_blocking_threads(1)
-            .event_interval(TASKS)
-            // New connections and what other threads have done stand in a queue of their own.
+            .event_interval(EVENT_INTERVAL)
+            // New connections and wake-ups from other threads are in the global queue.
             .global_queue_interval(2)
             .thread_name("n5-server")
-            .on_thread_park(allocator::collect)
+            .on_thread_park(allocator::collect_thread_heap)
             .enable_all()
             .build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
         std::thread::Builder::new().name("n5-server".to_owned()).spawn(move || {
             let _ended = runtime.block_on(stopped);
-            // A read that hangs in the storage must not keep the process.
+            // A read that hangs in storage must not keep the process alive.
             runtime.shutdown_background();
         })?;
         Ok(Self { handle, connections: Arc::default(), _stop: stop })
     }
 }
 
-/// The threads that make documents and read the viewer's files. As many as serve connections: they share the cores, and
-/// nobody waits for one who makes a large one.
+/// The threads that make documents and read the viewer's files. There are as many as serve connections, with which they
+/// share the cores, so that no client waits for another client's large document.
 #[derive(Debug)]
-pub(super) struct Documents(Option<Runtime>);
+pub(super) struct DocumentRuntime(Option<Runtime>);
 
-impl Documents {
+impl DocumentRuntime {
     /// Starts `count` threads, at least one.
     ///
     /// # Errors
-    /// When the system has no more threads or descriptors.
+    /// If the system has no more threads or descriptors.
     pub(super) fn start(count: usize) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(count.max(1))
-            .max_blocking_threads(WAITING_THREADS)
+            .max_blocking_threads(MAX_BLOCKING_THREADS)
             .thread_keep_alive(Duration::MAX)
             .thread_name("n5-documents")
-            .on_thread_park(allocator::collect)
+            .on_thread_park(allocator::collect_thread_heap)
             .enable_all()
             .build()?;
-        // The first that waits now, and it stays: later there may be none to be had.
+        // Starts the first blocking thread, which is kept: later the system may have none left.
         drop(runtime.spawn_blocking(|| ()));
         Ok(Self(Some(runtime)))
     }
@@ -114,24 +114,24 @@ impl Documents {
     }
 }
 
-impl Drop for Documents {
+impl Drop for DocumentRuntime {
     fn drop(&mut self) {
-        // A read that hangs in the storage must not keep the process.
+        // A read that hangs in storage must not keep the process alive.
         self.0.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
 
-/// A connection, counted as long as it is open.
-struct Open(Arc<AtomicUsize>);
+/// Counts an open connection of a worker until dropped.
+struct WorkerLoadGuard(Arc<AtomicUsize>);
 
-impl Open {
+impl WorkerLoadGuard {
     fn new(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(count))
     }
 }
 
-impl Drop for Open {
+impl Drop for WorkerLoadGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -143,7 +143,7 @@ mod tests {
 
     #[tokio::test]
     async fn connections_go_where_the_fewest_are() {
-        let workers = Workers::start(3).unwrap();
+        let workers = WorkerPool::start(3).unwrap();
         let open =
             || workers.workers.iter().map(|worker| worker.connections.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let mut ends = Vec::new();
@@ -165,7 +165,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_served_ends_with_the_threads() {
-        let workers = Workers::start(2).unwrap();
+        let workers = WorkerPool::start(2).unwrap();
         let (alive, dead) = oneshot::channel::<()>();
         workers.spawn(async move {
             let _alive = alive;

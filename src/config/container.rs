@@ -1,52 +1,52 @@
-//! What is said of containers: `[[containers]]` and `[container_defaults]`.
+//! Settings of containers: `[[containers]]` and `[container_defaults]`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// One container to serve.
+/// A table of `[[containers]]`: a container to serve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContainerConfig {
-    /// First path segment; empty for the only container, which is then the root.
+    /// First path segment; empty if this is the only container and is served at the root.
     #[serde(default)]
     pub name: String,
-    /// Directory on the file system.
+    /// Directory of the container.
     #[serde(default)]
     pub root: PathBuf,
-    /// What caches downstream may do.
+    /// Cache policy for browsers and proxies.
     #[serde(default)]
-    pub cache_control: CachePolicy,
-    /// Which symbolic links are followed.
+    pub cache_control: CacheControl,
+    /// Symbolic links that are followed.
     #[serde(default)]
     pub symlinks: Symlinks,
-    /// Whether it is served only while something is mounted at the directory.
+    /// True if the container is served only while a file system is mounted at its directory.
     #[serde(default)]
     pub must_be_mount: bool,
-    /// What a stored object's entity tag is made of.
+    /// Properties of a file that its entity tag is made of.
     #[serde(default)]
-    pub entity_tag: EntityTag,
+    pub entity_tag: EntityTagBasis,
 }
 
-/// `[container_defaults]`
+/// Section `[container_defaults]`: settings of containers that do not override them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContainerDefaults {
-    /// What caches downstream may do.
-    pub cache_control: CachePolicy,
-    /// Which symbolic links are followed.
+    /// Cache policy for browsers and proxies.
+    pub cache_control: CacheControl,
+    /// Symbolic links that are followed.
     pub symlinks: Symlinks,
-    /// Whether it is served only while something is mounted at the directory.
+    /// True if the container is served only while a file system is mounted at its directory.
     pub must_be_mount: bool,
-    /// What a stored object's entity tag is made of.
-    pub entity_tag: EntityTag,
+    /// Properties of a file that its entity tag is made of.
+    pub entity_tag: EntityTagBasis,
 }
 
-/// What `Cache-Control` says.
+/// Value of the `Cache-Control` header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum CachePolicy {
+pub enum CacheControl {
     /// `public, max-age=31536000, immutable`
     Immutable,
     /// `no-cache`
@@ -56,26 +56,26 @@ pub enum CachePolicy {
     MaxAge(Duration),
 }
 
-/// Which symbolic links are followed.
+/// Symbolic links that are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Symlinks {
-    /// Those whose target lies inside the container.
+    /// Links whose target lies inside the container.
     #[default]
     Inside,
-    /// None.
+    /// No links.
     Deny,
-    /// All.
+    /// All links.
     Follow,
 }
 
-/// What a stored object's entity tag is made of.
+/// Properties of a file that its entity tag is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum EntityTag {
+pub enum EntityTagBasis {
     /// Length and modification time.
     #[default]
     Mtime,
-    /// Change time and inode, too.
+    /// Length, modification time, change time and inode.
     Inode,
 }

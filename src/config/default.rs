@@ -1,12 +1,13 @@
-//! The defaults as values; a test holds them equal to `config/default.toml`.
+//! The defaults as values; a test checks that they equal `config/default.toml`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    Access, Cache, Clients, Compression, Config, ContainerDefaults, Cors, EvictionPolicy, Exposure, Jwt, Limits,
-    Listen, Log, LogFormat, Ready, Recheck, Server, Tls, Tracing,
+    AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, ContainerDefaults, CorsConfig, DefaultAccess,
+    EvictionPolicy, JwtConfig, LimitsConfig, ListenAddress, LogConfig, LogFormat, ReadinessRequirement, RecheckPolicy,
+    ServerConfig, TlsConfig, TracingConfig,
 };
 
 const KIB: u64 = 1 << 10;
@@ -16,34 +17,34 @@ const GIB: u64 = MIB << 10;
 impl Default for Config {
     fn default() -> Self {
         Self {
-            server: Server::default(),
-            tls: Tls::default(),
+            server: ServerConfig::default(),
+            tls: TlsConfig::default(),
             containers: Vec::new(),
             container_defaults: ContainerDefaults::default(),
-            limits: Limits::default(),
-            clients: Clients::default(),
-            cache: Cache::default(),
-            access: Access::default(),
-            jwt: Jwt::default(),
-            cors: Cors::default(),
-            compression: Compression { slices: false },
-            log: Log::default(),
-            tracing: Tracing { otlp_endpoint: String::new(), one_in: 100 },
+            limits: LimitsConfig::default(),
+            clients: ClientsConfig::default(),
+            cache: CacheConfig::default(),
+            access: AccessConfig::default(),
+            jwt: JwtConfig::default(),
+            cors: CorsConfig::default(),
+            compression: CompressionConfig { slices: false },
+            log: LogConfig::default(),
+            tracing: TracingConfig { otlp_endpoint: String::new(), one_in: 100 },
         }
     }
 }
 
-impl Default for Server {
+impl Default for ServerConfig {
     fn default() -> Self {
         Self {
-            listen: Listen::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 8080))),
+            listen: ListenAddress::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 8080))),
             base_path: String::new(),
             trusted_proxies: Vec::new(),
             header_timeout: Duration::from_secs(75),
             request_timeout: Duration::from_secs(60),
             send_timeout: Duration::from_secs(30),
             drain_delay: Duration::from_secs(1),
-            ready: Ready::All,
+            ready: ReadinessRequirement::All,
             shutdown_timeout: Duration::from_secs(30),
             max_connections: 10_240,
             threads: 0,
@@ -53,12 +54,13 @@ impl Default for Server {
     }
 }
 
-impl Tls {
-    /// Most handshakes under way at once. Two cores do some thousand a second; what takes long is the way to the client.
-    pub const HANDSHAKES: usize = 256;
+impl TlsConfig {
+    /// Maximum number of concurrent handshakes. Two cores complete a few thousand per second; most of a handshake's
+    /// time is network latency.
+    pub const MAX_HANDSHAKES: usize = 256;
 }
 
-impl Default for Tls {
+impl Default for TlsConfig {
     fn default() -> Self {
         Self {
             certificate: PathBuf::new(),
@@ -69,7 +71,7 @@ impl Default for Tls {
     }
 }
 
-impl Default for Limits {
+impl Default for LimitsConfig {
     fn default() -> Self {
         Self {
             slice: 64 * GIB,
@@ -84,31 +86,31 @@ impl Default for Limits {
     }
 }
 
-impl Default for Clients {
+impl Default for ClientsConfig {
     fn default() -> Self {
         Self { connections: 2048, concurrent_requests: 0, bytes_per_second: 0, burst: 64 * MIB }
     }
 }
 
-impl Default for Cache {
+impl Default for CacheConfig {
     fn default() -> Self {
         Self {
             decoded: 256 * MIB,
             stored: 64 * MIB,
             policy: EvictionPolicy::Lru,
-            recheck_cached_metadata: Recheck::Always,
-            recheck_cached_data: Recheck::Always,
+            recheck_cached_metadata: RecheckPolicy::Always,
+            recheck_cached_data: RecheckPolicy::Always,
         }
     }
 }
 
-impl Default for Access {
+impl Default for AccessConfig {
     fn default() -> Self {
-        Self { default: Exposure::Public, rules: Vec::new(), metrics: "public".to_owned(), tokens: PathBuf::new() }
+        Self { default: DefaultAccess::Public, rules: Vec::new(), metrics: "public".to_owned(), tokens: PathBuf::new() }
     }
 }
 
-impl Default for Jwt {
+impl Default for JwtConfig {
     fn default() -> Self {
         Self {
             keys: String::new(),
@@ -126,13 +128,13 @@ impl Default for Jwt {
     }
 }
 
-impl Default for Cors {
+impl Default for CorsConfig {
     fn default() -> Self {
         Self { origins: vec!["*".to_owned()], credentials: false, private_network: true }
     }
 }
 
-impl Default for Log {
+impl Default for LogConfig {
     fn default() -> Self {
         Self { format: LogFormat::Text, level: "info".to_owned() }
     }
@@ -142,10 +144,10 @@ impl Default for Log {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::{ContainerConfig, DEFAULTS, Server};
+    use super::super::{ContainerConfig, DEFAULTS, ServerConfig};
     use super::*;
 
-    /// default.toml with its commented-out keys (`#key`, not `# prose`) switched on.
+    /// Returns default.toml with its commented-out keys (`#key`, not `# prose`) enabled.
     fn uncommented() -> String {
         let live = |line: &'static str| match line.strip_prefix('#') {
             Some(key) if key.starts_with(|c: char| c == '[' || c.is_lowercase()) => key,
@@ -198,16 +200,18 @@ mod tests {
     #[test]
     fn the_example_is_valid() {
         let text = include_str!("../../config/example.toml");
-        let file = super::super::File { name: "example.toml".into(), text: text.into() };
+        let file = super::super::ConfigFile { name: "example.toml".into(), text: text.into() };
         let config =
-            Config::load(&super::super::Sources { file: Some(file), ..super::super::Sources::default() }).unwrap();
+            Config::load(&super::super::ConfigSources { file: Some(file), ..super::super::ConfigSources::default() })
+                .unwrap();
         assert_eq!(config.containers.len(), 2);
     }
 
     #[test]
     fn caches_and_budgets_leave_room_below_600_mib() {
-        let with_threads = |threads| Config { server: Server { threads, ..Server::default() }, ..Config::default() };
-        assert_eq!(with_threads(2).memory_bytes(), 552 * MIB);
-        assert_eq!(with_threads(64).memory_bytes(), (552 + 62 * 8) * MIB);
+        let with_threads =
+            |threads| Config { server: ServerConfig { threads, ..ServerConfig::default() }, ..Config::default() };
+        assert_eq!(with_threads(2).memory_bound_bytes(), 552 * MIB);
+        assert_eq!(with_threads(64).memory_bound_bytes(), (552 + 62 * 8) * MIB);
     }
 }

@@ -1,4 +1,4 @@
-//! Merges the sources, types the result once, and gathers every fault on the way.
+//! Merges the sources, deserializes the result, and collects every error.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,24 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
 use super::source::{self, Setting};
-use super::{Config, ContainerConfig, DEFAULTS, Fault, Faults, File, Origin, Sources};
+use super::{Config, ConfigError, ConfigErrors, ConfigFile, ConfigSources, ContainerConfig, DEFAULTS, SettingOrigin};
 
-/// Keys of a table in `containers`.
+/// Keys of a table in `[[containers]]`.
 const CONTAINER_KEYS: [&str; 6] = ["name", "root", "cache_control", "symlinks", "must_be_mount", "entity_tag"];
 
 impl Config {
-    /// Builds the configuration from the defaults and `sources`, which are listed in [`Sources`] weakest first.
+    /// Builds the configuration from the defaults and `sources`. The fields of [`ConfigSources`] are ordered from the
+    /// weakest source to the strongest.
     ///
     /// # Errors
-    /// Every fault at once: text that is not TOML, unknown keys (with the nearest known one), values of the wrong
-    /// form, and whatever [`Config::validate`] finds. A setting at fault counts as its default for the rest.
-    pub fn load(sources: &Sources) -> Result<Self, Faults> {
-        let defaults: Table = DEFAULTS.parse().map_err(|error| Faults(vec![syntax("default.toml", &error)]))?;
-        let mut merge = Merge::new(defaults);
-        merge.sources(sources);
-        let mut config = merge.typed()?;
+    /// All errors at once: text that is not TOML, unknown keys (with the nearest known one), values of the wrong form,
+    /// and the errors of [`Config::validate`]. Further checks use the default of an invalid setting.
+    pub fn load(sources: &ConfigSources) -> Result<Self, ConfigErrors> {
+        let defaults: Table =
+            DEFAULTS.parse().map_err(|error| ConfigErrors(vec![syntax_error("default.toml", &error)]))?;
+        let mut merge = ConfigMerger::new(defaults);
+        merge.add_sources(sources);
+        let mut config = merge.deserialize()?;
         if !sources.roots.is_empty() {
             let defaults = &config.container_defaults;
             config.containers = sources
@@ -36,59 +38,59 @@ impl Config {
                     entity_tag: defaults.entity_tag,
                 })
                 .collect();
-            merge.forget_containers();
+            merge.clear_container_origins();
         }
         let faults = config.validate(&sources.reserved).err().map(|faults| faults.0).unwrap_or_default();
-        merge.faults.extend(faults.into_iter().map(|fault| merge.origins.located(fault)));
-        if merge.faults.is_empty() { Ok(config) } else { Err(Faults(merge.faults)) }
+        merge.errors.extend(faults.into_iter().map(|fault| merge.origins.locate(fault)));
+        if merge.errors.is_empty() { Ok(config) } else { Err(ConfigErrors(merge.errors)) }
     }
 }
 
-/// Settings by key, and where each was written; defaults have no origin.
-struct Merge {
+/// Merges settings by key and records where each was written; defaults have no origin.
+struct ConfigMerger {
     defaults: BTreeMap<String, Value>,
     settings: BTreeMap<String, Value>,
-    origins: Origins,
-    faults: Vec<Fault>,
+    origins: SettingOrigins,
+    errors: Vec<ConfigError>,
 }
 
-impl Merge {
+impl ConfigMerger {
     fn new(defaults: Table) -> Self {
-        let flat = source::flatten(defaults, |_key| Origin::Flag(String::new()));
+        let flat = source::flatten(defaults, |_key| SettingOrigin::Flag(String::new()));
         let mut defaults: BTreeMap<_, _> = flat.into_iter().map(|setting| (setting.key, setting.value)).collect();
         defaults.insert("containers".to_owned(), Value::Array(Vec::new()));
-        Self { settings: defaults.clone(), defaults, origins: Origins::default(), faults: Vec::new() }
+        Self { settings: defaults.clone(), defaults, origins: SettingOrigins::default(), errors: Vec::new() }
     }
 
-    fn sources(&mut self, sources: &Sources) {
+    fn add_sources(&mut self, sources: &ConfigSources) {
         let mut settings = Vec::new();
         if let Some(file) = &sources.file {
-            settings.extend(self.file(file));
+            settings.extend(self.parse_file(file));
         }
         let default = |key: &str| self.defaults.get(key);
-        settings.extend(source::environment(&sources.environment, default, &mut self.faults));
-        settings.extend(source::set(&sources.set, default, &mut self.faults));
+        settings.extend(source::environment_settings(&sources.environment, default, &mut self.errors));
+        settings.extend(source::set_argument_settings(&sources.set, default, &mut self.errors));
         if let Some(listen) = &sources.listen {
             let (key, value) = ("server.listen".to_owned(), listen.as_str().into());
-            settings.push(Setting { key, value, origin: Origin::Flag(format!("--listen {listen}")) });
+            settings.push(Setting { key, value, origin: SettingOrigin::Flag(format!("--listen {listen}")) });
         }
         for setting in settings {
-            self.put(setting);
+            self.apply(setting);
         }
     }
 
-    fn file(&mut self, file: &File) -> Vec<Setting> {
+    fn parse_file(&mut self, file: &ConfigFile) -> Vec<Setting> {
         match file.text.parse::<Table>() {
             Err(error) => {
-                self.faults.push(syntax(&file.name, &error));
+                self.errors.push(syntax_error(&file.name, &error));
                 Vec::new()
             }
             Ok(table) => {
                 let mut lines = BTreeMap::new();
                 if let Ok(document) = DeTable::parse(&file.text) {
-                    table_lines("", document.get_ref(), &file.text, &mut lines);
+                    collect_key_lines("", document.get_ref(), &file.text, &mut lines);
                 }
-                let origin = |key: &str| Origin::File(file.name.clone(), lines.get(key).copied().unwrap_or(1));
+                let origin = |key: &str| SettingOrigin::File(file.name.clone(), lines.get(key).copied().unwrap_or(1));
                 let inner = lines.keys().filter(|key| key.starts_with("containers"));
                 self.origins.pending = inner.map(|key| (key.clone(), origin(key))).collect();
                 source::flatten(table, origin)
@@ -96,42 +98,43 @@ impl Merge {
         }
     }
 
-    fn put(&mut self, setting: Setting) {
+    fn apply(&mut self, setting: Setting) {
         let Setting { key, value, origin } = setting;
         let Some(default) = self.defaults.get(&key) else {
-            self.faults.push(Fault::new(&key, self.unknown(&key)).at(origin));
+            self.errors.push(ConfigError::new(&key, self.unknown_key_message(&key)).with_origin(origin));
             return;
         };
         if key != "containers" {
-            // What a stronger source says replaces a list, too: merged lists could not be made shorter.
+            // A stronger source replaces a whole list: a merged list could not be made shorter.
             if default.is_array() != value.is_array() {
-                let message = if default.is_array() { "write a list, [...]" } else { "is one value, not a list" };
-                self.faults.push(Fault::new(&key, message).at(origin));
+                let message =
+                    if default.is_array() { "write a list, [...]" } else { "takes a single value, not a list" };
+                self.errors.push(ConfigError::new(&key, message).with_origin(origin));
                 return;
             }
             self.origins.insert(&key, origin);
             self.settings.insert(key, value);
             return;
         }
-        self.forget_containers();
-        if matches!(origin, Origin::File(..)) {
+        self.clear_container_origins();
+        if matches!(origin, SettingOrigin::File(..)) {
             let pending = std::mem::take(&mut self.origins.pending);
             self.origins.known.extend(pending);
         }
         self.origins.insert(&key, origin);
-        let value = self.containers(source::container_tables(value));
+        let value = self.drop_unknown_container_keys(source::container_tables(value));
         self.settings.insert(key, value);
     }
 
-    fn forget_containers(&mut self) {
+    fn clear_container_origins(&mut self) {
         self.origins.known.retain(|key, _origin| !key.starts_with("containers"));
     }
 
-    /// The tables of `containers` without unknown keys, which are reported.
-    fn containers(&mut self, value: Value) -> Value {
+    /// Returns the tables of `containers` without unknown keys, which are reported.
+    fn drop_unknown_container_keys(&mut self, value: Value) -> Value {
         let Value::Array(items) = value else {
-            let fault = Fault::new("containers", "write [[containers]] above the keys of each container");
-            self.faults.push(self.origins.located(fault));
+            let fault = ConfigError::new("containers", "write [[containers]] above the keys of each container");
+            self.errors.push(self.origins.locate(fault));
             return Value::Array(Vec::new());
         };
         let mut tables = Vec::new();
@@ -141,8 +144,9 @@ impl Merge {
                 if CONTAINER_KEYS.contains(&key.as_str()) {
                     kept.insert(key, value);
                 } else {
-                    let message = suggest("unknown key", nearest(&key, CONTAINER_KEYS.into_iter()));
-                    self.faults.push(self.origins.located(Fault::new(format!("containers[{index}].{key}"), message)));
+                    let message = suggest("unknown key", nearest_key(&key, CONTAINER_KEYS.into_iter()));
+                    self.errors
+                        .push(self.origins.locate(ConfigError::new(format!("containers[{index}].{key}"), message)));
                 }
             }
             tables.push(Value::Table(kept));
@@ -150,34 +154,34 @@ impl Merge {
         Value::Array(tables)
     }
 
-    fn unknown(&self, key: &str) -> String {
+    fn unknown_key_message(&self, key: &str) -> String {
         let last = key.rsplit('.').next().unwrap_or(key);
         let elsewhere = self.defaults.keys().find(|known| known.split_once('.').is_some_and(|(_, k)| k == last));
-        if let Some(known) = nearest(key, self.defaults.keys().map(String::as_str)) {
+        if let Some(known) = nearest_key(key, self.defaults.keys().map(String::as_str)) {
             return suggest("unknown key", Some(known));
         }
         suggest("unknown key", elsewhere.map(String::as_str))
     }
 
-    /// Types the merged settings. One that has the wrong form is reported and replaced by its default until the
-    /// rest is typed, so that all such faults show at once.
-    fn typed(&mut self) -> Result<Config, Faults> {
+    /// Deserializes the merged settings. Each setting of the wrong form is reported and replaced by its default, then
+    /// deserialization is repeated, so all such errors show at once.
+    fn deserialize(&mut self) -> Result<Config, ConfigErrors> {
         loop {
-            let error = match serde_path_to_error::deserialize::<_, Config>(Value::Table(self.table())) {
-                Ok(config) => return Ok(self.inherited(config)),
+            let error = match serde_path_to_error::deserialize::<_, Config>(Value::Table(self.to_table())) {
+                Ok(config) => return Ok(self.apply_container_defaults(config)),
                 Err(error) => error,
             };
             let path = error.path().to_string();
-            let fault = Fault::new(&path, error.inner().message().trim());
-            self.faults.push(self.origins.located(fault));
-            if !self.heal(&path) {
-                return Err(Faults(std::mem::take(&mut self.faults)));
+            let fault = ConfigError::new(&path, error.inner().message().trim());
+            self.errors.push(self.origins.locate(fault));
+            if !self.reset_to_default(&path) {
+                return Err(ConfigErrors(std::mem::take(&mut self.errors)));
             }
         }
     }
 
-    /// Puts the default in the place of the setting at `path`; false when it is there already.
-    fn heal(&mut self, path: &str) -> bool {
+    /// Replaces the setting at `path` by its default. Returns false if it already was the default.
+    fn reset_to_default(&mut self, path: &str) -> bool {
         if let Some((index, key)) = container_path(path) {
             let table = self.settings.get_mut("containers").and_then(Value::as_array_mut);
             let table = table.and_then(|items| items.get_mut(index)).and_then(Value::as_table_mut);
@@ -188,7 +192,7 @@ impl Merge {
         self.settings.insert(key.to_owned(), default.clone()).is_some_and(|old| old != *default)
     }
 
-    fn table(&self) -> Table {
+    fn to_table(&self) -> Table {
         let mut table = Table::new();
         for (path, value) in &self.settings {
             match path.split_once('.') {
@@ -204,8 +208,8 @@ impl Merge {
         table
     }
 
-    /// Gives containers what they do not say themselves.
-    fn inherited(&self, mut config: Config) -> Config {
+    /// Applies `container_defaults` to settings that a container does not have.
+    fn apply_container_defaults(&self, mut config: Config) -> Config {
         let tables = self.settings.get("containers").and_then(Value::as_array);
         for (container, table) in config.containers.iter_mut().zip(tables.into_iter().flatten()) {
             if table.get("cache_control").is_none() {
@@ -225,26 +229,26 @@ impl Merge {
     }
 }
 
-/// Where settings were written, by key.
+/// Places where settings were written, by key.
 #[derive(Default)]
-struct Origins {
-    known: BTreeMap<String, Origin>,
-    /// Places inside `containers` of the file, until that setting is merged.
-    pending: BTreeMap<String, Origin>,
+struct SettingOrigins {
+    known: BTreeMap<String, SettingOrigin>,
+    /// Origins within `containers` of the file, until that setting is merged.
+    pending: BTreeMap<String, SettingOrigin>,
 }
 
-impl Origins {
-    fn insert(&mut self, key: &str, origin: Origin) {
+impl SettingOrigins {
+    fn insert(&mut self, key: &str, origin: SettingOrigin) {
         self.known.insert(key.to_owned(), origin);
     }
 
-    /// The fault with the origin of its key, or of the nearest thing around it.
-    fn located(&self, fault: Fault) -> Fault {
+    /// Adds to the error the origin of its key, or of the nearest enclosing key.
+    fn locate(&self, fault: ConfigError) -> ConfigError {
         let mut key = fault.key.as_str();
         loop {
             if let Some(origin) = self.known.get(key) {
                 let origin = origin.clone();
-                return fault.at(origin);
+                return fault.with_origin(origin);
             }
             match key.rfind(['.', '[']) {
                 Some(end) => key = key.get(..end).unwrap_or_default(),
@@ -254,20 +258,20 @@ impl Origins {
     }
 }
 
-/// The line of every key of a document, `section.key` and `containers[0].name`.
-fn table_lines(prefix: &str, table: &DeTable<'_>, text: &str, lines: &mut BTreeMap<String, usize>) {
+/// Collects the line of every key of a document, such as `section.key` and `containers[0].name`.
+fn collect_key_lines(prefix: &str, table: &DeTable<'_>, text: &str, lines: &mut BTreeMap<String, usize>) {
     for (key, value) in table {
         let path = format!("{prefix}{}", key.get_ref());
         let line = |start: usize| text.bytes().take(start).filter(|byte| *byte == b'\n').count() + 1;
         lines.insert(path.clone(), line(key.span().start));
         match value.get_ref() {
-            DeValue::Table(inner) => table_lines(&format!("{path}."), inner, text, lines),
+            DeValue::Table(inner) => collect_key_lines(&format!("{path}."), inner, text, lines),
             DeValue::Array(items) => {
                 for (index, item) in items.iter().enumerate() {
                     let path = format!("{path}[{index}]");
                     lines.insert(path.clone(), line(item.span().start));
                     if let Some(inner) = Spanned::get_ref(item).as_table() {
-                        table_lines(&format!("{path}."), inner, text, lines);
+                        collect_key_lines(&format!("{path}."), inner, text, lines);
                     }
                 }
             }
@@ -280,18 +284,18 @@ fn table_lines(prefix: &str, table: &DeTable<'_>, text: &str, lines: &mut BTreeM
     }
 }
 
-/// Index and key of `containers[1].symlinks`.
+/// Splits a path such as `containers[1].symlinks` into index and key.
 fn container_path(path: &str) -> Option<(usize, &str)> {
     let (index, key) = path.strip_prefix("containers[")?.split_once("].")?;
     Some((index.parse().ok()?, key))
 }
 
-fn syntax(name: &str, error: &toml::de::Error) -> Fault {
-    Fault::new("", format!("{name}: {}", error.to_string().trim_end().replace('\n', "\n  ")))
+fn syntax_error(name: &str, error: &toml::de::Error) -> ConfigError {
+    ConfigError::new("", format!("{name}: {}", error.to_string().trim_end().replace('\n', "\n  ")))
 }
 
-/// The known key most like `key`, if one is alike at all.
-fn nearest<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+/// Returns the known key most similar to `key`, if any is similar enough.
+fn nearest_key<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     const ALIKE: f64 = 0.7;
     known
         .map(|known| (strsim::normalized_damerau_levenshtein(key, known), known))

@@ -1,26 +1,26 @@
 use super::*;
-use crate::config::{CachePolicy, EntityTag, Listen, LogFormat, Root, Symlinks};
+use crate::config::{CacheControl, EntityTagBasis, ListenAddress, LogFormat, RootArgument, Symlinks};
 
-fn from_file(text: &str) -> Sources {
-    Sources { file: Some(File { name: "lab.toml".into(), text: text.into() }), ..Sources::default() }
+fn from_file(text: &str) -> ConfigSources {
+    ConfigSources { file: Some(ConfigFile { name: "lab.toml".into(), text: text.into() }), ..ConfigSources::default() }
 }
 
-fn environment(pairs: &[(&str, &str)]) -> Sources {
+fn environment(pairs: &[(&str, &str)]) -> ConfigSources {
     let environment = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    Sources { environment, ..Sources::default() }
+    ConfigSources { environment, ..ConfigSources::default() }
 }
 
-fn set(arguments: &[&str]) -> Sources {
-    Sources { set: arguments.iter().map(ToString::to_string).collect(), ..Sources::default() }
+fn set(arguments: &[&str]) -> ConfigSources {
+    ConfigSources { set: arguments.iter().map(ToString::to_string).collect(), ..ConfigSources::default() }
 }
 
-fn fault(sources: &Sources) -> String {
+fn fault(sources: &ConfigSources) -> String {
     Config::load(sources).unwrap_err().to_string()
 }
 
 #[test]
 fn nothing_given_means_the_defaults() {
-    assert_eq!(Config::load(&Sources::default()).unwrap(), Config::default());
+    assert_eq!(Config::load(&ConfigSources::default()).unwrap(), Config::default());
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_stronger_source_wins() {
     assert_eq!(config.log.format, LogFormat::Json);
     assert_eq!(config.cache.decoded, 2 << 20);
     assert_eq!(config.cache.stored, 3 << 20);
-    assert_eq!(config.server.listen, Listen::Tcp("127.0.0.1:4".parse().unwrap()));
+    assert_eq!(config.server.listen, ListenAddress::Tcp("127.0.0.1:4".parse().unwrap()));
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn the_last_set_wins() {
 #[test]
 fn every_setting_can_come_from_the_environment() {
     let defaults: Table = DEFAULTS.parse().unwrap();
-    for setting in source::flatten(defaults, |_| Origin::Flag(String::new())) {
+    for setting in source::flatten(defaults, |_| SettingOrigin::Flag(String::new())) {
         let variable = format!("N5_{}", setting.key.to_uppercase().replacen('.', "__", 1));
         let text = setting.value.as_str().map_or_else(|| setting.value.to_string(), str::to_owned);
         assert_eq!(Config::load(&environment(&[(&variable, &text)])).unwrap(), Config::default(), "{variable}");
@@ -65,7 +65,7 @@ fn every_setting_can_come_from_the_environment() {
             "jwt.groups_claim",
         ];
         if texts.contains(&setting.key.as_str()) {
-            // Any text may be a path, a name or a claim.
+            // Any text is a valid path, name or claim.
             continue;
         }
         let wrong = Config::load(&environment(&[(&variable, "[[")]));
@@ -97,7 +97,7 @@ fn containers_come_from_a_file_the_environment_or_roots() {
         assert_eq!(Config::load(&environment(&[("N5_CONTAINERS", text)])).unwrap(), config);
     }
     let mut sources = from_file(file);
-    sources.roots = vec![Root { name: String::new(), path: "/c".into() }];
+    sources.roots = vec![RootArgument { name: String::new(), path: "/c".into() }];
     let config = Config::load(&sources).unwrap();
     assert_eq!(config.containers.len(), 1);
     assert_eq!(config.containers[0].root.to_str(), Some("/c"));
@@ -110,15 +110,15 @@ fn containers_inherit_what_they_do_not_say() {
                 [[containers]]\nname = 'b'\nroot = '/b'\nsymlinks = 'inside'\n";
     let config = Config::load(&from_file(text)).unwrap();
     let said = |index: usize| (config.containers[index].cache_control, config.containers[index].symlinks);
-    assert_eq!(said(0), (CachePolicy::Revalidate, Symlinks::Deny));
-    assert_eq!(said(1), (CachePolicy::Immutable, Symlinks::Inside));
+    assert_eq!(said(0), (CacheControl::Revalidate, Symlinks::Deny));
+    assert_eq!(said(1), (CacheControl::Immutable, Symlinks::Inside));
     assert_eq!(config.containers.iter().map(|container| container.must_be_mount).collect::<Vec<_>>(), [false, true]);
     let mut sources = from_file(text);
-    sources.roots = vec![Root { name: String::new(), path: "/c".into() }];
+    sources.roots = vec![RootArgument { name: String::new(), path: "/c".into() }];
     let given = &Config::load(&sources).unwrap().containers[0];
-    assert_eq!((given.symlinks, given.must_be_mount, given.entity_tag), (Symlinks::Deny, true, EntityTag::Inode));
+    assert_eq!((given.symlinks, given.must_be_mount, given.entity_tag), (Symlinks::Deny, true, EntityTagBasis::Inode));
     let tags: Vec<_> = config.containers.iter().map(|container| container.entity_tag).collect();
-    assert_eq!(tags, [EntityTag::Mtime, EntityTag::Inode]);
+    assert_eq!(tags, [EntityTagBasis::Mtime, EntityTagBasis::Inode]);
 }
 
 #[test]

@@ -1,14 +1,14 @@
-//! Configuration: defaults < file < environment < flags, merged as tables and typed once.
+//! Configuration: defaults < file < environment < flags, merged as tables and deserialized once.
 //!
-//! Plain data: nothing here reads a file or the environment. `main` passes their text to [`Config::load`], so that
-//! tests need neither. `config/default.toml` ([`DEFAULTS`]) says what every key is for.
+//! This module holds plain data and reads neither files nor the environment. `main` passes their text to
+//! [`Config::load`], so tests need neither. `config/default.toml` ([`DEFAULTS`]) documents every key.
 
-mod care;
 mod cli;
 mod container;
 mod default;
-mod fault;
+mod error;
 mod load;
+mod maintenance_cli;
 mod source;
 mod validate;
 mod values;
@@ -18,107 +18,107 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use care::{Deny, Inspect, Verify};
-pub use cli::{Cli, Command, NewToken};
-pub use container::{CachePolicy, ContainerConfig, ContainerDefaults, EntityTag, Symlinks};
-pub use fault::{Fault, Faults, Origin};
-pub use source::{File, Root, Sources};
+pub use cli::{Cli, Command, TokenArgs};
+pub use container::{CacheControl, ContainerConfig, ContainerDefaults, EntityTagBasis, Symlinks};
+pub use error::{ConfigError, ConfigErrors, SettingOrigin};
+pub use maintenance_cli::{DenyLevel, InspectArgs, VerifyArgs};
+pub use source::{ConfigFile, ConfigSources, RootArgument};
 
-/// `config/default.toml`: every key with its default, its unit and what it is for.
+/// Text of `config/default.toml`: every key with its default, unit and purpose.
 pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 
-/// Everything that can be configured. `config/default.toml` documents every key.
+/// The configuration of the server. `config/default.toml` documents every key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// `[server]`
-    pub server: Server,
-    /// `[[containers]]`: what is served; empty means the embedded demo container.
+    /// Section `[server]`.
+    pub server: ServerConfig,
+    /// Tables `[[containers]]`: the containers to serve; if empty, the embedded demo container is served.
     #[serde(default)]
     pub containers: Vec<ContainerConfig>,
-    /// `[tls]`
-    pub tls: Tls,
-    /// `[container_defaults]`: what a container has that does not say otherwise; already applied to `containers`.
+    /// Section `[tls]`.
+    pub tls: TlsConfig,
+    /// Section `[container_defaults]`, which is already applied to `containers`.
     pub container_defaults: ContainerDefaults,
-    /// `[limits]`
-    pub limits: Limits,
-    /// `[clients]`
-    pub clients: Clients,
-    /// `[cache]`
-    pub cache: Cache,
-    /// `[access]`
-    pub access: Access,
-    /// `[jwt]`
-    pub jwt: Jwt,
-    /// `[cors]`
-    pub cors: Cors,
-    /// `[compression]`
-    pub compression: Compression,
-    /// `[log]`
-    pub log: Log,
-    /// `[tracing]`
-    pub tracing: Tracing,
+    /// Section `[limits]`.
+    pub limits: LimitsConfig,
+    /// Section `[clients]`.
+    pub clients: ClientsConfig,
+    /// Section `[cache]`.
+    pub cache: CacheConfig,
+    /// Section `[access]`.
+    pub access: AccessConfig,
+    /// Section `[jwt]`.
+    pub jwt: JwtConfig,
+    /// Section `[cors]`.
+    pub cors: CorsConfig,
+    /// Section `[compression]`.
+    pub compression: CompressionConfig,
+    /// Section `[log]`.
+    pub log: LogConfig,
+    /// Section `[tracing]`.
+    pub tracing: TracingConfig,
 }
 
-/// Where and how connections are accepted.
+/// Section `[server]`: listening address, timeouts, and limits of connections.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Server {
-    /// `ADDR:PORT`, port 0 for any free one, or `unix:/path/to/socket`.
-    pub listen: Listen,
-    /// Path prefix of every route, `""` or `/prefix` without a trailing slash.
+pub struct ServerConfig {
+    /// Listening address: `ADDR:PORT`, where port 0 means any free port, or `unix:/path/to/socket`.
+    pub listen: ListenAddress,
+    /// Path prefix of every route: `""`, or `/prefix` without a trailing slash.
     pub base_path: String,
-    /// Networks whose `Forwarded` and `X-Forwarded-*` headers are believed.
+    /// Networks whose `Forwarded` and `X-Forwarded-*` headers are trusted.
     #[serde(with = "values::networks")]
     pub trusted_proxies: Vec<ipnet::IpNet>,
-    /// Time to receive a request's headers.
+    /// Time limit for receiving a request's headers.
     #[serde(with = "values::duration")]
     pub header_timeout: Duration,
-    /// Time from a request's headers to its answer's.
+    /// Time limit from a request's headers to its response's headers.
     #[serde(with = "values::duration")]
     pub request_timeout: Duration,
-    /// Longest pause in which a client takes no byte of an answer.
+    /// Maximum time for which a client may accept no bytes of a response.
     #[serde(with = "values::duration")]
     pub send_timeout: Duration,
-    /// Time between not being ready any more and accepting no more, at shutdown.
+    /// Time at shutdown in which the server reports that it is not ready but still accepts requests.
     #[serde(with = "values::duration")]
     pub drain_delay: Duration,
-    /// Which containers must be readable for the server to be ready.
-    pub ready: Ready,
-    /// Time that running answers get at shutdown.
+    /// Containers that must be readable for the server to be ready.
+    pub ready: ReadinessRequirement,
+    /// Time that requests in progress have to finish at shutdown.
     #[serde(with = "values::duration")]
     pub shutdown_timeout: Duration,
-    /// Most open connections.
+    /// Maximum number of open connections.
     #[serde(deserialize_with = "values::count")]
     pub max_connections: usize,
-    /// Worker threads, also the number of blocks decoded at once; 0 for one per core.
+    /// Number of worker threads and of blocks decoded concurrently; 0 means one per core.
     #[serde(deserialize_with = "values::count")]
     pub threads: usize,
-    /// Origins whose pages may show this server's pages within theirs; `*` for all.
+    /// Origins whose pages may embed this server's pages; `*` for all.
     pub frame_ancestors: Vec<String>,
-    /// Directory of a built viewer, served where it has an `index.html`; empty for none.
+    /// Directory of a built viewer, served if it contains an `index.html`; empty for none.
     pub viewer: PathBuf,
 }
 
-/// `[tls]`
+/// Section `[tls]`: encryption of connections.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tls {
-    /// File with the certificate and those that vouch for it, PEM; empty where connections are not encrypted here.
+pub struct TlsConfig {
+    /// PEM file with the certificate and its chain; empty if this server does not encrypt connections.
     pub certificate: PathBuf,
-    /// File with the certificate's private key, PEM.
+    /// PEM file with the certificate's private key.
     pub key: PathBuf,
-    /// Time to agree on a key.
+    /// Time limit for a TLS handshake.
     #[serde(with = "values::duration")]
     pub handshake_timeout: Duration,
-    /// For how long browsers shall ask for nothing unencrypted; 0 to say nothing of that.
+    /// `max-age` of `Strict-Transport-Security`; 0 omits the header.
     #[serde(with = "values::duration")]
     pub hsts: Duration,
 }
 
-impl Tls {
-    /// Whether connections are encrypted here.
-    pub fn is_used(&self) -> bool {
+impl TlsConfig {
+    /// Returns true if this server encrypts connections.
+    pub fn is_enabled(&self) -> bool {
         !self.certificate.as_os_str().is_empty()
     }
 }
@@ -126,147 +126,147 @@ impl Tls {
 /// A listening address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Listen {
-    /// TCP.
+pub enum ListenAddress {
+    /// A TCP address and port.
     Tcp(std::net::SocketAddr),
-    /// A Unix domain socket.
+    /// The path of a Unix domain socket.
     Unix(PathBuf),
 }
 
-/// Which containers must be readable for the server to be ready.
+/// Containers that must be readable for the server to be ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ready {
-    /// Every one: another replica may be able to read what this one cannot.
+pub enum ReadinessRequirement {
+    /// Every container. Another replica may be able to read a container that this one cannot.
     #[default]
     All,
-    /// One at least: all replicas share the storage, and what can be read is to be served.
+    /// At least one container. For replicas that share their storage: the readable containers stay in service.
     Any,
 }
 
-/// `[limits]`; sizes in bytes.
+/// Section `[limits]`: bounds on requests and memory; sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Limits {
-    /// Largest slice.
+pub struct LimitsConfig {
+    /// Maximum size of a slice.
     #[serde(with = "values::size")]
     pub slice: u64,
-    /// Memory for results being assembled and sent.
+    /// Memory for results that are being assembled or sent.
     #[serde(with = "values::size")]
     pub slice_budget: u64,
-    /// Memory for blocks being decoded, beyond the cache; also the largest block.
+    /// Memory for blocks that are being decoded, in addition to the cache; also the maximum size of a block.
     #[serde(with = "values::size")]
     pub decode_budget: u64,
-    /// Memory for stored blocks being read and sent, beyond the cache.
+    /// Memory for stored blocks that are being read or sent, in addition to the cache.
     #[serde(with = "values::size")]
     pub transfer_budget: u64,
-    /// How many times the bytes of an answer may be decoded for it.
+    /// Maximum ratio of the bytes decoded for a response to the bytes of the response.
     #[serde(deserialize_with = "values::count")]
     pub decode_factor: u64,
-    /// Largest `attributes.json` that is interpreted.
+    /// Maximum size of an `attributes.json` that is interpreted.
     #[serde(with = "values::size")]
     pub attributes: u64,
-    /// Longest wait for a share of a budget.
+    /// Maximum time to wait for a permit of a budget.
     #[serde(with = "values::duration")]
     pub budget_wait: Duration,
-    /// Most requests answered at once; more are refused with 503.
+    /// Maximum number of concurrent requests; further ones wait up to `budget_wait`, then get 503.
     #[serde(deserialize_with = "values::count")]
     pub concurrent_requests: usize,
 }
 
-/// `[clients]`: what one client may take; 0 for no limit.
+/// Section `[clients]`: limits of each client; 0 means no limit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Clients {
-    /// Most open connections of one address.
+pub struct ClientsConfig {
+    /// Maximum number of open connections from one address.
     #[serde(deserialize_with = "values::count")]
     pub connections: usize,
-    /// Most requests of one client that are answered at once.
+    /// Maximum number of concurrent requests of one client.
     #[serde(deserialize_with = "values::count")]
     pub concurrent_requests: usize,
-    /// Most bytes of answers that one client gets in a second.
+    /// Maximum rate of response bytes to one client.
     #[serde(with = "values::size")]
     pub bytes_per_second: u64,
-    /// Bytes that a client gets at once after a pause.
+    /// Number of bytes that a client gets at once after a pause, before the rate applies.
     #[serde(with = "values::size")]
     pub burst: u64,
 }
 
-/// `[cache]`; sizes in bytes, 0 switches a cache off.
+/// Section `[cache]`: sizes in bytes, where 0 disables a cache, and policies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cache {
-    /// Decoded blocks.
+pub struct CacheConfig {
+    /// Size of the cache of decoded blocks.
     #[serde(with = "values::size")]
     pub decoded: u64,
-    /// Files as stored.
+    /// Size of the cache of files as stored.
     #[serde(with = "values::size")]
     pub stored: u64,
-    /// Eviction.
+    /// Eviction policy.
     pub policy: EvictionPolicy,
-    /// When cached attributes are compared with the file's.
-    pub recheck_cached_metadata: Recheck,
-    /// When cached blocks are compared with the file's.
-    pub recheck_cached_data: Recheck,
+    /// Policy for comparing cached attributes with their file.
+    pub recheck_cached_metadata: RecheckPolicy,
+    /// Policy for comparing cached blocks with their file.
+    pub recheck_cached_data: RecheckPolicy,
 }
 
-/// How a full cache chooses what to drop.
+/// Policy by which a full cache chooses the entry to drop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EvictionPolicy {
-    /// The least recently used entry goes.
+    /// Drops the least recently used entry.
     Lru,
-    /// An entry used less often than the newcomer goes, else the newcomer.
+    /// Drops an entry that was used less often than the new one, otherwise the new one.
     TinyLfu,
 }
 
-/// When a cached entry is compared with its file.
+/// Policy for comparing a cached entry with its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Recheck {
-    /// At every request.
+pub enum RecheckPolicy {
+    /// On every request.
     Always,
-    /// Not as long as it is cached.
+    /// Never while it is cached.
     Never,
-    /// When the last comparison is longer ago.
+    /// When the last comparison is older than this.
     After(Duration),
 }
 
-/// `[access]`
+/// Section `[access]`: access control.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Access {
-    /// What no rule is about.
-    pub default: Exposure,
-    /// Who may read what, such as `/em/secret = alice @lab`.
+pub struct AccessConfig {
+    /// Access to paths that no rule covers.
+    pub default: DefaultAccess,
+    /// Access rules, such as `/em/secret = alice @lab`.
     pub rules: Vec<String>,
-    /// Who may read `/metrics`, as on the right side of a rule.
+    /// Callers that may read `/metrics`, written like the right side of a rule.
     pub metrics: String,
-    /// File with the hashes of tokens; empty for none.
+    /// File with the hashes of tokens; empty if there is none.
     pub tokens: PathBuf,
 }
 
-/// Who may read what no rule is about.
+/// Access to paths that no rule covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Exposure {
-    /// Everybody.
+pub enum DefaultAccess {
+    /// Everyone may read them.
     Public,
-    /// Nobody.
+    /// No one may read them.
     Private,
 }
 
-/// `[jwt]`
+/// Section `[jwt]`: JWTs of an issuer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Jwt {
-    /// JWK set: a URL of the scheme `https`, or a file; empty where JWTs are not accepted.
+pub struct JwtConfig {
+    /// `https` URL or file of a JWK set; empty if JWTs are not accepted.
     pub keys: String,
-    /// File with certificates that vouch for that URL; empty for those that browsers trust.
+    /// PEM file of root certificates for that URL; empty for the roots that browsers trust.
     pub roots: PathBuf,
-    /// `iss` of every JWT.
+    /// Required value of `iss`.
     pub issuer: String,
-    /// One of these is in `aud`.
+    /// Accepted values of `aud`; a JWT must have one of them.
     pub audience: Vec<String>,
     /// Accepted algorithms.
     pub algorithms: Vec<String>,
@@ -274,81 +274,81 @@ pub struct Jwt {
     pub name_claim: String,
     /// Claim with the caller's groups.
     pub groups_claim: String,
-    /// By how much clocks may differ.
+    /// Allowed difference between the issuer's clock and this server's.
     #[serde(with = "values::duration")]
     pub leeway: Duration,
-    /// How often keys are fetched.
+    /// Interval between regular fetches of the keys.
     #[serde(with = "values::duration")]
     pub refresh: Duration,
-    /// How often at most, whatever names of keys come.
+    /// Minimum interval between fetches, even if JWTs name unknown keys.
     #[serde(with = "values::duration")]
     pub refetch: Duration,
-    /// How long keys are good for while they cannot be fetched.
+    /// Maximum age of keys that stay in use while they cannot be fetched.
     #[serde(with = "values::duration")]
     pub stale: Duration,
 }
 
-/// `[cors]`
+/// Section `[cors]`: cross-origin requests of browsers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cors {
-    /// Origins that scripts may read answers from; `*` for all.
+pub struct CorsConfig {
+    /// Origins whose scripts may read responses; `*` for all.
     pub origins: Vec<String>,
-    /// Whether browsers may send cookies and client certificates along.
+    /// True if browsers may send cookies and client certificates.
     pub credentials: bool,
-    /// Whether preflights for private networks are allowed (`Access-Control-Allow-Private-Network`).
+    /// True if preflights for private networks are allowed (`Access-Control-Allow-Private-Network`).
     pub private_network: bool,
 }
 
-/// `[compression]`
+/// Section `[compression]`: compression of responses.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Compression {
-    /// Whether whole raw and json slices are compressed when the client accepts it.
+pub struct CompressionConfig {
+    /// True if raw and JSON slices that are not streamed are compressed for clients that accept it.
     pub slices: bool,
 }
 
-/// `[log]`
+/// Section `[log]`: log lines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Log {
-    /// Form of the lines on standard error.
+pub struct LogConfig {
+    /// Format of the lines on standard error.
     pub format: LogFormat,
-    /// A level or a filter such as `info,n5_server=debug`.
+    /// Level, or filter such as `info,n5_server=debug`.
     pub level: String,
 }
 
-/// `[tracing]`
+/// Section `[tracing]`: traces of requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tracing {
-    /// URL of a collector of OpenTelemetry, without `/v1/traces`; empty for none.
+pub struct TracingConfig {
+    /// URL of an OpenTelemetry collector, without `/v1/traces`; empty for none.
     pub otlp_endpoint: String,
-    /// Of so many requests one is traced.
+    /// Sampling interval: one request in this many is traced.
     #[serde(deserialize_with = "values::count")]
     pub one_in: u64,
 }
 
-/// Form of log lines.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 impl Config {
-    /// Whether it makes a difference who asks.
-    pub fn is_guarded(&self) -> bool {
-        let Access { default, rules, metrics, tokens } = &self.access;
-        let is_all_public = *default == Exposure::Public && rules.is_empty() && metrics == "public";
+    /// Returns true if access control is configured: responses may then depend on the caller.
+    pub fn has_access_control(&self) -> bool {
+        let AccessConfig { default, rules, metrics, tokens } = &self.access;
+        let is_all_public = *default == DefaultAccess::Public && rules.is_empty() && metrics == "public";
         !is_all_public || !tokens.as_os_str().is_empty() || !self.jwt.keys.is_empty()
     }
 
-    /// Whether everybody may read everything for want of a rule.
-    pub fn is_open(&self) -> bool {
-        self.access.default == Exposure::Public && self.access.rules.is_empty()
+    /// Returns true if there is no access rule and everyone may read everything.
+    pub fn is_fully_public(&self) -> bool {
+        self.access.default == DefaultAccess::Public && self.access.rules.is_empty()
     }
 }

@@ -1,50 +1,50 @@
-//! The places settings come from, each flattened to single settings with their origin.
+//! Sources of the configuration, each flattened to single settings with their origin.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::{Fault, Origin};
+use super::{ConfigError, SettingOrigin};
 
-/// Everything a configuration is made from besides the defaults. `main` fills it in.
+/// All sources of a configuration except the defaults. `main` fills it in.
 #[derive(Debug, Clone, Default)]
-pub struct Sources {
-    /// The file of `--config`.
-    pub file: Option<File>,
-    /// Environment variables; those that do not look like `N5_SECTION__KEY` are passed over.
+pub struct ConfigSources {
+    /// File given with `--config`.
+    pub file: Option<ConfigFile>,
+    /// Environment variables; those that do not look like `N5_SECTION__KEY` are ignored.
     pub environment: Vec<(String, String)>,
-    /// The arguments of `--set`, in order: `section.key=value`.
+    /// Arguments of `--set`, in order: `section.key=value`.
     pub set: Vec<String>,
-    /// The argument of `--listen`.
+    /// Argument of `--listen`.
     pub listen: Option<String>,
-    /// The arguments ROOT; any replace all configured containers.
-    pub roots: Vec<Root>,
-    /// First path segments that have another meaning: no container may have such a name.
+    /// Arguments ROOT; if there are any, they replace all configured containers.
+    pub roots: Vec<RootArgument>,
+    /// First path segments that the server uses itself; no container may have such a name.
     pub reserved: Vec<&'static str>,
 }
 
 /// A configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct File {
-    /// The name it was opened with, for messages.
+pub struct ConfigFile {
+    /// Name that it was opened with, for messages.
     pub name: String,
-    /// Its text, TOML.
+    /// Contents of the file, TOML.
     pub text: String,
 }
 
 /// A container given on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Root {
-    /// First path segment; empty without one.
+pub struct RootArgument {
+    /// First path segment; empty if no name was given.
     pub name: String,
-    /// Directory.
+    /// Directory of the container.
     pub path: PathBuf,
 }
 
-impl Root {
-    /// Reads `ROOT` or `NAME=ROOT`. A text whose part before the first `=` holds a slash, or for which `is_directory`
-    /// is true as a whole, is a path that happens to contain `=`.
+impl RootArgument {
+    /// Parses `ROOT` or `NAME=ROOT`. The text is a path that happens to contain `=` if the part before the first `=`
+    /// contains a slash, or if `is_directory` is true for the whole text.
     pub fn parse(text: &OsStr, is_directory: impl Fn(&Path) -> bool) -> Self {
         let named = text.to_str().and_then(|text| text.split_once('=')).filter(|(name, _)| !name.contains('/'));
         match named {
@@ -56,16 +56,16 @@ impl Root {
     }
 }
 
-/// One setting of one source.
+/// A setting from a source.
 pub(super) struct Setting {
-    /// `section.key`, or `containers`.
+    /// Key of the setting: `section.key`, or `containers`.
     pub(super) key: String,
     pub(super) value: Value,
-    pub(super) origin: Origin,
+    pub(super) origin: SettingOrigin,
 }
 
-/// The settings of a TOML table, two levels deep; `origin` tells where a dotted key stands.
-pub(super) fn flatten(table: Table, origin: impl Fn(&str) -> Origin) -> Vec<Setting> {
+/// Flattens a TOML table, two levels deep, into settings. `origin` returns where a dotted key was written.
+pub(super) fn flatten(table: Table, origin: impl Fn(&str) -> SettingOrigin) -> Vec<Setting> {
     let mut settings = Vec::new();
     for (section, value) in table {
         if let Value::Table(inner) = value {
@@ -80,7 +80,7 @@ pub(super) fn flatten(table: Table, origin: impl Fn(&str) -> Origin) -> Vec<Sett
     settings
 }
 
-/// `N5_SECTION__KEY` as `section.key`, `N5_CONTAINERS` as `containers`; `None` for any other variable.
+/// Maps `N5_SECTION__KEY` to `section.key` and `N5_CONTAINERS` to `containers`; `None` for any other variable.
 fn environment_key(variable: &str) -> Option<String> {
     let name = variable.strip_prefix("N5_")?.to_ascii_lowercase();
     match name.split_once("__") {
@@ -89,48 +89,49 @@ fn environment_key(variable: &str) -> Option<String> {
     }
 }
 
-/// The settings of the environment; `default` gives the default of a key, whose type says how text is read.
-pub(super) fn environment<'a>(
+/// Returns the settings of the environment. `default` returns the default of a key, whose type decides how text is
+/// parsed.
+pub(super) fn environment_settings<'a>(
     variables: &[(String, String)],
     default: impl Fn(&str) -> Option<&'a Value>,
-    faults: &mut Vec<Fault>,
+    faults: &mut Vec<ConfigError>,
 ) -> Vec<Setting> {
     let mut settings = Vec::new();
     for (variable, text) in variables {
         let Some(key) = environment_key(variable) else { continue };
-        let origin = Origin::Environment(variable.clone());
-        match typed(default(&key), text) {
+        let origin = SettingOrigin::Environment(variable.clone());
+        match coerce(default(&key), text) {
             Ok(value) => settings.push(Setting { key, value, origin }),
-            Err(message) => faults.push(Fault::new(key, message).at(origin)),
+            Err(message) => faults.push(ConfigError::new(key, message).with_origin(origin)),
         }
     }
     settings
 }
 
-/// The settings of `--set`; `default` as for [`environment`].
-pub(super) fn set<'a>(
+/// Returns the settings of `--set`; `default` is as for [`environment_settings`].
+pub(super) fn set_argument_settings<'a>(
     arguments: &[String],
     default: impl Fn(&str) -> Option<&'a Value>,
-    faults: &mut Vec<Fault>,
+    faults: &mut Vec<ConfigError>,
 ) -> Vec<Setting> {
     let mut settings = Vec::new();
     for argument in arguments {
-        let origin = Origin::Flag(format!("--set {argument}"));
+        let origin = SettingOrigin::Flag(format!("--set {argument}"));
         let Some((key, text)) = argument.split_once('=') else {
-            faults.push(Fault::new("", "write --set section.key=value").at(origin));
+            faults.push(ConfigError::new("", "write --set section.key=value").with_origin(origin));
             continue;
         };
         let key = key.trim().to_owned();
-        match typed(default(&key), text) {
+        match coerce(default(&key), text) {
             Ok(value) => settings.push(Setting { key, value, origin }),
-            Err(message) => faults.push(Fault::new(key, message).at(origin)),
+            Err(message) => faults.push(ConfigError::new(key, message).with_origin(origin)),
         }
     }
     settings
 }
 
-/// Reads text as the type that `default` has: text needs no quotes, a list is TOML or comma-separated.
-fn typed(default: Option<&Value>, text: &str) -> Result<Value, String> {
+/// Parses text as the type of `default`. Strings need no quotes; a list is TOML or comma-separated.
+fn coerce(default: Option<&Value>, text: &str) -> Result<Value, String> {
     let text = text.trim();
     let toml = text.parse::<Value>();
     match default {
@@ -142,16 +143,16 @@ fn typed(default: Option<&Value>, text: &str) -> Result<Value, String> {
             Ok(Value::Array(items.map(Value::from).collect()))
         }
         Some(Value::Integer(_) | Value::Boolean(_) | Value::Float(_)) => Ok(toml.unwrap_or_else(|_| text.into())),
-        // A quoted text that came through the shell or an env file with its quotes.
+        // A quoted string may have kept its quotes on its way through a shell or an env file.
         _ => Ok(toml.ok().filter(Value::is_str).unwrap_or_else(|| text.into())),
     }
 }
 
-/// The text `a=/data/a,b=/data/b` of a list of containers, as tables; other items stay as they are.
+/// Converts items such as `a=/data/a` in a list of containers to tables; other items stay as they are.
 pub(super) fn container_tables(list: Value) -> Value {
     let table = |item: Value| {
         let Some(text) = item.as_str() else { return item };
-        let root = Root::parse(OsStr::new(text), |_path| false);
+        let root = RootArgument::parse(OsStr::new(text), |_path| false);
         let path = root.path.to_string_lossy().into_owned();
         Value::Table([("name".to_owned(), root.name.into()), ("root".to_owned(), path.into())].into_iter().collect())
     };
@@ -163,7 +164,7 @@ mod tests {
     use super::*;
 
     fn root(text: &str, directory: &str) -> (String, String) {
-        let root = Root::parse(OsStr::new(text), |path| path == Path::new(directory));
+        let root = RootArgument::parse(OsStr::new(text), |path| path == Path::new(directory));
         (root.name, root.path.to_str().unwrap().to_owned())
     }
 
@@ -194,13 +195,13 @@ mod tests {
     #[test]
     fn text_takes_the_type_of_the_default() {
         let list = Value::Array(Vec::new());
-        assert_eq!(typed(Some(&"".into()), "true"), Ok("true".into()));
-        assert_eq!(typed(Some(&"".into()), "\"json\""), Ok("json".into()));
-        assert_eq!(typed(Some(&1.into()), "1_000"), Ok(1000.into()));
-        assert_eq!(typed(Some(&false.into()), "true"), Ok(true.into()));
-        assert_eq!(typed(Some(&list), "a, b,"), Ok(vec!["a", "b"].into()));
-        assert_eq!(typed(Some(&list), "[\"a\", \"b\"]"), Ok(vec!["a", "b"].into()));
-        assert_eq!(typed(Some(&list), ""), Ok(Value::Array(Vec::new())));
-        assert!(typed(Some(&list), "[\"a\"").unwrap_err().contains("not a TOML list"));
+        assert_eq!(coerce(Some(&"".into()), "true"), Ok("true".into()));
+        assert_eq!(coerce(Some(&"".into()), "\"json\""), Ok("json".into()));
+        assert_eq!(coerce(Some(&1.into()), "1_000"), Ok(1000.into()));
+        assert_eq!(coerce(Some(&false.into()), "true"), Ok(true.into()));
+        assert_eq!(coerce(Some(&list), "a, b,"), Ok(vec!["a", "b"].into()));
+        assert_eq!(coerce(Some(&list), "[\"a\", \"b\"]"), Ok(vec!["a", "b"].into()));
+        assert_eq!(coerce(Some(&list), ""), Ok(Value::Array(Vec::new())));
+        assert!(coerce(Some(&list), "[\"a\"").unwrap_err().contains("not a TOML list"));
     }
 }

@@ -1,37 +1,37 @@
-//! What a configuration must satisfy beyond the form of its values.
+//! Checks of a configuration beyond the form of its values.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{CachePolicy, Config, ContainerConfig, Fault, Faults, Listen, Recheck, values};
+use super::{CacheControl, Config, ConfigError, ConfigErrors, ContainerConfig, ListenAddress, RecheckPolicy, values};
 
-/// The one file name that a container's root has.
-const ATTRIBUTES: &str = "attributes.json";
+/// Name of the file in a container's root; no container may have this name.
+const ATTRIBUTES_FILE: &str = "attributes.json";
 
-/// Words of the server that answer without the base path.
-const OPERATIONS: [&str; 5] = ["healthz", "readyz", "metrics", "version", "openapi.yaml"];
+/// Endpoints that are also served without the base path.
+const ROOT_ENDPOINTS: [&str; 5] = ["healthz", "readyz", "metrics", "version", "openapi.yaml"];
 
 const MIB: u64 = 1 << 20;
-/// Far above any machine, far below where sums and semaphores overflow.
-const LARGEST_BUDGET: u64 = 1 << 50;
+/// Far more memory than any machine has, and far below the overflow of sums and semaphores.
+const MAX_BUDGET_BYTES: u64 = 1 << 50;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 impl Config {
-    /// Checks what the types do not. `reserved`: words that cannot name a container because the first path segment
-    /// has another meaning.
+    /// Checks constraints that the types do not express. `reserved` lists first path segments that the server uses
+    /// itself; no container may have such a name.
     ///
     /// # Errors
-    /// All faults, without origins.
-    pub fn validate(&self, reserved: &[&str]) -> Result<(), Faults> {
+    /// All errors, without origins.
+    pub fn validate(&self, reserved: &[&str]) -> Result<(), ConfigErrors> {
         let mut faults = Vec::new();
         let mut check = |key: &str, result: Result<(), String>| {
-            faults.extend(result.err().map(|message| Fault::new(key, message)));
+            faults.extend(result.err().map(|message| ConfigError::new(key, message)));
         };
-        check("server.base_path", base_path(&self.server.base_path));
-        check("log.level", level(&self.log.level));
+        check("server.base_path", validate_base_path(&self.server.base_path));
+        check("log.level", validate_log_level(&self.log.level));
         for (key, value, lowest, highest) in [
             ("server.header_timeout", self.server.header_timeout, Duration::from_millis(1), DAY),
             ("server.request_timeout", self.server.request_timeout, Duration::from_millis(1), DAY),
@@ -46,20 +46,20 @@ impl Config {
             ("jwt.refetch", self.jwt.refetch, Duration::from_secs(1), DAY),
             ("jwt.stale", self.jwt.stale, self.jwt.refresh, 30 * DAY),
         ] {
-            check(key, within(&value, &lowest, &highest, |d| humantime::format_duration(*d).to_string()));
+            check(key, check_range(&value, &lowest, &highest, |d| humantime::format_duration(*d).to_string()));
         }
         for (key, value, lowest, highest) in [
             ("limits.slice", self.limits.slice, 1, u64::MAX),
-            ("limits.slice_budget", self.limits.slice_budget, MIB, LARGEST_BUDGET),
-            ("limits.decode_budget", self.limits.decode_budget, MIB, LARGEST_BUDGET),
-            ("limits.transfer_budget", self.limits.transfer_budget, MIB, LARGEST_BUDGET),
+            ("limits.slice_budget", self.limits.slice_budget, MIB, MAX_BUDGET_BYTES),
+            ("limits.decode_budget", self.limits.decode_budget, MIB, MAX_BUDGET_BYTES),
+            ("limits.transfer_budget", self.limits.transfer_budget, MIB, MAX_BUDGET_BYTES),
             ("limits.attributes", self.limits.attributes, 1024, 16 * MIB),
-            ("clients.bytes_per_second", self.clients.bytes_per_second, 0, LARGEST_BUDGET),
-            ("clients.burst", self.clients.burst, 64 * 1024, LARGEST_BUDGET),
-            ("cache.decoded", self.cache.decoded, 0, LARGEST_BUDGET),
-            ("cache.stored", self.cache.stored, 0, LARGEST_BUDGET),
+            ("clients.bytes_per_second", self.clients.bytes_per_second, 0, MAX_BUDGET_BYTES),
+            ("clients.burst", self.clients.burst, 64 * 1024, MAX_BUDGET_BYTES),
+            ("cache.decoded", self.cache.decoded, 0, MAX_BUDGET_BYTES),
+            ("cache.stored", self.cache.stored, 0, MAX_BUDGET_BYTES),
         ] {
-            check(key, within(&value, &lowest, &highest, |bytes| values::size::format(*bytes)));
+            check(key, check_range(&value, &lowest, &highest, |bytes| values::size::format(*bytes)));
         }
         for (key, value, lowest, highest) in [
             ("server.max_connections", self.server.max_connections, 1, 1_000_000),
@@ -68,54 +68,60 @@ impl Config {
             ("clients.concurrent_requests", self.clients.concurrent_requests, 0, 1_000_000),
             ("limits.concurrent_requests", self.limits.concurrent_requests, 1, 1_000_000),
         ] {
-            check(key, within(&value, &lowest, &highest, ToString::to_string));
+            check(key, check_range(&value, &lowest, &highest, ToString::to_string));
         }
-        check("limits.decode_factor", within(&self.limits.decode_factor, &1, &1_000_000, ToString::to_string));
-        check("tracing.one_in", within(&self.tracing.one_in, &1, &1_000_000_000, ToString::to_string));
-        check("tracing.otlp_endpoint", endpoint(&self.tracing.otlp_endpoint));
-        check("container_defaults.cache_control", cache_control(self.container_defaults.cache_control));
-        check("cache.recheck_cached_metadata", recheck(self.cache.recheck_cached_metadata));
-        check("cache.recheck_cached_data", recheck(self.cache.recheck_cached_data));
-        faults.extend(origins("cors.origins", &self.cors.origins));
-        faults.extend(origins("server.frame_ancestors", &self.server.frame_ancestors));
-        faults.extend(encrypted(self));
-        faults.extend(guarded(self, reserved));
-        faults.extend(containers(&self.containers, self.container_defaults.cache_control, reserved));
-        if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
+        check("limits.decode_factor", check_range(&self.limits.decode_factor, &1, &1_000_000, ToString::to_string));
+        check("tracing.one_in", check_range(&self.tracing.one_in, &1, &1_000_000_000, ToString::to_string));
+        check("tracing.otlp_endpoint", validate_url(&self.tracing.otlp_endpoint));
+        check("container_defaults.cache_control", validate_cache_control(self.container_defaults.cache_control));
+        check("cache.recheck_cached_metadata", validate_recheck(self.cache.recheck_cached_metadata));
+        check("cache.recheck_cached_data", validate_recheck(self.cache.recheck_cached_data));
+        faults.extend(validate_origins("cors.origins", &self.cors.origins));
+        faults.extend(validate_origins("server.frame_ancestors", &self.server.frame_ancestors));
+        faults.extend(validate_tls(self));
+        faults.extend(validate_access(self, reserved));
+        faults.extend(validate_containers(&self.containers, self.container_defaults.cache_control, reserved));
+        if faults.is_empty() { Ok(()) } else { Err(ConfigErrors(faults)) }
     }
 }
 
-/// What encryption needs.
-fn encrypted(config: &Config) -> Vec<Fault> {
+/// Checks that the settings of `[tls]` are consistent.
+fn validate_tls(config: &Config) -> Vec<ConfigError> {
     let (tls, mut faults) = (&config.tls, Vec::new());
-    let mut fault = |key: &str, message: &str| faults.push(Fault::new(format!("tls.{key}"), message));
-    match (tls.is_used(), tls.key.as_os_str().is_empty()) {
+    let mut fault = |key: &str, message: &str| faults.push(ConfigError::new(format!("tls.{key}"), message));
+    match (tls.is_enabled(), tls.key.as_os_str().is_empty()) {
         (true, true) => fault("key", "name the file with the certificate's private key"),
         (false, false) => fault("certificate", "name the file with the certificate that belongs to tls.key"),
         _ => {}
     }
-    if tls.is_used() && matches!(config.server.listen, Listen::Unix(_)) {
-        fault("certificate", "a Unix socket is not encrypted: give server.listen an address, or leave this empty");
+    if tls.is_enabled() && matches!(config.server.listen, ListenAddress::Unix(_)) {
+        fault(
+            "certificate",
+            "connections over a Unix socket are not encrypted: set server.listen to IP:PORT, or leave this empty",
+        );
     }
     if tls.hsts.subsec_nanos() != 0 {
         fault("hsts", "write whole seconds");
-    } else if !tls.is_used() && !tls.hsts.is_zero() {
-        fault("hsts", "browsers heed it over https alone: set tls.certificate, or have the proxy in front say it");
+    } else if !tls.is_enabled() && !tls.hsts.is_zero() {
+        fault(
+            "hsts",
+            "browsers obey it only over HTTPS: set tls.certificate, or let the proxy in front send the header",
+        );
     }
     faults
 }
 
-fn within<T: PartialOrd>(value: &T, lowest: &T, highest: &T, show: impl Fn(&T) -> String) -> Result<(), String> {
+fn check_range<T: PartialOrd>(value: &T, lowest: &T, highest: &T, show: impl Fn(&T) -> String) -> Result<(), String> {
     if value < lowest {
-        Err(format!("{} is too little, the least is {}", show(value), show(lowest)))
+        Err(format!("{} is too small, the minimum is {}", show(value), show(lowest)))
     } else if value > highest {
-        Err(format!("{} is too much, the most is {}", show(value), show(highest)))
+        Err(format!("{} is too large, the maximum is {}", show(value), show(highest)))
     } else {
         Ok(())
     }
 }
 
-fn base_path(path: &str) -> Result<(), String> {
+fn validate_base_path(path: &str) -> Result<(), String> {
     if path.is_empty() {
         return Ok(());
     }
@@ -124,19 +130,19 @@ fn base_path(path: &str) -> Result<(), String> {
     match path.strip_prefix('/') {
         Some(rest) if rest.split('/').all(segment) => {
             let first = rest.split('/').next().unwrap_or_default();
-            if OPERATIONS.contains(&first) {
-                return Err(format!("{path:?} hides the server's own /{first}: choose another word"));
+            if ROOT_ENDPOINTS.contains(&first) {
+                return Err(format!("{path:?} would hide the server's own /{first}: choose another prefix"));
             }
             Ok(())
         }
         _ => Err(format!(
-            "{path:?} is not a prefix of paths: write \"\" or \"/prefix\" (\"/a/b\"), letters, digits and - . _ ~, \
+            "{path:?} is not a path prefix: write \"\" or \"/prefix\" (\"/a/b\"), letters, digits and - . _ ~, \
              with a slash at the start and none at the end"
         )),
     }
 }
 
-fn level(text: &str) -> Result<(), String> {
+fn validate_log_level(text: &str) -> Result<(), String> {
     let directive = |part: &str| {
         let (target, level) = part.split_once('=').map_or((None, part), |(target, level)| (Some(target), level));
         target != Some("") && !level.is_empty() && level.parse::<LevelFilter>().is_ok()
@@ -150,53 +156,55 @@ fn level(text: &str) -> Result<(), String> {
     }
 }
 
-fn endpoint(url: &str) -> Result<(), String> {
+fn validate_url(url: &str) -> Result<(), String> {
     let is_url =
         ["http://", "https://"].iter().any(|scheme| url.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty()));
     if url.is_empty() || is_url {
         return Ok(());
     }
-    Err(format!("{url:?} is no URL: write \"http://collector:4318\", or \"\" for none"))
+    Err(format!("{url:?} is not a URL: write \"http://collector:4318\", or \"\" for none"))
 }
 
-fn cache_control(policy: CachePolicy) -> Result<(), String> {
+fn validate_cache_control(policy: CacheControl) -> Result<(), String> {
     match policy {
-        CachePolicy::MaxAge(age) if age.subsec_nanos() != 0 => {
-            Err(format!("{policy} is not whole seconds, the unit of Cache-Control"))
+        CacheControl::MaxAge(age) if age.subsec_nanos() != 0 => {
+            Err(format!("{policy} is not a whole number of seconds, which Cache-Control requires"))
         }
-        CachePolicy::MaxAge(age) => {
-            within(&age, &Duration::ZERO, &YEAR, |age| humantime::format_duration(*age).to_string())
+        CacheControl::MaxAge(age) => {
+            check_range(&age, &Duration::ZERO, &YEAR, |age| humantime::format_duration(*age).to_string())
         }
-        CachePolicy::Immutable | CachePolicy::Revalidate => Ok(()),
+        CacheControl::Immutable | CacheControl::Revalidate => Ok(()),
     }
 }
 
-fn recheck(recheck: Recheck) -> Result<(), String> {
+fn validate_recheck(recheck: RecheckPolicy) -> Result<(), String> {
     match recheck {
-        Recheck::After(age) => within(&age, &Duration::ZERO, &YEAR, |age| humantime::format_duration(*age).to_string()),
-        Recheck::Always | Recheck::Never => Ok(()),
+        RecheckPolicy::After(age) => {
+            check_range(&age, &Duration::ZERO, &YEAR, |age| humantime::format_duration(*age).to_string())
+        }
+        RecheckPolicy::Always | RecheckPolicy::Never => Ok(()),
     }
 }
 
-/// What goes together where it makes a difference who asks.
-fn guarded(config: &Config, reserved: &[&str]) -> Vec<Fault> {
+/// Checks that the settings of CORS credentials, JWTs, access rules and container names are consistent.
+fn validate_access(config: &Config, reserved: &[&str]) -> Vec<ConfigError> {
     let mut faults = Vec::new();
     if config.cors.credentials && config.cors.origins.iter().any(|origin| origin == "*") {
-        let message = "browsers refuse this together with the origin \"*\": list the origins in cors.origins";
-        faults.push(Fault::new("cors.credentials", message));
+        let message = "browsers reject this in combination with the origin \"*\": list the origins in cors.origins";
+        faults.push(ConfigError::new("cors.credentials", message));
     }
     let jwt = &config.jwt;
     if jwt.keys.is_empty() {
         if !jwt.issuer.is_empty() || !jwt.audience.is_empty() {
-            faults.push(Fault::new("jwt.keys", "is missing: no JWT can be checked without the issuer's keys"));
+            faults.push(ConfigError::new("jwt.keys", "is missing: no JWT can be verified without the issuer's keys"));
         }
     } else {
         let is_url = jwt.keys.contains("://");
         if is_url && !jwt.keys.starts_with("https://") {
-            faults.push(Fault::new("jwt.keys", "write a URL that begins with https://, or the path of a file"));
+            faults.push(ConfigError::new("jwt.keys", "write a URL that begins with https://, or the path of a file"));
         }
         if !is_url && !jwt.roots.as_os_str().is_empty() {
-            faults.push(Fault::new("jwt.roots", "is for keys from a URL, and jwt.keys is a file"));
+            faults.push(ConfigError::new("jwt.roots", "applies only to keys from a URL, but jwt.keys is a file"));
         }
         for (key, is_missing) in [
             ("jwt.issuer", jwt.issuer.is_empty()),
@@ -205,7 +213,7 @@ fn guarded(config: &Config, reserved: &[&str]) -> Vec<Fault> {
             ("jwt.name_claim", jwt.name_claim.is_empty()),
         ] {
             if is_missing {
-                faults.push(Fault::new(key, "is missing: a JWT for somebody else would be accepted"));
+                faults.push(ConfigError::new(key, "is missing: without it, JWTs cannot be verified safely"));
             }
         }
     }
@@ -215,38 +223,40 @@ fn guarded(config: &Config, reserved: &[&str]) -> Vec<Fault> {
         let first = percent_encoding::percent_decode_str(first).decode_utf8_lossy();
         let is_named = !names.is_empty() && names.iter().all(|name| !name.is_empty());
         if is_named && !first.is_empty() && !names.contains(&&*first) {
-            // It would protect nothing.
-            let message = format!("{rule:?} is about no container: a path begins with one of {}", names.join(", "));
-            faults.push(Fault::new(format!("access.rules[{index}]"), message));
+            // Such a rule would protect nothing.
+            let message =
+                format!("{rule:?} matches no container: its path must begin with one of {}", names.join(", "));
+            faults.push(ConfigError::new(format!("access.rules[{index}]"), message));
         }
         let base = config.server.base_path.trim_start_matches('/').split('/').next().unwrap_or_default();
         if !is_named && !first.is_empty() && (reserved.contains(&&*first) || first == base) {
             let message = format!(
-                "{rule:?} begins with the server's own /{first}: rules are about paths within the container, in every view; \
-                 leave that out"
+                "{rule:?} begins with the server's own /{first}: leave it out, because rules apply to paths within the \
+                 container in every view"
             );
-            faults.push(Fault::new(format!("access.rules[{index}]"), message));
+            faults.push(ConfigError::new(format!("access.rules[{index}]"), message));
         }
     }
     for (index, container) in config.containers.iter().enumerate() {
-        if container.name == "token" && config.is_guarded() {
-            let message = "\"token\" begins the paths that carry a token: choose another name";
-            faults.push(Fault::new(format!("containers[{index}].name"), message));
+        if container.name == "token" && config.has_access_control() {
+            let message = "\"token\" is the first segment of paths that carry a token: choose another name";
+            faults.push(ConfigError::new(format!("containers[{index}].name"), message));
         }
     }
     faults
 }
 
-fn origins(setting: &str, origins: &[String]) -> Vec<Fault> {
+fn validate_origins(setting: &str, origins: &[String]) -> Vec<ConfigError> {
     let mut faults = Vec::new();
     for (index, origin) in origins.iter().enumerate() {
         let key = format!("{setting}[{index}]");
         if origin == "*" {
             if origins.len() > 1 {
-                faults.push(Fault::new(key, "\"*\" means every origin: leave out the others, or leave out \"*\""));
+                faults
+                    .push(ConfigError::new(key, "\"*\" means every origin: leave out the others, or leave out \"*\""));
             }
         } else if !is_origin(origin) {
-            faults.push(Fault::new(
+            faults.push(ConfigError::new(
                 key,
                 format!(
                     "{origin:?} is not an origin: write scheme and host in lower case, a port if it is not the \
@@ -258,7 +268,7 @@ fn origins(setting: &str, origins: &[String]) -> Vec<Fault> {
     faults
 }
 
-/// Whether browsers can send `origin` as such (RFC 6454 §6.2): `scheme://host[:port]`, lower case.
+/// Returns true if browsers can send `origin` in this form (RFC 6454 §6.2): `scheme://host[:port]`, lower case.
 fn is_origin(origin: &str) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };
     let word = |text: &str, more: &str| {
@@ -275,36 +285,39 @@ fn is_origin(origin: &str) -> bool {
     word(scheme, "+-.") && host_is_good && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
-fn containers(containers: &[ContainerConfig], inherited: CachePolicy, reserved: &[&str]) -> Vec<Fault> {
+fn validate_containers(containers: &[ContainerConfig], inherited: CacheControl, reserved: &[&str]) -> Vec<ConfigError> {
     let mut faults = Vec::new();
     let mut names = BTreeSet::new();
     for (index, container) in containers.iter().enumerate() {
         let mut fault = |key: &str, message: String| {
-            faults.push(Fault::new(format!("containers[{index}].{key}"), message));
+            faults.push(ConfigError::new(format!("containers[{index}].{key}"), message));
         };
         let name = container.name.as_str();
         if container.root.as_os_str().is_empty() {
-            fault("root", "names no directory".to_owned());
+            fault("root", "is missing: name the container's directory".to_owned());
         }
-        // What is inherited is reported where it was written, once.
-        if let Err(message) = cache_control(container.cache_control)
+        // An inherited value is reported once, for `container_defaults`.
+        if let Err(message) = validate_cache_control(container.cache_control)
             && container.cache_control != inherited
         {
             fault("cache_control", message);
         }
         if name.is_empty() {
             if containers.len() > 1 {
-                fault("name", "is missing, which only a single container may lack".to_owned());
+                fault("name", "is missing: only a single container needs no name".to_owned());
             }
-        } else if reserved.contains(&name) || name == ATTRIBUTES {
+        } else if reserved.contains(&name) || name == ATTRIBUTES_FILE {
             fault(
                 "name",
-                format!("{name:?} is a word of the server itself; reserved are {} {ATTRIBUTES}", reserved.join(" ")),
+                format!(
+                    "{name:?} is a word of the server itself; reserved are {} {ATTRIBUTES_FILE}",
+                    reserved.join(" ")
+                ),
             );
         } else if matches!(name, "." | "..") || name.contains(|c: char| c.is_control() || "/\\".contains(c)) {
-            fault("name", format!("{name:?} is not one segment of a path"));
+            fault("name", format!("{name:?} is not a single path segment"));
         } else if !names.insert(name) {
-            fault("name", format!("{name:?} names another container already"));
+            fault("name", format!("{name:?} is already the name of another container"));
         }
     }
     faults
@@ -325,10 +338,10 @@ mod tests {
         let container = |name: &&str| ContainerConfig {
             name: (*name).to_owned(),
             root: "/data".into(),
-            cache_control: CachePolicy::Revalidate,
+            cache_control: CacheControl::Revalidate,
             symlinks: super::super::Symlinks::Inside,
             must_be_mount: false,
-            entity_tag: super::super::EntityTag::Mtime,
+            entity_tag: super::super::EntityTagBasis::Mtime,
         };
         Config { containers: names.iter().map(container).collect(), ..Config::default() }
     }
@@ -341,10 +354,10 @@ mod tests {
     #[test]
     fn a_base_path_starts_with_a_slash_and_ends_without() {
         for good in ["", "/n5", "/a/b.c_d~-1", "/slice"] {
-            assert_eq!(base_path(good), Ok(()), "{good}");
+            assert_eq!(validate_base_path(good), Ok(()), "{good}");
         }
         for bad in ["/", "n5", "/n5/", "//n5", "/a//b", "/..", "/a/./b", "/a b", "/a%20b", "/a?b", "/é", "/metrics"] {
-            assert!(base_path(bad).is_err(), "{bad}");
+            assert!(validate_base_path(bad).is_err(), "{bad}");
         }
     }
 
@@ -441,10 +454,10 @@ mod tests {
     #[test]
     fn levels_are_words_or_directives() {
         for good in ["info", "OFF", "warn,n5_server=debug", "n5_server::http=trace, info"] {
-            assert_eq!(level(good), Ok(()), "{good}");
+            assert_eq!(validate_log_level(good), Ok(()), "{good}");
         }
         for bad in ["inof", "", "n5_server=loud", "=info", "info,"] {
-            assert!(level(bad).is_err(), "{bad}");
+            assert!(validate_log_level(bad).is_err(), "{bad}");
         }
     }
 
@@ -476,7 +489,7 @@ mod tests {
 
     #[test]
     fn a_maximum_age_is_in_whole_seconds() {
-        assert_eq!(cache_control(CachePolicy::MaxAge(Duration::from_secs(60))), Ok(()));
-        assert!(cache_control(CachePolicy::MaxAge(Duration::from_millis(1500))).is_err());
+        assert_eq!(validate_cache_control(CacheControl::MaxAge(Duration::from_secs(60))), Ok(()));
+        assert!(validate_cache_control(CacheControl::MaxAge(Duration::from_millis(1500))).is_err());
     }
 }

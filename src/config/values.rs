@@ -1,4 +1,4 @@
-//! How sizes, durations, addresses and policies are written.
+//! Text forms of sizes, durations, addresses and policies.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,9 +8,9 @@ use std::str::FromStr;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use super::{CachePolicy, Listen, Recheck};
+use super::{CacheControl, ListenAddress, RecheckPolicy};
 
-/// Sizes in bytes: a number, or text such as `512MiB`.
+/// Sizes in bytes, written as a number or as text such as `512MiB`.
 pub(super) mod size {
     use bytesize::ByteSize;
     use serde::de::Error as _;
@@ -25,7 +25,7 @@ pub(super) mod size {
         })
     }
 
-    /// The shortest text that [`parse`] reads back exactly.
+    /// Returns the shortest text that [`parse`] reads back exactly.
     pub(crate) fn format(bytes: u64) -> String {
         const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
         let (mut number, mut unit) = (bytes, 0);
@@ -36,7 +36,7 @@ pub(super) mod size {
         format!("{number}{}", UNITS.get(unit).copied().unwrap_or_default())
     }
 
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
     pub(crate) fn serialize<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&format(*bytes))
     }
@@ -46,7 +46,7 @@ pub(super) mod size {
     }
 }
 
-/// Durations: text such as `1m 30s`.
+/// Durations, written as text such as `1m 30s`.
 pub(super) mod duration {
     use std::time::Duration;
 
@@ -71,12 +71,12 @@ pub(super) mod duration {
     }
 }
 
-/// A text without its quotes, anything else as TOML writes it.
+/// Returns a string without its quotes, and any other value as TOML.
 fn text(value: &toml::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Networks, `10.0.0.0/8`, or single addresses.
+/// Networks such as `10.0.0.0/8`, or single addresses.
 pub(super) mod networks {
     use ipnet::IpNet;
     use serde::de::Error as _;
@@ -98,14 +98,14 @@ fn network(text: &str) -> Result<ipnet::IpNet, String> {
     })
 }
 
-/// A whole number that is not negative.
+/// Deserializes a whole number that is not negative.
 pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D) -> Result<T, D::Error> {
     let value = toml::Value::deserialize(deserializer)?;
     let number = value.as_integer().and_then(|number| T::try_from(number).ok());
     number.ok_or_else(|| D::Error::custom(format!("{value} is not a whole number of 0 or more")))
 }
 
-impl FromStr for Listen {
+impl FromStr for ListenAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -122,7 +122,7 @@ impl FromStr for Listen {
     }
 }
 
-impl fmt::Display for Listen {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(f),
@@ -131,7 +131,7 @@ impl fmt::Display for Listen {
     }
 }
 
-impl FromStr for CachePolicy {
+impl FromStr for CacheControl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -145,7 +145,7 @@ impl FromStr for CachePolicy {
     }
 }
 
-impl fmt::Display for CachePolicy {
+impl fmt::Display for CacheControl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Immutable => f.write_str("immutable"),
@@ -155,7 +155,7 @@ impl fmt::Display for CachePolicy {
     }
 }
 
-impl FromStr for Recheck {
+impl FromStr for RecheckPolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -163,13 +163,13 @@ impl FromStr for Recheck {
             "always" => Ok(Self::Always),
             "never" => Ok(Self::Never),
             other => duration::parse(other).map(Self::After).map_err(|_reason| {
-                format!("{text:?} says not when to check: write \"always\", \"never\" or a duration (\"10s\")")
+                format!("{text:?} is not a recheck policy: write \"always\", \"never\" or a duration (\"10s\")")
             }),
         }
     }
 }
 
-impl fmt::Display for Recheck {
+impl fmt::Display for RecheckPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Always => f.write_str("always"),
@@ -179,7 +179,7 @@ impl fmt::Display for Recheck {
     }
 }
 
-/// Lets serde read and write a type as the text of its `FromStr` and `Display`.
+/// Makes serde read and write a type as the text of its `FromStr` and `Display`.
 macro_rules! as_text {
     ($($name:ident),*) => {$(
         impl TryFrom<String> for $name {
@@ -198,7 +198,7 @@ macro_rules! as_text {
     )*};
 }
 
-as_text!(Listen, CachePolicy, Recheck);
+as_text!(ListenAddress, CacheControl, RecheckPolicy);
 
 #[cfg(test)]
 mod tests {
@@ -253,22 +253,22 @@ mod tests {
     #[test]
     fn addresses_policies_and_rechecks_come_back_from_their_text() {
         for text in ["127.0.0.1:8080", "[::1]:0", "unix:/run/n5.sock"] {
-            assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
         }
         for text in ["immutable", "revalidate", "1m 5s"] {
-            assert_eq!(text.parse::<CachePolicy>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<CacheControl>().unwrap().to_string(), text);
         }
         for text in ["always", "never", "10s"] {
-            assert_eq!(text.parse::<Recheck>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<RecheckPolicy>().unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn wrong_addresses_are_answered_with_the_forms() {
         for text in ["localhost:8080", ":8080", "127.0.0.1", "8080", ""] {
-            assert!(text.parse::<Listen>().unwrap_err().contains("127.0.0.1:8080"));
+            assert!(text.parse::<ListenAddress>().unwrap_err().contains("127.0.0.1:8080"));
         }
-        assert!("unix:".parse::<Listen>().is_err());
+        assert!("unix:".parse::<ListenAddress>().is_err());
     }
 
     #[test]

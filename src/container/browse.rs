@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use super::measured::measured;
-use super::{ATTRIBUTES, Access, Container, Dataset, GroupState, ReadError};
+use super::instrument::instrument;
+use super::{ATTRIBUTES, Container, Dataset, Freshness, GroupState, ReadError};
 use crate::metrics::StoreOperation;
 use crate::n5::{Coords, GridPosition, MAX_RANK};
-use crate::store::{Entry, Keep, Key};
+use crate::store::{DirEntry, FilterDecision, Key};
 
-/// Most bytes that the names of one page have together; the name that exceeds it begins the next page.
-const NAMES_BYTES: usize = 512 << 10;
+/// Maximum total size of the names on one page, in bytes. The name that exceeds it begins the next page.
+const MAX_PAGE_NAMES_BYTES: usize = 512 << 10;
 
-/// The same for each entry that the page may have, where these are few.
-const NAME_BYTES: usize = 53;
+/// The same limit per entry of a page, for pages of few entries.
+const NAME_BYTES_PER_ENTRY: usize = 53;
 
-/// What an entry of a listing is.
+/// Kind of an entry of a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
-    /// A directory that is no dataset.
+    /// A directory that is not a dataset.
     Group,
     /// A directory with array attributes.
     Dataset,
@@ -27,72 +27,73 @@ pub enum EntryKind {
 
 /// One entry of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListedEntry {
-    /// Its name.
+pub struct DirectoryEntry {
+    /// Name of the entry.
     pub name: String,
-    /// What it is.
+    /// Kind of the entry.
     pub kind: EntryKind,
 }
 
 /// A page of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct DirectoryPage {
     /// Entries, sorted by the bytes of their names.
-    pub entries: Vec<ListedEntry>,
-    /// Whether more follow.
+    pub entries: Vec<DirectoryEntry>,
+    /// True if more entries follow.
     pub more: bool,
 }
 
 impl Container {
-    /// A page of the entries of `key` that follow the name `after`: groups, datasets and
-    /// `attributes.json`; with `blocks` also the blocks of a dataset and the directories that hold them.
-    /// It ends after `limit` entries, or earlier where names are long. `None` where there is no such
-    /// directory.
+    /// Returns a page of the entries of `key` that follow the name `after`: groups, datasets and `attributes.json`;
+    /// with `blocks` also the blocks of a dataset and the directories that hold them. The page ends after `limit`
+    /// entries, or earlier if names are long. Returns `None` if the directory does not exist.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn list(
         &self,
-        access: Access,
+        access: Freshness,
         key: &Key,
         after: Option<&str>,
         limit: usize,
         blocks: bool,
-    ) -> Result<Option<Listed>, ReadError> {
-        if !self.sees(key) {
+    ) -> Result<Option<DirectoryPage>, ReadError> {
+        if !self.is_visible(key) {
             return Ok(None);
         }
         let in_grid = self.enclosing_dataset(access, key, 1).await?.is_some();
         let too_deep = key.child("0").is_err();
-        let sees = self.sees_entries(key);
-        let keep = Arc::new(move |entry: &Entry| {
+        let sees = self.visible_entry_filter(key);
+        let keep = Arc::new(move |entry: &DirEntry| {
             let is_number = || grid_component(&entry.name).is_some();
             match entry.is_directory {
-                _ if too_deep || !sees(&entry.name) => Keep::No,
-                false if entry.name == ATTRIBUTES || (blocks && is_number()) => Keep::Yes,
-                false => Keep::No,
-                true if in_grid && !blocks && is_number() => Keep::IfItHolds(ATTRIBUTES),
-                true => Keep::Yes,
+                _ if too_deep || !sees(&entry.name) => FilterDecision::Skip,
+                false if entry.name == ATTRIBUTES || (blocks && is_number()) => FilterDecision::Keep,
+                false => FilterDecision::Skip,
+                true if in_grid && !blocks && is_number() => FilterDecision::KeepIfContains(ATTRIBUTES),
+                true => FilterDecision::Keep,
             }
         });
         let page = self.store.list(key, after, limit, keep);
-        let page = measured(StoreOperation::List, self.store.backend(), page).await?;
+        let page = instrument(StoreOperation::List, self.store.backend(), page).await?;
         let Some(page) = page else { return Ok(None) };
-        let mut listed = Listed { entries: Vec::new(), more: page.more };
+        let mut listed = DirectoryPage { entries: Vec::new(), more: page.has_more };
         let mut names_bytes = 0;
         for entry in page.entries {
             names_bytes += entry.name.len();
-            if names_bytes > NAMES_BYTES.min(limit.saturating_mul(NAME_BYTES)) && !listed.entries.is_empty() {
+            if names_bytes > MAX_PAGE_NAMES_BYTES.min(limit.saturating_mul(NAME_BYTES_PER_ENTRY))
+                && !listed.entries.is_empty()
+            {
                 listed.more = true;
                 break;
             }
-            let kind = self.kind(access, key, &entry).await?;
-            listed.entries.push(ListedEntry { name: entry.name, kind });
+            let kind = self.entry_kind(access, key, &entry).await?;
+            listed.entries.push(DirectoryEntry { name: entry.name, kind });
         }
         Ok(Some(listed))
     }
 
-    async fn kind(&self, access: Access, parent: &Key, entry: &Entry) -> Result<EntryKind, ReadError> {
+    async fn entry_kind(&self, access: Freshness, parent: &Key, entry: &DirEntry) -> Result<EntryKind, ReadError> {
         let Some(key) = parent.child(&entry.name).ok().filter(|_| entry.is_directory) else {
             return Ok(EntryKind::File);
         };
@@ -101,14 +102,15 @@ impl Container {
         Ok(if is_dataset { EntryKind::Dataset } else { EntryKind::Group })
     }
 
-    /// The nearest dataset above `key` whose grid `key` leads into: `key` is that dataset's followed by
-    /// grid components, fewer than its rank by at least `missing`.
+    /// Returns the nearest dataset at or above `key` and the grid components by which `key` extends its key. Returns
+    /// `None` if `key` does not lead into a grid: the components must be fewer than the dataset's rank by at least
+    /// `missing`.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn enclosing_dataset(
         &self,
-        access: Access,
+        access: Freshness,
         key: &Key,
         missing: usize,
     ) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
@@ -129,23 +131,33 @@ impl Container {
         }
     }
 
-    /// The dataset and the position in its grid that `key` names as a block; `None` where there is none of either.
+    /// Returns the dataset and the grid position of the block that `key` names; `None` if either does not exist.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn block_at(&self, access: Access, key: &Key) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
-        let numbered = self.numbered_at(access, key).await?;
-        Ok(numbered.and_then(|(dataset, numbers)| dataset.holds(numbers).map(|position| (dataset, position))))
+    pub async fn block_at(
+        &self,
+        access: Freshness,
+        key: &Key,
+    ) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
+        let numbered = self.dataset_and_coordinates(access, key).await?;
+        Ok(numbered
+            .and_then(|(dataset, numbers)| dataset.position_in_grid(numbers).map(|position| (dataset, position))))
     }
 
-    /// The dataset that `key` names followed by as many grid components as a block has, and these, whether its grid
-    /// has such a block or not.
+    /// Splits `key` into the key of a dataset and as many grid components as its blocks have. The dataset's grid need
+    /// not contain such a block.
     ///
-    /// Of the ways to cut `key`, the one with the shorter path to the dataset wins.
+    /// If `key` can be split in several ways, the one with the shorter path to the dataset wins.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails; also where there is none, but attributes that might describe it cannot be read.
-    pub async fn numbered_at(&self, access: Access, key: &Key) -> Result<Option<(Arc<Dataset>, Coords)>, ReadError> {
+    /// [`ReadError`] when the store fails; also if no dataset is found, but attributes that might describe it cannot be
+    /// read.
+    pub async fn dataset_and_coordinates(
+        &self,
+        access: Freshness,
+        key: &Key,
+    ) -> Result<Option<(Arc<Dataset>, Coords)>, ReadError> {
         let segments: Vec<&str> = key.segments().collect();
         let numbers: Vec<u64> = segments.iter().rev().map_while(|name| grid_component(name)).collect();
         let mut unknown = None;
@@ -153,8 +165,8 @@ impl Container {
             let Ok(at) = Key::from_segments(segments.iter().take(segments.len() - rank)) else { continue };
             let group = match self.group(access, &at).await {
                 Ok(group) => group,
-                // It may be the dataset, or only a group above it.
-                Err(error) if error.is_of_attributes() => {
+                // The key may be that of the dataset, or only of a group above it.
+                Err(error) if error.hides_attributes() => {
                     unknown.get_or_insert(error);
                     continue;
                 }
@@ -169,11 +181,11 @@ impl Container {
         unknown.map_or(Ok(None), Err)
     }
 
-    /// Whether the directory `key` stands where a block of the nearest dataset would be.
+    /// Returns true if the directory `key` is at the position of a block of the nearest dataset.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn is_at_block(&self, access: Access, key: &Key) -> Result<bool, ReadError> {
+    pub async fn is_block_position(&self, access: Freshness, key: &Key) -> Result<bool, ReadError> {
         let Some(parent) = key.name().and_then(grid_component).and(key.parent()) else { return Ok(false) };
         let component = key.name().and_then(grid_component).unwrap_or(0);
         let Some((dataset, mut position)) = self.enclosing_dataset(access, &parent, 1).await? else {
@@ -184,47 +196,51 @@ impl Container {
         Ok(grid.contains(&position) || (dataset.attributes.rank() == 0 && position.as_slice() == [0]))
     }
 
-    /// Names of the directories directly below `key`, at most `limit`, in the order of their bytes;
-    /// `None` where there is no such directory.
+    /// Returns the names of the directories directly below `key`, at most `limit`, in byte order. Returns `None` if the
+    /// directory does not exist.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn directories(&self, key: &Key, limit: usize) -> Result<Option<Vec<String>>, ReadError> {
-        if !self.sees(key) {
+        if !self.is_visible(key) {
             return Ok(None);
         }
-        let sees = self.sees_entries(key);
+        let sees = self.visible_entry_filter(key);
         let keep =
-            Arc::new(move |entry: &Entry| if entry.is_directory && sees(&entry.name) { Keep::Yes } else { Keep::No });
+            Arc::new(
+                move |entry: &DirEntry| {
+                    if entry.is_directory && sees(&entry.name) { FilterDecision::Keep } else { FilterDecision::Skip }
+                },
+            );
         let listing = self.store.list(key, None, limit, keep);
-        let listing = measured(StoreOperation::List, self.store.backend(), listing).await?;
+        let listing = instrument(StoreOperation::List, self.store.backend(), listing).await?;
         Ok(listing.map(|listing| listing.entries.into_iter().map(|entry| entry.name).collect()))
     }
 
-    /// Whether `key` is a directory that may be looked at.
+    /// Returns true if `key` is a directory that is visible to the caller and readable.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn is_directory(&self, access: Access, key: &Key) -> Result<bool, ReadError> {
-        access.may_wait().await;
+    pub async fn is_directory(&self, access: Freshness, key: &Key) -> Result<bool, ReadError> {
+        access.ensure_may_block().await;
         let found = self.store.is_directory(key);
-        if !self.sees(key) {
+        if !self.is_visible(key) {
             return Ok(false);
         }
-        let found = measured(StoreOperation::Head, self.store.backend(), found).await;
-        Ok(ReadError::or_hidden(found.map(Some).map_err(ReadError::from))?.unwrap_or(false))
+        let found = instrument(StoreOperation::Head, self.store.backend(), found).await;
+        Ok(ReadError::hidden_as_none(found.map(Some).map_err(ReadError::from))?.unwrap_or(false))
     }
 
-    /// Which names of the directory `key` can be seen.
-    fn sees_entries(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
-        // The answer depends on who asks, also where the entries that a rule is about do not exist.
-        self.sees_below(key);
-        let (sight, parent) = (self.sight.clone(), key.clone());
-        move |name| sight.as_ref().is_none_or(|sight| parent.child(name).is_ok_and(|key| sight.sees(&key)))
+    /// Returns a filter for the names in the directory `key` that are visible to the caller.
+    fn visible_entry_filter(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
+        // Records that the response depends on the caller, even if the entries that an access rule hides do not exist.
+        self.is_subtree_visible(key);
+        let (sight, parent) = (self.visibility.clone(), key.clone());
+        move |name| sight.as_ref().is_none_or(|sight| parent.child(name).is_ok_and(|key| sight.is_visible(&key)))
     }
 }
 
-/// The number that a path segment spells as a grid component: decimal, without leading zeros.
+/// Parses a path segment as a grid component: decimal, without leading zeros.
 pub(crate) fn grid_component(name: &str) -> Option<u64> {
     let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
     (digits && (name == "0" || !name.starts_with('0'))).then(|| name.parse().ok()).flatten()

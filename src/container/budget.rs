@@ -1,4 +1,4 @@
-//! Memory that is lent out in shares: how much there is, and whose turn it is.
+//! Memory budgets: bounded amounts of memory that are lent out as permits, by fair queueing.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -8,195 +8,206 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 
 use super::BudgetError;
+use super::backpressure::{WaiterCounts, WaiterGuard};
+use super::buffer_pool::BufferPool;
 use super::footprint::{UNIT_BYTES, bytes_of, units};
-use super::hold::{Wait, Waits};
 use super::permit::Permit;
-use super::pinned::Pinned;
-use super::pool::Pool;
-use crate::fair::{Client, Cost, Most, Share, Shares, small_units};
-use crate::metrics::{self, Shed};
-use crate::n5::{Block, DatasetAttributes, GridPosition, Room};
+use super::pinned_buffers::PinnedBuffers;
+use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore, max_overtaking_units};
+use crate::metrics::{self, ShedReason};
+use crate::n5::{Block, DatasetAttributes, DecodeBuffers, GridPosition};
 use crate::trace;
 
-/// Those who wait in line for shares are of a stream, or not: a client's streams do not hold up its short answers.
-pub(super) const SHORT: u64 = 0;
-const STREAM: u64 = 1;
+/// Flow numbers of a client's requests for permits. Its streams wait in a queue of their own, so that they do not delay
+/// its short responses.
+pub(super) const SHORT_FLOW: u64 = 0;
+const STREAM_FLOW: u64 = 1;
 
-/// A share leaves so many times its size of the slice budget free for smaller ones, at most one part in so many: however many
-/// answers of one size are not taken, smaller ones find some memory.
-const LEFT_TIMES: u64 = 4;
-const LEFT_PART: u64 = 16;
+/// Headroom of a permit in the slice budget: this many times its size, but at most this part of the budget, stays free
+/// for smaller permits. However many responses of one size clients leave unread, smaller ones find some memory.
+const HEADROOM_FACTOR: u64 = 4;
+const MAX_HEADROOM_DIVISOR: u64 = 16;
 
-/// An answer that has begun waits this many times longer for memory than one that can still be refused, and at least so long.
-const BEGUN_FACTOR: u32 = 6;
-const BEGUN_LEAST: Duration = Duration::from_secs(60);
+/// Factor by which a response that has started waits longer for memory than one that can still be refused, and its
+/// minimum wait.
+const STARTED_WAIT_FACTOR: u32 = 6;
+const MIN_STARTED_WAIT: Duration = Duration::from_secs(60);
 
-/// A bounded amount of memory that is lent out in shares: clients take turns, and those of one are in the order of asking.
+/// A bounded amount of memory that is lent out as permits. Clients take turns; the permits of one client are granted in
+/// the order of its requests.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
-    pub(super) label: metrics::Budget,
-    shares: Shares,
-    waits: Waits,
-    sizes: Sizes,
+    pub(super) label: metrics::BudgetLabel,
+    shares: FairSemaphore,
+    waiters: WaiterCounts,
+    sizes: BudgetUnits,
     capacity_bytes: u64,
-    small_bytes: u64,
+    max_overtaking_bytes: u64,
     pub(super) wait: Duration,
-    /// With what is lent never more than the budget: new memory is not taken before this has made room for it.
-    pub(super) pool: Pool,
+    /// Unused buffers. Together with lent memory they never exceed the budget: they are trimmed before new memory is
+    /// allocated.
+    pub(super) pool: BufferPool,
     /// Buffers of caches that are being sent.
-    pub(super) pinned: Pinned,
+    pub(super) pinned: PinnedBuffers,
 }
 
-/// Units of a budget, and how many of them one client may have.
+/// Units of a budget, and limits for one client.
 #[derive(Debug, Clone, Copy)]
-struct Sizes {
+struct BudgetUnits {
     cached: usize,
     in_flight: usize,
-    most: Most,
-    /// Of a cache's memory that is being sent.
-    most_pinned: Most,
+    client_limit: ClientQuota,
+    /// Limit for cached memory that is being sent.
+    pinned_client_limit: ClientQuota,
 }
 
-impl Sizes {
-    fn new(label: metrics::Budget, cached_bytes: u64, in_flight_bytes: u64) -> Self {
+impl BudgetUnits {
+    fn new(label: metrics::BudgetLabel, cached_bytes: u64, in_flight_bytes: u64) -> Self {
         let capacity_bytes = cached_bytes.saturating_add(in_flight_bytes);
         let [units, in_flight] =
             [capacity_bytes, in_flight_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
-        // A client may be slow to take its answers: the others do not wait for all of them.
+        // A slow client may hold its responses for long, so it never gets all units.
         let eighths = |n: usize| units - units / 8 * (8 - n);
-        let most = if label == metrics::Budget::Slice {
-            Most { alone: eighths(6), among_others: eighths(4) }
+        let client_limit = if label == metrics::BudgetLabel::Slice {
+            ClientQuota { alone: eighths(6), among_others: eighths(4) }
         } else {
-            Most { alone: eighths(4), among_others: eighths(3) }
+            ClientQuota { alone: eighths(4), among_others: eighths(3) }
         };
-        let most_pinned = Most { alone: eighths(3), among_others: eighths(3) };
-        Self { cached: units.saturating_sub(in_flight), in_flight, most, most_pinned }
+        let pinned_client_limit = ClientQuota { alone: eighths(3), among_others: eighths(3) };
+        Self { cached: units.saturating_sub(in_flight), in_flight, client_limit, pinned_client_limit }
     }
 
-    fn all(self) -> usize {
+    fn total_units(self) -> usize {
         self.cached.saturating_add(self.in_flight)
     }
 }
 
 impl Budget {
-    /// A budget of `capacity_bytes`, for whose shares requests wait at most `wait`.
-    pub(super) fn new(label: metrics::Budget, capacity_bytes: u64, wait: Duration) -> Self {
+    /// Creates a budget of `capacity_bytes` whose requests wait for permits at most `wait`.
+    pub(super) fn new(label: metrics::BudgetLabel, capacity_bytes: u64, wait: Duration) -> Self {
         Self::with_cache(label, 0, capacity_bytes, wait)
     }
 
-    /// As [`Self::new`], of `in_flight_bytes` and those that a cache may fill.
-    pub(super) fn with_cache(label: metrics::Budget, cached_bytes: u64, in_flight_bytes: u64, wait: Duration) -> Self {
+    /// As [`Self::new`], for `in_flight_bytes` and the `cached_bytes` that a cache may fill.
+    pub(super) fn with_cache(
+        label: metrics::BudgetLabel,
+        cached_bytes: u64,
+        in_flight_bytes: u64,
+        wait: Duration,
+    ) -> Self {
         let capacity_bytes = cached_bytes.saturating_add(in_flight_bytes);
-        let sizes = Sizes::new(label, cached_bytes, in_flight_bytes);
-        let small_bytes = small_units(sizes.all(), sizes.in_flight) as u64 * UNIT_BYTES;
+        let sizes = BudgetUnits::new(label, cached_bytes, in_flight_bytes);
+        let max_overtaking_bytes = max_overtaking_units(sizes.total_units(), sizes.in_flight) as u64 * UNIT_BYTES;
         metrics::budget_capacity(label, capacity_bytes);
-        let shares = Shares::with_cache(sizes.cached, sizes.in_flight, sizes.most, Cost::Units);
-        // Apart from what is taken: a request whose turn it is to send a block may have to load it first.
-        let pinned = Pinned::new(Shares::new(sizes.all(), sizes.most_pinned, Cost::Units));
-        let (waits, pool) = (Waits::default(), Pool::default());
-        Self { label, shares, waits, sizes, capacity_bytes, small_bytes, wait, pool, pinned }
+        let shares = FairSemaphore::with_cache(sizes.cached, sizes.in_flight, sizes.client_limit, CostBasis::Units);
+        // Counted separately from permits: a request whose turn it is to send a block may have to load it first.
+        let pinned =
+            PinnedBuffers::new(FairSemaphore::new(sizes.total_units(), sizes.pinned_client_limit, CostBasis::Units));
+        let (waiters, pool) = (WaiterCounts::default(), BufferPool::default());
+        Self { label, shares, waiters, sizes, capacity_bytes, max_overtaking_bytes, wait, pool, pinned }
     }
 
-    /// This budget with the size of `other`, which [`come_into_force`](Self::come_into_force) applies. Lent memory stays lent.
+    /// Returns this budget with the size of `other`, which [`apply_size`](Self::apply_size) puts into effect. Lent
+    /// memory stays lent.
     pub(super) fn with_size_of(&self, other: &Self) -> Self {
-        let Self { shares, waits, pool, pinned, .. } = self.clone();
-        Self { shares, waits, pool, pinned, ..other.clone() }
+        let Self { shares, waiters: waits, pool, pinned, .. } = self.clone();
+        Self { shares, waiters: waits, pool, pinned, ..other.clone() }
     }
 
-    /// Applies this size to the shared units, for budgets with the old size, too.
-    pub(super) fn come_into_force(&self) {
-        let Sizes { cached, in_flight, most, most_pinned } = self.sizes;
+    /// Applies this size to the shared units, which also affects budgets with the old size.
+    pub(super) fn apply_size(&self) {
+        let BudgetUnits { cached, in_flight, client_limit: most, pinned_client_limit: most_pinned } = self.sizes;
         metrics::budget_capacity(self.label, self.capacity_bytes);
         self.shares.resize(cached, in_flight, most);
-        self.pinned.resize(self.sizes.all(), most_pinned);
-        self.make_room();
+        self.pinned.resize(self.sizes.total_units(), most_pinned);
+        self.trim_pool();
     }
 
-    /// The same memory, for which others wait at most `wait`.
-    pub(super) fn waiting(&self, wait: Duration) -> Self {
+    /// Returns a handle to the same memory whose requests wait at most `wait`.
+    pub(super) fn with_wait(&self, wait: Duration) -> Self {
         metrics::budget_capacity(self.label, self.capacity_bytes);
         Self { wait, ..self.clone() }
     }
 
-    /// The same memory, for another container.
-    pub(super) fn of_one(&self) -> Self {
-        Self { waits: self.waits.of_one(), ..self.clone() }
+    /// Returns a handle to the same memory for another container.
+    pub(super) fn for_container(&self) -> Self {
+        Self { waiters: self.waiters.for_container(), ..self.clone() }
     }
 
-    /// Whether requests of other containers wait for a share.
+    /// Returns true if requests of other containers wait for a permit.
     pub(super) fn others_wait(&self) -> bool {
-        self.waits.are_others()
+        self.waiters.has_other_containers()
     }
 
-    /// Returns true if a request waits for a share.
-    pub(super) fn is_waited_for(&self) -> bool {
-        self.waits.are_any()
+    /// Returns true if a request waits for a permit.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.waiters.has_any()
     }
 
-    /// One who waits for a share, as long as this is held.
-    fn wait_begins(&self) -> (metrics::Waiting, Wait) {
-        (metrics::Waiting::begin(metrics::Queue::of(self.label)), self.waits.begin())
+    /// Counts a request as waiting for a permit while the result is held.
+    fn begin_wait(&self) -> (metrics::QueueWaitTimer, WaiterGuard) {
+        (metrics::QueueWaitTimer::begin(metrics::QueueLabel::for_budget(self.label)), self.waiters.begin())
     }
 
-    /// All of it, in bytes.
+    /// Returns the size of the whole budget in bytes.
     pub(super) fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
 
-    /// Most bytes of a small share: it may pass a larger one of another client that waits.
-    pub(super) fn small_bytes(&self) -> u64 {
-        self.small_bytes
+    /// Returns the size of the largest permit that may overtake a larger one of another client that waits, in bytes.
+    pub(super) fn max_overtaking_bytes(&self) -> u64 {
+        self.max_overtaking_bytes
     }
 
-    /// Takes a share of `bytes`, waiting for it.
+    /// Takes a permit for `bytes`, waiting for it if necessary.
     ///
     /// # Errors
-    /// [`BudgetError`] when the budget is too small or others keep it.
+    /// [`BudgetError`] when the budget is too small or others keep its memory.
     pub(super) async fn take(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.take_within(bytes, self.wait).await
     }
 
-    /// A share of `bytes` where there is one at once and no other request waits for one.
-    pub(super) fn take_at_once(&self, bytes: u64) -> Option<Permit> {
-        let [units, beside] = [units(bytes), self.beside_bytes(bytes) / UNIT_BYTES].map(usize::try_from);
-        let (party, units, beside) = ((Client::current(), SHORT), units.ok()?, beside.ok()?);
-        let permit = self.lend(self.shares.try_take_leaving(party, units, beside)?, None);
-        self.make_room();
+    /// Takes a permit for `bytes` if this is possible without waiting and no other request waits.
+    pub(super) fn try_take(&self, bytes: u64) -> Option<Permit> {
+        let [units, beside] = [units(bytes), self.headroom_bytes(bytes) / UNIT_BYTES].map(usize::try_from);
+        let (party, units, beside) = ((ClientId::current(), SHORT_FLOW), units.ok()?, beside.ok()?);
+        let permit = self.new_permit(self.shares.try_acquire_with_reserve(party, units, beside)?, None);
+        self.trim_pool();
         Some(permit)
     }
 
-    /// [`Self::take`] with another longest wait.
+    /// [`Self::take`] with another maximum wait.
     pub(super) async fn take_within(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
         let permit = self.acquire(bytes, wait).await?;
-        self.make_room();
+        self.trim_pool();
         Ok(permit)
     }
 
-    /// [`Self::take`] for memory that [`Self::used_or_zeros`] gives, and nothing else: what is kept for that stays.
-    pub(super) async fn take_for_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
+    /// [`Self::take`] for memory that comes only from [`Self::dirty_or_zeroed`]: unused buffers are kept for it.
+    pub(super) async fn take_for_pooled_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.acquire(bytes, self.wait).await
     }
 
-    /// To be called by whoever has taken a share for other memory than [`Self::used_or_zeros`] gives: what nobody uses must
-    /// fit beside it.
-    pub(super) fn make_room(&self) {
-        self.pool.shrink(self.free_bytes());
+    /// Trims unused buffers to the free memory. Must be called after a permit was taken for memory that does not come
+    /// from [`Self::dirty_or_zeroed`].
+    pub(super) fn trim_pool(&self) {
+        self.pool.trim(self.free_bytes());
     }
 
-    /// Bytes that a share leaves free for smaller ones, since slow clients keep shares for long. Budgets that caches fill leave
-    /// none, since small shares find something to evict.
-    fn beside_bytes(&self, bytes: u64) -> u64 {
-        if self.label == metrics::Budget::Slice {
-            let most = (self.capacity_bytes / LEFT_PART).min(self.capacity_bytes.saturating_sub(bytes));
-            bytes.saturating_mul(LEFT_TIMES).min(most)
+    /// Returns the bytes that a permit leaves free for smaller ones, because slow clients keep permits for long. It is
+    /// 0 for budgets that caches fill, because small permits find something to evict.
+    fn headroom_bytes(&self, bytes: u64) -> u64 {
+        if self.label == metrics::BudgetLabel::Slice {
+            let most = (self.capacity_bytes / MAX_HEADROOM_DIVISOR).min(self.capacity_bytes.saturating_sub(bytes));
+            bytes.saturating_mul(HEADROOM_FACTOR).min(most)
         } else {
             0
         }
     }
 
-    /// Returns true if so many bytes are free now, and what they leave free.
+    /// Returns true if `bytes` and their headroom are free now.
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
-        bytes.saturating_add(self.beside_bytes(bytes)) <= self.free_bytes()
+        bytes.saturating_add(self.headroom_bytes(bytes)) <= self.free_bytes()
     }
 
     async fn acquire(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
@@ -206,87 +217,95 @@ impl Budget {
             capacity_bytes: self.capacity_bytes,
         };
         let units = usize::try_from(units(bytes)).ok().filter(|_| bytes <= self.capacity_bytes).ok_or(too_large)?;
-        let party = (Client::current(), SHORT);
-        let beside = usize::try_from(self.beside_bytes(bytes) / UNIT_BYTES).unwrap_or(usize::MAX);
-        let mut share = pin!(self.shares.take_leaving(party, units, beside));
+        let party = (ClientId::current(), SHORT_FLOW);
+        let beside = usize::try_from(self.headroom_bytes(bytes) / UNIT_BYTES).unwrap_or(usize::MAX);
+        let mut share = pin!(self.shares.acquire_with_reserve(party, units, beside));
         let taken = if let Some(taken) = share.as_mut().now_or_never() {
             Ok(taken)
         } else {
-            let _waiting = self.wait_begins();
+            let _waiting = self.begin_wait();
             let since = Instant::now();
             let taken = tokio::time::timeout(wait, share).await;
             trace::record("wait", self.label.name(), since.elapsed());
             taken
         };
-        let share = taken.map_err(|_elapsed| self.waited(wait))?;
-        Ok(self.lend(share, None))
+        let share = taken.map_err(|_elapsed| self.timed_out(wait))?;
+        Ok(self.new_permit(share, None))
     }
 
-    fn lend(&self, share: Share, stream: Option<Arc<()>>) -> Permit {
+    fn new_permit(&self, share: FairPermit, stream: Option<Arc<()>>) -> Permit {
         metrics::budget_taken(self.label, bytes_of(&share));
-        Permit { share, label: self.label, stream }
+        Permit { share, label: self.label, stream_token: stream }
     }
 
-    pub(super) fn waited(&self, waited: Duration) -> BudgetError {
+    pub(super) fn timed_out(&self, waited: Duration) -> BudgetError {
         metrics::request_shed(match self.label {
-            metrics::Budget::Slice => Shed::SliceBudget,
-            metrics::Budget::Decode => Shed::DecodeBudget,
-            metrics::Budget::Transfer => Shed::TransferBudget,
-            metrics::Budget::Attributes => Shed::AttributesBudget,
+            metrics::BudgetLabel::Slice => ShedReason::SliceBudget,
+            metrics::BudgetLabel::Decode => ShedReason::DecodeBudget,
+            metrics::BudgetLabel::Transfer => ShedReason::TransferBudget,
+            metrics::BudgetLabel::Attributes => ShedReason::AttributesBudget,
         });
-        BudgetError::Waited { budget: self.label.name(), waited }
+        BudgetError::TimedOut { budget: self.label.name(), waited }
     }
 
     pub(super) fn free_bytes(&self) -> u64 {
         (self.shares.free() as u64).saturating_mul(UNIT_BYTES)
     }
 
-    /// Longest wait of an answer that has begun: to cut it costs its client all that it has taken.
-    pub(super) fn patience(&self) -> Duration {
-        self.wait.saturating_mul(BEGUN_FACTOR).max(BEGUN_LEAST)
+    /// Returns the longest wait of a response that has started. Aborting it would cost its client everything received
+    /// so far.
+    pub(super) fn started_wait(&self) -> Duration {
+        self.wait.saturating_mul(STARTED_WAIT_FACTOR).max(MIN_STARTED_WAIT)
     }
 
-    /// `len` bytes: what an older answer left, or else zeros; `true` for zeros. The caller holds a share for them.
-    pub(super) fn used_or_zeros(&self, len: usize) -> (Vec<u8>, bool) {
-        self.pool.used(len).map_or_else(
+    /// Returns `len` bytes for which the caller holds a permit: the contents of a used buffer and `false`, or zeros and
+    /// `true`.
+    pub(super) fn dirty_or_zeroed(&self, len: usize) -> (Vec<u8>, bool) {
+        self.pool.take_dirty(len).map_or_else(
             || {
-                self.make_room();
+                self.trim_pool();
                 (vec![0; len], true)
             },
             |left| (left, false),
         )
     }
 
-    /// `len` zeros in a buffer that may have been used before. The caller holds a share for them.
-    pub(super) fn zeros(&self, len: usize) -> Vec<u8> {
-        let (mut data, is_zero) = self.used_or_zeros(len);
+    /// Returns `len` zeros in a buffer that may have been used before. The caller holds a permit for them.
+    pub(super) fn zeroed(&self, len: usize) -> Vec<u8> {
+        let (mut data, is_zero) = self.dirty_or_zeroed(len);
         if !is_zero {
             data.fill(0);
         }
         data
     }
 
-    /// A buffer for `len` bytes that may have been used before, with any content. The caller holds a share for it.
+    /// Returns a buffer for `len` bytes that may have been used before, with any content. The caller holds a permit for
+    /// it.
     pub(super) fn buffer(&self, len: usize) -> Vec<u8> {
-        self.pool.find(len).unwrap_or_else(|| Vec::with_capacity(len))
+        self.pool.take(len).unwrap_or_else(|| Vec::with_capacity(len))
     }
 
-    /// `data` that gives back its share, and its buffer for others to use, when the last clone of it is dropped.
+    /// Wraps `data` such that its permit and its buffer are given back when the last clone is dropped.
     pub(super) fn own(&self, data: Vec<u8>, permit: Permit) -> Bytes {
-        Bytes::from_owner(Lent { data, permit: Some(permit), budget: self.clone() })
+        Bytes::from_owner(PooledBuffer { data, permit: Some(permit), budget: self.clone() })
     }
 
-    /// What a stored block is decoded in: the buffer of one of as many bytes that was evicted, where there is one and a buffer is
-    /// needed. The caller holds a share for the block.
-    pub(super) fn room(&self, stored: &[u8], attributes: &DatasetAttributes, position: &GridPosition) -> Room {
-        let is_needed = attributes.compression().codec().is_some_and(|codec| !codec.is_plain());
+    /// Returns buffers for decoding a stored block. If the codec needs a buffer, it is that of an evicted block of the
+    /// same size, if there is one. The caller holds a permit for the block.
+    pub(super) fn decode_buffers(
+        &self,
+        stored: &[u8],
+        attributes: &DatasetAttributes,
+        position: &GridPosition,
+    ) -> DecodeBuffers {
+        let is_needed = attributes.compression().codec().is_some_and(|codec| !codec.is_uncompressed());
         let bytes = if is_needed { Block::decoded_bytes(stored, attributes, position).unwrap_or(0) } else { 0 };
-        Room { decoded: self.pool.find_exact(bytes).unwrap_or_default(), ..Room::default() }
+        DecodeBuffers { decoded: self.pool.take_exact(bytes).unwrap_or_default(), ..DecodeBuffers::default() }
     }
 
-    /// Keeps buffers for others to use, and gives back their share.
-    pub(super) fn keep<const N: usize>(&self, buffers: [Vec<u8>; N], permit: Permit) {
-        // The buffers first: who waits for the share may want them.
+    /// Returns buffers to the pool for reuse and gives back their permit.
+    pub(super) fn return_buffers<const N: usize>(&self, buffers: [Vec<u8>; N], permit: Permit) {
+        // The buffers go first, because a request that waits for the permit may want them.
         let most_bytes = self.free_bytes().saturating_add(permit.bytes());
         for buffer in buffers {
             self.pool.put(buffer, most_bytes);
@@ -294,46 +313,46 @@ impl Budget {
         drop(permit);
     }
 
-    /// To be called now and then: gives back to the system what nobody uses.
-    pub(super) fn tidy(&self) {
-        self.pool.tidy();
+    /// Gives unused memory back to the system. Must be called periodically.
+    pub(super) fn release_unused(&self) {
+        self.pool.release_unused();
     }
 }
 
-/// A buffer that goes back to the pool.
-struct Lent {
+/// A buffer that returns to the pool when dropped.
+struct PooledBuffer {
     data: Vec<u8>,
     permit: Option<Permit>,
     budget: Budget,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.data
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let data = std::mem::take(&mut self.data);
         if let Some(permit) = self.permit.take() {
-            self.budget.keep([data], permit);
+            self.budget.return_buffers([data], permit);
         }
     }
 }
 
-/// How often a stream that waits looks whether earlier parts of it are still being sent.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval at which a waiting stream checks whether earlier parts of it are still being sent.
+const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Budget {
-    /// The most that [`Self::take_for_stream`] gives, in bytes: a quarter is left for short answers.
-    pub(super) fn stream_bytes(&self) -> u64 {
+    /// Returns the maximum that [`Self::take_for_stream`] gives, in bytes. A quarter is left for short responses.
+    pub(super) fn max_stream_bytes(&self) -> u64 {
         (self.capacity_bytes - self.capacity_bytes / 4).max(1)
     }
 
-    /// Takes a share for a part of a stream, without getting in anybody's way: it lets short answers go first, and leaves a
-    /// quarter of the budget free. Waits as long as earlier parts of the stream are being sent, for they are what
-    /// it waits for; after that at most `wait`. For memory as [`Self::take_for_buffers`].
+    /// Takes a permit for a part of a stream at low priority: short responses go first, and a quarter of the budget
+    /// stays free. Waits while earlier parts of the stream are being sent, because it waits for their memory; after
+    /// that at most `wait`. The permit is for memory as in [`Self::take_for_pooled_buffers`].
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -345,19 +364,20 @@ impl Budget {
     ) -> Result<Permit, BudgetError> {
         let [wanted, all] = [bytes, self.capacity_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
         let beside = all / 4;
-        let mut taking = pin!(self.shares.take_for_stream((Client::current(), STREAM), wanted, beside, stream));
+        let mut taking =
+            pin!(self.shares.acquire_for_stream((ClientId::current(), STREAM_FLOW), wanted, beside, stream));
         if let Some(share) = taking.as_mut().now_or_never() {
-            return Ok(self.lend(share, Some(Arc::clone(stream))));
+            return Ok(self.new_permit(share, Some(Arc::clone(stream))));
         }
-        let _waiting = self.wait_begins();
+        let _waiting = self.begin_wait();
         let mut idle = Duration::ZERO;
         while idle <= wait {
-            if let Ok(share) = tokio::time::timeout(LOOK, taking.as_mut()).await {
-                return Ok(self.lend(share, Some(Arc::clone(stream))));
+            if let Ok(share) = tokio::time::timeout(STREAM_POLL_INTERVAL, taking.as_mut()).await {
+                return Ok(self.new_permit(share, Some(Arc::clone(stream))));
             }
-            // One is the caller's.
-            idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + LOOK };
+            // One of the references is the caller's.
+            idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + STREAM_POLL_INTERVAL };
         }
-        Err(self.waited(wait))
+        Err(self.timed_out(wait))
     }
 }

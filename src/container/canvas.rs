@@ -1,8 +1,8 @@
-//! A result under construction: slabs that several jobs fill side by side.
+//! A result under construction: slabs that several jobs fill concurrently.
 //!
-//! A slab's buffer may hold what an older answer left. It is not filled with zeros first, for that takes up to an eighth
-//! of a slice's time; instead a slab knows the blocks that have not been pasted yet, and zeros take their place in the
-//! end. Only then does it give its bytes away, as a [`Filled`].
+//! A slab's buffer may hold the contents of an older response. It is not zeroed first, because that takes up to an
+//! eighth of a slice's time. Instead, a slab tracks the blocks that have not been pasted yet, and finally writes zeros
+//! in their place. Only then does it give its bytes away, as a [`FinishedSlab`].
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -12,90 +12,93 @@ use bytes::Bytes;
 use super::ReadError;
 use super::budget::Budget;
 use super::permit::Permit;
-use crate::n5::{BlockGrid, Coords, GridPosition, Region, clear, paste, paste_stored};
+use crate::n5::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian, paste_zeros};
 
-/// Where blocks have fewer bytes than this in a slab, zeros cost less than keeping account of them. Where
-/// debugging, account is kept of all, so that tests do.
-const LEAST_CELL_BYTES: u64 = if cfg!(debug_assertions) { 0 } else { 1024 };
+/// Minimum average size of a block within a slab for which unwritten blocks are tracked, in bytes. Below it, zeroing
+/// the slab costs less. Debug builds always track them, so that tests exercise this.
+const MIN_TRACKED_CELL_BYTES: u64 = if cfg!(debug_assertions) { 0 } else { 1024 };
 
-/// A part of the result, whole along all axes but one.
+/// A part of the result, complete along all axes but one.
 pub(super) struct Slab {
     region: Region,
     len: usize,
-    content: Mutex<Content>,
-    /// Goes where the data goes, also into a job that nobody waits for any more.
+    content: Mutex<SlabContent>,
+    /// Goes with the data, even into a job that no request waits for any more.
     permit: Option<Permit>,
-    /// Where the permit is from, and the buffer.
+    /// Origin of the permit and the buffer.
     budget: Budget,
 }
 
-/// What a slab holds.
+/// Contents of a slab.
 #[derive(Default)]
-struct Content {
+struct SlabContent {
     /// Empty until something is pasted.
     data: Vec<u8>,
-    /// The blocks in whose place `data` still has what an older answer left. It has zeros, or elements, elsewhere.
+    /// Blocks in whose place `data` still has the contents of an older response. Elsewhere it has zeros or elements.
     unwritten: HashSet<GridPosition>,
 }
 
-/// A slab that is done: what was pasted, zeros elsewhere.
-pub(super) struct Filled {
+/// A finished slab: pasted elements, zeros elsewhere.
+pub(super) struct FinishedSlab {
     data: Vec<u8>,
     permit: Option<Permit>,
     budget: Budget,
 }
 
 impl Slab {
-    /// Zeros for the samples of `region`, `bytes` of them, within `permit`, a share of `budget`.
+    /// Creates a slab for the samples of `region`, which take `bytes` of memory covered by `permit`, a permit of
+    /// `budget`.
     pub(super) fn new(region: Region, bytes: u64, permit: Option<Permit>, budget: &Budget) -> Result<Self, ReadError> {
-        let len = usize::try_from(bytes).map_err(|error| ReadError::Died(error.to_string()))?;
+        let len = usize::try_from(bytes).map_err(|error| ReadError::Internal(error.to_string()))?;
         Ok(Self { region, len, content: Mutex::default(), permit, budget: budget.clone() })
     }
 
-    /// A buffer, for the first block that is pasted.
-    fn begin(&self, grid: &BlockGrid) -> Content {
-        let (mut data, is_zero) = self.budget.used_or_zeros(self.len);
+    /// Returns a buffer, for the first block that is pasted.
+    fn allocate_content(&self, grid: &BlockGrid) -> SlabContent {
+        let (mut data, is_zero) = self.budget.dirty_or_zeroed(self.len);
         if is_zero {
-            return Content { data, unwritten: HashSet::new() };
+            return SlabContent { data, unwritten: HashSet::new() };
         }
         let is_within = (0..self.region.rank()).all(|axis| {
             let samples = self.region.samples_within(axis, 0, grid.dimensions()[axis]);
             samples == (0, self.region.shape()[axis])
         });
         let covering = grid.covering(&self.region);
-        if !is_within || covering.total().saturating_mul(LEAST_CELL_BYTES.into()) > self.len as u128 {
+        if !is_within || covering.total().saturating_mul(MIN_TRACKED_CELL_BYTES.into()) > self.len as u128 {
             data.fill(0);
-            return Content { data, unwritten: HashSet::new() };
+            return SlabContent { data, unwritten: HashSet::new() };
         }
-        Content { data, unwritten: covering.collect() }
+        SlabContent { data, unwritten: covering.collect() }
     }
 
-    fn finish(self, grid: &BlockGrid, width: usize) -> Result<Filled, ReadError> {
-        let Content { mut data, unwritten } = self.content.into_inner().unwrap_or_else(PoisonError::into_inner);
+    fn finish(self, grid: &BlockGrid, width: usize) -> Result<FinishedSlab, ReadError> {
+        let SlabContent { mut data, unwritten } = self.content.into_inner().unwrap_or_else(PoisonError::into_inner);
         if data.is_empty() {
-            data = self.budget.zeros(self.len);
+            data = self.budget.zeroed(self.len);
         }
         for position in unwritten {
             if !clear_cell(&mut data, &self.region, grid, &position, width) {
-                return Err(ReadError::Died(format!("no room for block {position:?}")));
+                return Err(ReadError::Internal(format!(
+                    "the place of block {position:?} in its slab cannot be cleared"
+                )));
             }
         }
-        Ok(Filled { data, permit: self.permit, budget: self.budget })
+        Ok(FinishedSlab { data, permit: self.permit, budget: self.budget })
     }
 }
 
-/// Zeros for all samples that `region` has of a block's place in the grid.
+/// Writes zeros to all samples of `region` in the place of a block. Returns false if they do not fit.
 fn clear_cell(to: &mut [u8], region: &Region, grid: &BlockGrid, position: &GridPosition, width: usize) -> bool {
-    clear(to, region, &grid.origin(position), grid.block_size(), grid.dimensions(), width)
+    paste_zeros(to, region, &grid.origin(position), grid.block_size(), grid.dimensions(), width)
 }
 
-impl Filled {
-    /// The elements, and the share of memory that goes with them.
+impl FinishedSlab {
+    /// Returns the elements and their permit.
     pub(super) fn into_parts(self) -> (Vec<u8>, Option<Permit>) {
         (self.data, self.permit)
     }
 
-    /// The elements, with their share of memory.
+    /// Returns the elements, which own their permit.
     pub(super) fn into_bytes(self) -> Bytes {
         match self.permit {
             Some(permit) => self.budget.own(self.data, permit),
@@ -113,78 +116,78 @@ pub(super) struct Canvas {
     slabs: Vec<Slab>,
 }
 
-/// More bytes of samples are not gathered: no budget knows of them.
-const GATHERED_BYTES: u64 = 32 << 10;
+/// Maximum size of samples that are gathered, in bytes. No budget accounts for them.
+const MAX_GATHER_BYTES: u64 = 32 << 10;
 
-/// The samples of one block that lie apart in it, each in a cache line of its own as in a yz plane. Finding them takes
-/// so much longer than writing them side by side that it is done before the slab is locked: two jobs took turns.
-struct Gathered {
+/// Samples of one block that are scattered in it, each in a cache line of its own, as in a yz plane. Finding them takes
+/// much longer than writing them contiguously. Therefore they are gathered before the slab is locked; otherwise two
+/// jobs wait for each other.
+struct GatheredSamples {
     part: Region,
-    /// Number of the part's first sample along each axis of the slab.
+    /// Index of the part's first sample along each axis of the slab.
     at: Coords,
     data: Vec<u8>,
 }
 
-impl Gathered {
-    /// Room for the samples of `region` in a block, where it is worth it.
+impl GatheredSamples {
+    /// Returns space for the samples of `region` in a block, if gathering them is worthwhile.
     fn new(region: &Region, origin: &Coords, size: &Coords, dimensions: &Coords, width: usize) -> Option<Self> {
         let step = *region.step().first()?;
         let (mut part, mut at) = (region.clone(), Coords::new());
         for (axis, ((low, size), dimension)) in origin.iter().zip(size).zip(dimensions).enumerate() {
             let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size).min(*dimension));
-            part = part.part(axis, from, to.saturating_sub(from));
+            part = part.narrow(axis, from, to.saturating_sub(from));
             at.push(from);
         }
         let elements = part.elements()?;
         let is_apart = elements > 1 && (step > 1 || part.shape().first() == Some(&1));
         let bytes = elements.saturating_mul(width as u64);
-        if !is_apart || bytes > GATHERED_BYTES {
+        if !is_apart || bytes > MAX_GATHER_BYTES {
             return None;
         }
         Some(Self { part, at, data: vec![0; usize::try_from(bytes).ok()?] })
     }
 }
 
-/// How the elements of a block lie in memory.
+/// Byte order of a block's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Elements {
-    /// Little-endian.
-    Decoded,
-    /// Big-endian.
-    AsStored,
+pub(super) enum ElementByteOrder {
+    /// Little-endian, as decoded.
+    LittleEndian,
+    /// Big-endian, as stored.
+    BigEndian,
 }
 
 impl Canvas {
-    /// `slabs` are all of `region`, of the grid's dataset, in the order of `axis`; but for the last each has as many
-    /// samples along it.
+    /// Creates a canvas for `region` of the grid's dataset. `slabs` cover it in the order of `axis`; all but the last
+    /// have the same number of samples along it.
     pub(super) fn new(grid: BlockGrid, width: usize, region: Region, axis: usize, slabs: Vec<Slab>) -> Self {
         Self { grid, width, region, axis, slabs }
     }
 
-    /// Pastes the block at `position` into the slabs that it overlaps. Where several jobs do so at once, each
-    /// holds one slab at a time.
-    pub(super) fn paste(&self, position: &GridPosition, size: &Coords, data: &[u8], elements: Elements) {
+    /// Pastes the block at `position` into the slabs that it overlaps. Concurrent jobs lock one slab at a time.
+    pub(super) fn paste(&self, position: &GridPosition, size: &Coords, data: &[u8], elements: ElementByteOrder) {
         let (grid, width) = (&self.grid, self.width);
         let origin = grid.origin(position);
         let is_whole = size.iter().zip(&grid.clipped_size(position)).all(|(size, all)| size >= all);
-        let copy = if elements == Elements::Decoded { paste } else { paste_stored };
+        let copy = if elements == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
         for slab in self.overlapping(&origin, size) {
             let gathered =
-                Gathered::new(&slab.region, &origin, size, grid.dimensions(), width).and_then(|mut gathered| {
-                    let Gathered { part, data: to, .. } = &mut gathered;
+                GatheredSamples::new(&slab.region, &origin, size, grid.dimensions(), width).and_then(|mut gathered| {
+                    let GatheredSamples { part, data: to, .. } = &mut gathered;
                     copy(to, part, data, &origin, size, grid.dimensions(), width).then_some(gathered)
                 });
             let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
             if content.data.is_empty() {
-                *content = slab.begin(grid);
+                *content = slab.allocate_content(grid);
             }
-            let Content { data: to, unwritten } = &mut *content;
+            let SlabContent { data: to, unwritten } = &mut *content;
             let to_be_cleared = !is_whole && unwritten.contains(position);
             if to_be_cleared && !clear_cell(to, &slab.region, grid, position, width) {
                 continue;
             }
             let is_copied = match gathered {
-                Some(Gathered { part, at, data }) => {
+                Some(GatheredSamples { part, at, data }) => {
                     let all = Region::whole(slab.region.shape());
                     paste(to, &all, &data, &at, part.shape(), all.shape(), width)
                 }
@@ -196,33 +199,33 @@ impl Canvas {
         }
     }
 
-    /// Zeros in the place of the block at `position`, for [`Self::paste_part`].
+    /// Writes zeros in the place of the block at `position`, for [`Self::paste_part`].
     pub(super) fn clear(&self, position: &GridPosition) {
         let (grid, width) = (&self.grid, self.width);
         for slab in self.overlapping(&grid.origin(position), grid.block_size()) {
             let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
             if content.data.is_empty() {
-                *content = slab.begin(grid);
+                *content = slab.allocate_content(grid);
             }
-            let Content { data: to, unwritten } = &mut *content;
-            // Nothing is left unwritten that could not be cleared.
+            let SlabContent { data: to, unwritten } = &mut *content;
+            // A place that cannot be cleared stays unwritten, so that [`Self::finish`] fails.
             if clear_cell(to, &slab.region, grid, position, width) {
                 unwritten.remove(position);
             }
         }
     }
 
-    /// Pastes a part of a block whose place is [cleared](Self::clear): `size` elements from `origin` on, counted from the
+    /// Pastes a part of a block whose place is [cleared](Self::clear): `size` elements at `origin`, counted from the
     /// dataset's first element.
-    pub(super) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8], elements: Elements) {
-        let copy = if elements == Elements::Decoded { paste } else { paste_stored };
+    pub(super) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8], elements: ElementByteOrder) {
+        let copy = if elements == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
         for slab in self.overlapping(origin, size) {
             let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
             copy(&mut content.data, &slab.region, data, origin, size, self.grid.dimensions(), self.width);
         }
     }
 
-    /// The slabs that may hold samples of a block.
+    /// Returns the slabs that may hold samples of a block.
     fn overlapping(&self, origin: &Coords, size: &Coords) -> &[Slab] {
         let (Some(first), Some(low)) = (self.slabs.first(), origin.get(self.axis)) else { return &self.slabs };
         let depth = first.region.shape()[self.axis].max(1);
@@ -231,7 +234,7 @@ impl Canvas {
         self.slabs.get(number(from / depth)..number(to.div_ceil(depth))).unwrap_or_default()
     }
 
-    /// Whether every slab has a buffer and all blocks, so that [`Self::finish`] takes no time.
+    /// Returns true if every slab has a buffer and all its blocks, so that [`Self::finish`] takes no time.
     pub(super) fn is_complete(&self) -> bool {
         self.slabs.iter().all(|slab| {
             let content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
@@ -239,8 +242,8 @@ impl Canvas {
         })
     }
 
-    /// The slabs, with zeros where nothing was pasted.
-    pub(super) fn finish(self) -> Result<Vec<Filled>, ReadError> {
+    /// Returns the slabs, with zeros where nothing was pasted.
+    pub(super) fn finish(self) -> Result<Vec<FinishedSlab>, ReadError> {
         self.slabs.into_iter().map(|slab| slab.finish(&self.grid, self.width)).collect()
     }
 }
@@ -251,36 +254,37 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::pool::LEFT;
+    use super::super::buffer_pool::POISON_BYTE;
     use super::*;
     use crate::metrics;
 
-    /// Dimension, size of blocks; start, samples and step of the region.
-    type Axis = (u64, u64, i64, u64, u64);
+    /// Dimension and block size of the grid; start, samples and step of the region.
+    type CanvasAxisCase = (u64, u64, i64, u64, u64);
 
-    fn axis() -> impl Strategy<Value = Axis> {
+    fn axis() -> impl Strategy<Value = CanvasAxisCase> {
         (0u64..12, 1u64..6, -3i64..10, 1u64..9, 1u64..5)
     }
 
-    /// How a block is stored.
+    /// Stored form of a block.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    enum Stored {
+    enum StoredCase {
         Hole,
         Cropped,
         Full,
-        /// One element shorter along every axis than its place.
+        /// One element shorter than its place along every axis.
         Shorter,
     }
 
     fn lend(budget: &Budget, bytes: u64) -> Permit {
-        budget.take_at_once(bytes).unwrap()
+        budget.try_take(bytes).unwrap()
     }
 
-    /// A budget whose pool has used buffers of `bytes`, `count` of them.
+    /// Returns a budget whose pool has `count` used buffers of `bytes`.
     fn worn_budget(bytes: u64, count: usize) -> Budget {
-        let budget = Budget::new(metrics::Budget::Slice, 1 << 30, Duration::ZERO);
-        let used: Vec<Bytes> =
-            (0..count).map(|_| budget.own(vec![LEFT; usize::try_from(bytes).unwrap()], lend(&budget, bytes))).collect();
+        let budget = Budget::new(metrics::BudgetLabel::Slice, 1 << 30, Duration::ZERO);
+        let used: Vec<Bytes> = (0..count)
+            .map(|_| budget.own(vec![POISON_BYTE; usize::try_from(bytes).unwrap()], lend(&budget, bytes)))
+            .collect();
         drop(used);
         budget
     }
@@ -291,7 +295,7 @@ mod tests {
         fn nothing_of_an_older_answer_shows_through(
             axes in prop::collection::vec(axis(), 1..4),
             stored in prop::collection::vec(
-                prop::sample::select(vec![Stored::Hole, Stored::Cropped, Stored::Full, Stored::Full, Stored::Shorter]),
+                prop::sample::select(vec![StoredCase::Hole, StoredCase::Cropped, StoredCase::Full, StoredCase::Full, StoredCase::Shorter]),
                 1..40,
             ),
             cut in 0usize..3,
@@ -310,7 +314,7 @@ mod tests {
             let budget = worn_budget(plane_bytes * depth, 16);
             let (mut slabs, mut expected) = (Vec::new(), Vec::new());
             for from in (0..region.shape()[cut]).step_by(usize::try_from(depth).unwrap()) {
-                let part = region.part(cut, from, depth);
+                let part = region.narrow(cut, from, depth);
                 let bytes = part.shape()[cut] * plane_bytes;
                 expected.push((part.clone(), vec![0; usize::try_from(bytes).unwrap()]));
                 slabs.push(Slab::new(part, bytes, Some(lend(&budget, bytes)), &budget).unwrap());
@@ -322,14 +326,14 @@ mod tests {
             }
             for (position, stored) in positions.iter().zip(stored.iter().cycle()) {
                 let size: Coords = match stored {
-                    Stored::Hole => continue,
-                    Stored::Full => grid.block_size().clone(),
-                    Stored::Cropped => grid.clipped_size(position),
-                    Stored::Shorter => grid.clipped_size(position).iter().map(|n| n - 1).collect(),
+                    StoredCase::Hole => continue,
+                    StoredCase::Full => grid.block_size().clone(),
+                    StoredCase::Cropped => grid.clipped_size(position),
+                    StoredCase::Shorter => grid.clipped_size(position).iter().map(|n| n - 1).collect(),
                 };
                 let elements = usize::try_from(size.iter().product::<u64>()).unwrap();
                 let block: Vec<u8> = vec![1; elements * width];
-                canvas.paste(position, &size, &block, Elements::AsStored);
+                canvas.paste(position, &size, &block, ElementByteOrder::BigEndian);
                 for (part, expected) in &mut expected {
                     paste(expected, part, &block, &grid.origin(position), &size, grid.dimensions(), width);
                 }
@@ -348,10 +352,10 @@ mod tests {
         let slab = Slab::new(region.clone(), 1 << 20, Some(lend(&budget, 1 << 20)), &budget).unwrap();
         let canvas = Canvas::new(grid, 1, region, 1, vec![slab]);
         let position: GridPosition = [0, 1].into_iter().collect();
-        canvas.paste(&position, &[1 << 19, 1].into_iter().collect(), &vec![3; 1 << 19], Elements::Decoded);
+        canvas.paste(&position, &[1 << 19, 1].into_iter().collect(), &vec![3; 1 << 19], ElementByteOrder::LittleEndian);
         if cfg!(debug_assertions) {
             let content = canvas.slabs[0].content.lock().unwrap();
-            assert!(content.data.starts_with(&[LEFT; 9]));
+            assert!(content.data.starts_with(&[POISON_BYTE; 9]));
             assert_eq!(content.unwritten.len(), 1);
         }
         assert!(!canvas.is_complete());

@@ -1,21 +1,21 @@
-//! Blocks decoded for nobody: whether they are sound. Past the cache of decoded blocks, within the same budgets.
+//! Checks that stored blocks decode. Bypasses the cache of decoded blocks, within the same budgets.
 
 use std::sync::Arc;
 
-use super::blocks::{Blocks, Place, SECOND_LOOK};
-use super::objects::Source;
-use super::wanted::Audience;
-use super::{Access, Container, Dataset, ReadError, fresh};
-use crate::cpu::{Length, Turn};
-use crate::n5::{Block, BlockError, BlockHeader, Coords, GridPosition, Mode, Room, Watch};
+use super::block_cache::{BlockCache, BlockLocation, TORN_READ_RETRY_DELAY};
+use super::block_waiters::BlockWaiters;
+use super::object_cache::DecodeSource;
+use super::{Container, Dataset, Freshness, ReadError, freshness};
+use crate::cpu_pool::{CoreLease, Priority};
+use crate::n5::{Block, BlockError, BlockHeader, BlockMode, CancelCheck, Coords, DecodeBuffers, GridPosition};
 
-/// What is known of a stored block that decodes.
+/// Properties of a stored block that decodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SoundBlock {
-    /// Its own size in elements, N5 axis order.
+pub struct ValidBlock {
+    /// Size of the block itself in elements, N5 axis order.
     pub size: Coords,
-    /// The mode in its header; `None` for a header that predates today's form.
-    pub mode: Option<Mode>,
+    /// Mode in its header; `None` for a header that predates today's form.
+    pub mode: Option<BlockMode>,
     /// Length of the stored block in bytes.
     pub stored_bytes: u64,
     /// Length of its elements in bytes.
@@ -23,21 +23,21 @@ pub struct SoundBlock {
 }
 
 impl Container {
-    /// Reads and decodes the block at `position` of a dataset as a slice would, and keeps nothing of it; `None` where
-    /// none is stored.
+    /// Reads and decodes the block at `position` of a dataset as a slice would, without keeping it. Returns `None` if
+    /// no block is stored.
     ///
     /// # Errors
     /// [`ReadError`] with which a slice would fail.
     pub async fn check_block(
         &self,
-        access: Access,
+        access: Freshness,
         dataset: &Arc<Dataset>,
         position: &GridPosition,
-    ) -> Result<Option<SoundBlock>, ReadError> {
-        if !self.sees(&dataset.key) {
+    ) -> Result<Option<ValidBlock>, ReadError> {
+        if !self.is_visible(&dataset.key) {
             return Ok(None);
         }
-        let place = Place {
+        let place = BlockLocation {
             container: self.id,
             store: Arc::clone(&self.store),
             dataset: Arc::clone(dataset),
@@ -48,50 +48,50 @@ impl Container {
     }
 }
 
-impl Blocks {
-    /// Whether the block at `place` decodes; one that does not is read once more, as for a slice.
-    async fn check(&self, place: &Place, since: u64) -> Result<Option<SoundBlock>, ReadError> {
+impl BlockCache {
+    /// Checks that the block at `place` decodes. A block that does not is read again, as for a slice.
+    async fn check(&self, place: &BlockLocation, since: u64) -> Result<Option<ValidBlock>, ReadError> {
         match self.check_once(place, since).await {
             Err(ref error) if error.may_be_torn() => {
-                tokio::time::sleep(SECOND_LOOK).await;
-                self.check_once(place, fresh::now()).await
+                tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
+                self.check_once(place, freshness::now()).await
             }
             other => other,
         }
     }
 
-    async fn check_once(&self, place: &Place, since: u64) -> Result<Option<SoundBlock>, ReadError> {
-        let Place { container, store, dataset, position } = place;
+    async fn check_once(&self, place: &BlockLocation, since: u64) -> Result<Option<ValidBlock>, ReadError> {
+        let BlockLocation { container, store, dataset, position } = place;
         let key = dataset.block_key(position);
         let (bytes, mut permit) = match self.objects.read(*container, &**store, &key, since).await? {
-            Source::Missing(_) => return Ok(None),
-            Source::Cached { bytes, .. } => (bytes, None),
-            Source::Read { bytes, permit, .. } => (bytes, Some(permit)),
-            Source::Open(large) => {
+            DecodeSource::Missing(_) => return Ok(None),
+            DecodeSource::Cached { bytes, .. } => (bytes, None),
+            DecodeSource::Read { bytes, permit, .. } => (bytes, Some(permit)),
+            DecodeSource::Open(large) => {
                 let (bytes, permit) = self.read_large(&**store, dataset, &key, &large).await?;
                 (bytes, Some(permit))
             }
         };
         let blame = |error| ReadError::Block { key: key.clone(), position: position.clone(), error };
-        let needed_bytes = Block::decoding_bytes(&bytes, &dataset.attributes, position).map_err(blame)?;
+        let needed_bytes = Block::decode_memory_bytes(&bytes, &dataset.attributes, position).map_err(blame)?;
         let over = BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes };
-        let share = self.share_for(needed_bytes, permit.as_mut()).await?;
+        let share = self.decode_permit(needed_bytes, permit.as_mut()).await?;
         let decoding = share.ok_or_else(|| blame(over))?;
         let (job, at, limit) = (Arc::clone(dataset), position.clone(), self.block_bytes);
-        // Held as long as somebody waits.
+        // Held while the request waits; dropping it cancels the decoding.
         let asked = Arc::new(());
-        let audience = Audience::only(&asked);
-        let check = move |turn: &Turn| {
+        let audience = BlockWaiters::of_request(&asked);
+        let check = move |turn: &CoreLease| {
             let stored_bytes = bytes.len() as u64;
             let header = BlockHeader::parse(&bytes).ok();
-            let (mut room, goes_on) = (Room::default(), audience.watched(turn));
-            let block = Block::decode_with(bytes, &job.attributes, &at, limit, &mut room, Watch::new(&goes_on))?;
+            let (mut room, goes_on) = (DecodeBuffers::default(), audience.should_continue(turn));
+            let block = Block::decode_with(bytes, &job.attributes, &at, limit, &mut room, CancelCheck::new(&goes_on))?;
             let mode = header.filter(|header| header.size == block.size).map(|header| header.mode);
             let decoded_bytes = block.data.len() as u64;
-            // Only now: nothing of the block is left but these numbers.
+            // The permits are released only now that nothing but these numbers is left of the block.
             drop((block.data, decoding, permit));
-            Ok(SoundBlock { size: block.size, mode, stored_bytes, decoded_bytes })
+            Ok(ValidBlock { size: block.size, mode, stored_bytes, decoded_bytes })
         };
-        self.cpu.run_in_turns(Length::Long, dataset.id, check).await?.map(Some).map_err(blame)
+        self.cpu.run_cooperative(Priority::Low, dataset.id, check).await?.map(Some).map_err(blame)
     }
 }

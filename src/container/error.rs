@@ -1,121 +1,122 @@
-//! Why something cannot be read, or has no memory.
+//! Errors of reads and of memory budgets.
 
 use std::time::Duration;
 
-use crate::cpu::JobDied;
+use crate::cpu_pool::JobDied;
+use crate::log_throttle::LogThrottle;
 use crate::n5::{BlockError, ConvertError, GridPosition};
-use crate::seldom::Seldom;
 use crate::store::{Key, StoreError};
 
-/// Why something cannot be read.
+/// Reason why something cannot be read.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ReadError {
-    /// There is no group or dataset of that name.
+    /// No group or dataset of that name exists.
     #[error("there is no group or dataset {0:?}")]
     NotFound(Key),
-    /// There is something, but no dataset.
+    /// The key names something that is not a dataset.
     #[error("{key:?} is not a dataset: {reason}")]
     NotADataset {
-        /// Where.
+        /// Key that is not a dataset.
         key: Key,
-        /// Why not.
+        /// Reason why it is not a dataset.
         reason: String,
     },
-    /// An `attributes.json` beyond what is parsed.
+    /// An `attributes.json` that is too large to parse.
     #[error("the attributes of {key:?} have {bytes} bytes, at most {limit_bytes} are parsed")]
     AttributesTooLarge {
-        /// The group.
+        /// Key of the group.
         key: Key,
-        /// Their length.
+        /// Length of the file.
         bytes: u64,
-        /// The limit.
+        /// Largest length that is parsed.
         limit_bytes: u64,
     },
-    /// A stored block beyond what is decoded.
+    /// A stored block that is too large to decode.
     #[error("the stored block {key:?} has {bytes} bytes, at most {limit_bytes} are decoded")]
     StoredTooLarge {
-        /// The block.
+        /// Key of the block.
         key: Key,
-        /// Its length.
+        /// Length of the stored block.
         bytes: u64,
-        /// The limit.
+        /// Largest length that is decoded.
         limit_bytes: u64,
     },
-    /// Something beyond what is made at once; the text is for the client.
+    /// A result that is too large to produce at once; the text is for the client.
     #[error("{0}")]
     TooLarge(String),
     /// A block that cannot be decoded.
     #[error("block {key:?}: {error}")]
     Block {
-        /// Its key.
+        /// Key of the block.
         key: Key,
-        /// Its position in the grid.
+        /// Grid position of the block.
         position: GridPosition,
-        /// Why.
+        /// Reason of the failure.
         error: BlockError,
     },
-    /// A parameter of the query whose value does not exist, or does not go with the dataset.
+    /// A query parameter whose value does not exist or does not suit the dataset.
     #[error("{detail}")]
-    Parameter {
-        /// Its name.
+    InvalidParameter {
+        /// Name of the parameter.
         parameter: &'static str,
-        /// What was asked, what is allowed; the text is for the client.
+        /// Requested value and allowed values; the text is for the client.
         detail: String,
-        /// The values that exist, where they are few.
+        /// Existing values, if there are few.
         known: Vec<&'static str>,
     },
-    /// The elements are sound, but not what was asked for can be made of them.
+    /// The elements are valid, but cannot be represented in the requested form.
     #[error("{0}")]
-    Unmakeable(String),
-    /// The elements are not those of the type asked for.
+    NotRepresentable(String),
+    /// An element cannot be converted to the requested type.
     #[error(transparent)]
     Convert(#[from] ConvertError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// No memory for it now, or ever.
+    /// No memory is available, now or ever.
     #[error(transparent)]
     Budget(#[from] BudgetError),
-    /// A bug: a job or task panicked.
+    /// A bug: a job or a task panicked.
     #[error("{0}")]
-    Died(String),
+    Internal(String),
 }
 
-/// Why there is no share.
+/// Reason why no permit was granted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BudgetError {
-    /// More than the whole budget was asked for.
-    #[error("{asked_bytes} bytes exceed the {budget} budget of {capacity_bytes}")]
+    /// The request exceeds the whole budget.
+    #[error("{asked_bytes} bytes exceed the {budget} budget of {capacity_bytes} bytes")]
     TooLarge {
-        /// The budget's configuration key.
+        /// Configuration key of the budget.
         budget: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         asked_bytes: u64,
-        /// Bytes there are.
+        /// Size of the budget in bytes.
         capacity_bytes: u64,
     },
-    /// Others kept it for too long.
-    #[error("no share of the {budget} budget within {waited:?}")]
-    Waited {
-        /// The budget's configuration key.
+    /// Others kept the memory for too long.
+    #[error("no memory available in the {budget} budget within {waited:?}")]
+    TimedOut {
+        /// Configuration key of the budget.
         budget: &'static str,
-        /// How long.
+        /// Duration of the wait.
         waited: Duration,
     },
 }
 
 impl ReadError {
-    /// `None` where an object is hidden ([`StoreError::hides`]): for whoever takes that for missing, but not for zeros.
+    /// Returns `None` if an object is hidden ([`StoreError::hides_object`]). For callers that treat a hidden object as
+    /// missing, but not for those that would read it as zeros.
     ///
     /// # Errors
-    /// All others.
-    pub fn or_hidden<T>(found: Result<Option<T>, Self>) -> Result<Option<T>, Self> {
-        static DENIED: Seldom = Seldom::new();
+    /// All other errors.
+    pub fn hidden_as_none<T>(found: Result<Option<T>, Self>) -> Result<Option<T>, Self> {
+        static WARN_THROTTLE: LogThrottle = LogThrottle::new();
         match found {
-            Err(Self::Store(error)) if error.hides() => {
-                // The store itself tells of links that it does not follow.
-                if !matches!(error, StoreError::NotFollowed(_))
-                    && let Some(unsaid) = DENIED.may_say()
+            Err(Self::Store(error)) if error.hides_object() => {
+                // The store itself reports links that it does not follow.
+                if !matches!(error, StoreError::LinkNotFollowed(_))
+                    && let Some(unsaid) = WARN_THROTTLE.allow()
                 {
                     let cause = error.to_string();
                     tracing::warn!(cause, unsaid, "not readable; answered as if it was not there");
@@ -126,50 +127,50 @@ impl ReadError {
         }
     }
 
-    /// Whether attributes are there, and cannot be read until somebody changes that.
-    pub(super) fn is_of_attributes(&self) -> bool {
+    /// Returns true if attributes exist, but stay unreadable until someone changes them or the access to them.
+    pub(super) fn hides_attributes(&self) -> bool {
         match self {
             Self::AttributesTooLarge { .. } => true,
-            Self::Store(error) => error.hides(),
+            Self::Store(error) => error.hides_object(),
             Self::NotFound(_)
             | Self::NotADataset { .. }
             | Self::StoredTooLarge { .. }
             | Self::TooLarge(_)
-            | Self::Parameter { .. }
+            | Self::InvalidParameter { .. }
             | Self::Block { .. }
-            | Self::Unmakeable(_)
+            | Self::NotRepresentable(_)
             | Self::Convert(_)
             | Self::Budget(_)
-            | Self::Died(_) => false,
+            | Self::Internal(_) => false,
         }
     }
 
-    /// Whether this says nothing of a block: nobody waited for it any more.
-    pub(super) fn is_abandoned(&self) -> bool {
-        matches!(self, Self::Block { error, .. } if error.is_abandoned())
+    /// Returns true if decoding was cancelled because no request waited for it. Nothing is known of the block then.
+    pub(super) fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Block { error, .. } if error.is_cancelled())
     }
 
-    /// Whether reading again at once may help: somebody could have been writing.
+    /// Returns true if an immediate retry may help, because another program may have been writing.
     pub(super) fn may_be_torn(&self) -> bool {
         match self {
             Self::Block { error, .. } => error.may_be_torn(),
-            Self::Store(error) => matches!(error, StoreError::Short(_) | StoreError::Torn(_)),
+            Self::Store(error) => matches!(error, StoreError::Truncated(_) | StoreError::Torn(_)),
             Self::NotFound(_)
             | Self::NotADataset { .. }
             | Self::AttributesTooLarge { .. }
             | Self::StoredTooLarge { .. }
             | Self::TooLarge(_)
-            | Self::Parameter { .. }
-            | Self::Unmakeable(_)
+            | Self::InvalidParameter { .. }
+            | Self::NotRepresentable(_)
             | Self::Convert(_)
             | Self::Budget(_)
-            | Self::Died(_) => false,
+            | Self::Internal(_) => false,
         }
     }
 }
 
 impl From<JobDied> for ReadError {
     fn from(died: JobDied) -> Self {
-        Self::Died(died.to_string())
+        Self::Internal(died.to_string())
     }
 }

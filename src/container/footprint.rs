@@ -1,56 +1,56 @@
-//! How much memory bytes take, in shares of budgets and in caches.
+//! Memory footprint of bytes, in units of budgets and in caches.
 
 use bytes::Bytes;
 
 use crate::allocator;
-use crate::fair::Share;
+use crate::fair_queue::FairPermit;
 
-/// Permits are counted in units of this many bytes.
+/// Size of a permit's unit, in bytes.
 pub(super) const UNIT_BYTES: u64 = 1024;
 
 pub(super) fn units_of(len: usize) -> usize {
     usize::try_from(units(len as u64)).unwrap_or(usize::MAX)
 }
 
-pub(super) fn bytes_of(share: &Share) -> u64 {
+pub(super) fn bytes_of(share: &FairPermit) -> u64 {
     share.units() as u64 * UNIT_BYTES
 }
 
-/// Units of a share of `bytes`: buffers that have pages of their own count as whole pages.
+/// Returns the units of a permit for `bytes`. Buffers that have pages of their own count as whole pages.
 pub(super) fn units(bytes: u64) -> u64 {
-    if bytes > UNIT_BYTES && bytes < PAGED_BYTES {
-        bytes.next_multiple_of(allocator::PAGE as u64) / UNIT_BYTES
+    if bytes > UNIT_BYTES && bytes < PAGED_LIMIT_BYTES {
+        bytes.next_multiple_of(allocator::PAGE_BYTES as u64) / UNIT_BYTES
     } else {
         bytes.div_ceil(UNIT_BYTES)
     }
 }
 
-/// In a cache, buffers of fewer bytes than this and more than a unit have pages of their own.
-const PAGED_BYTES: u64 = allocator::LARGE_BYTES as u64;
+/// In a cache, buffers smaller than this and larger than a unit have pages of their own.
+const PAGED_LIMIT_BYTES: u64 = allocator::LARGE_BYTES as u64;
 
-/// Returns true if [`cached`] copies these bytes although they fill their buffer.
-pub(super) fn is_copied(bytes: &[u8]) -> bool {
+/// Returns true if [`compact_for_cache`] copies these bytes although they fill their buffer.
+pub(super) fn needs_copy(bytes: &[u8]) -> bool {
     let len = bytes.len() as u64;
-    len > UNIT_BYTES && len < PAGED_BYTES && !allocator::is_paged(bytes.len())
+    len > UNIT_BYTES && len < PAGED_LIMIT_BYTES && !allocator::is_paged(bytes.len())
 }
 
-/// The C library's header of a large buffer and the header of a stored block, rounded up to a page.
-const BESIDE_LARGE_BYTES: u64 = 4 << 10;
+/// Size of the C library's header of a large buffer and of a stored block's header, rounded up to a page.
+const LARGE_BUFFER_OVERHEAD_BYTES: u64 = 4 << 10;
 
-/// Prepares `bytes` for a cache: fewer than [`PAGED_BYTES`] are copied into pages of their own, unless their buffer has such pages
-/// already. `fill_their_buffer` tells that the buffer holds nothing else.
-pub(super) fn cached(bytes: Bytes, fill_their_buffer: bool) -> Bytes {
+/// Prepares `bytes` for a cache: fewer than [`PAGED_LIMIT_BYTES`] are copied into pages of their own, unless their
+/// buffer already has such pages. `fill_their_buffer` states that the buffer holds nothing else.
+pub(super) fn compact_for_cache(bytes: Bytes, fill_their_buffer: bool) -> Bytes {
     let len = bytes.len() as u64;
-    let is_paged = len >= PAGED_BYTES || fill_their_buffer && allocator::is_paged(bytes.len());
+    let is_paged = len >= PAGED_LIMIT_BYTES || fill_their_buffer && allocator::is_paged(bytes.len());
     if len <= UNIT_BYTES || is_paged {
         return bytes;
     }
-    allocator::Paged::copy_of(&bytes).map_or(bytes, Bytes::from_owner)
+    allocator::PagedBytes::copy_of(&bytes).map_or(bytes, Bytes::from_owner)
 }
 
-/// The memory that a share of `bytes` stands for: what a cache must count, so that what it holds never
-/// exceeds its part of a budget.
-pub(super) fn rounded(bytes: usize) -> usize {
-    let beside = if bytes as u64 >= PAGED_BYTES { BESIDE_LARGE_BYTES } else { 0 };
+/// Returns the memory that a permit for `bytes` covers. A cache must count this, so that its contents never exceed its
+/// part of a budget.
+pub(super) fn footprint_bytes(bytes: usize) -> usize {
+    let beside = if bytes as u64 >= PAGED_LIMIT_BYTES { LARGE_BUFFER_OVERHEAD_BYTES } else { 0 };
     usize::try_from(units(bytes as u64) * UNIT_BYTES + beside).unwrap_or(usize::MAX)
 }

@@ -1,44 +1,44 @@
-//! A container: the only place that knows both what bytes mean and where they live.
+//! Containers: the only module that knows both the meaning of bytes and the store that holds them.
 
-mod admit;
-mod again;
-mod ahead;
-mod asked;
-mod at_once;
+mod admission_filter;
+mod backpressure;
 mod bands;
-mod blocks;
+mod block_cache;
+mod block_entry;
+mod block_waiters;
 mod browse;
 mod budget;
+mod buffer_pool;
 mod canvas;
 mod check;
-mod cost;
-mod datasets;
+mod concurrent_loads;
+mod confirm_missing;
+mod derived;
 mod error;
-mod existing;
+mod existing_blocks;
 mod fetch;
 mod footprint;
-mod fresh;
-mod hold;
-mod holes;
-mod large;
-mod loaded;
-mod made;
-mod measured;
-mod memory;
-mod objects;
-mod partial;
+mod freshness;
+mod gather;
+mod groups;
+mod instrument;
+mod large_object;
+mod memory_permit;
+mod nonblocking_gather;
+mod nonblocking_objects;
+mod object_cache;
+mod partial_reads;
 mod permit;
-mod pinned;
-mod pool;
-mod ready;
-mod renewed;
+mod pinned_buffers;
+mod read_stats;
+mod reconfigured;
+mod revalidate;
 mod sample;
-mod shared;
-mod sight;
-mod slice;
-mod stats;
-mod wanted;
-mod whole;
+mod single_block;
+mod single_flight;
+mod slice_cost;
+mod slice_plan;
+mod visibility;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -51,104 +51,104 @@ use moka::notification::RemovalCause;
 use moka::ops::compute::Op;
 use moka::policy::EvictionPolicy;
 
-pub use admit::{Sending, Slice};
-pub use again::{Found, Trail};
-pub use bands::{Bands, Refusal};
+pub use bands::{Bands, SliceRefusal};
 pub(crate) use browse::grid_component;
-pub use browse::{EntryKind, Listed, ListedEntry};
-pub use check::SoundBlock;
-pub use datasets::{Dataset, Group, GroupState};
+pub use browse::{DirectoryEntry, DirectoryPage, EntryKind};
+pub use check::ValidBlock;
+pub use derived::{Derivation, DeriveFn, DerivedBytes};
 pub use error::{BudgetError, ReadError};
-pub use fresh::{Access, Recheck};
-pub use large::LargeObject;
-pub use made::{Made, Make, Recipe};
-pub use memory::Memory;
-pub use objects::Stored;
-pub use pinned::Turn;
-pub use ready::AtOnce;
-pub use sample::{Sample, Survey};
-pub use sight::Sight;
-pub use slice::Finish;
-pub use stats::{Fingerprint, ReadStats};
+pub use freshness::{Freshness, RevalidationPolicy};
+pub use gather::PieceTransform;
+pub use groups::{Dataset, Group, GroupState};
+pub use large_object::LargeObject;
+pub use memory_permit::MemoryPermit;
+pub use nonblocking_objects::NonblockingLookup;
+pub use object_cache::StoredObject;
+pub use pinned_buffers::SendPermit;
+pub use read_stats::{Fingerprint, ReadStats};
+pub use revalidate::{CachedAnswer, Dependency};
+pub use sample::{SamplePlan, SampleStatistics};
+pub use slice_plan::{PlannedSlice, SliceDelivery};
+pub use visibility::Visibility;
 
-use blocks::Blocks;
+use block_cache::BlockCache;
 use budget::Budget;
-use datasets::Datasets;
-use measured::measured;
-use objects::Objects;
+use groups::AttributesCache;
+use instrument::instrument;
+use object_cache::ObjectCache;
 use permit::Permit;
 
-use crate::cpu::Cpu;
-use crate::fair::Client;
+use crate::cpu_pool::CpuPool;
+use crate::fair_queue::ClientId;
 use crate::metrics::{self, StoreOperation};
-use crate::store::{Glance, Key, Load, Meta, Store};
+use crate::store::{CachedStat, Key, ObjectMeta, Store, StoreLoad};
 
 /// Name of the file that holds a group's attributes.
 pub const ATTRIBUTES: &str = "attributes.json";
 
-/// Shorter bodies do not count as memory of those that they are sent to: the kernel takes them at once.
-const UNCOUNTED_BYTES: usize = 4 << 10;
+/// Bodies shorter than this are not charged to the client that they are sent to: the kernel takes them at once.
+const UNCHARGED_BYTES: usize = 4 << 10;
 
-/// Bounds and cache sizes, in bytes unless the type says otherwise.
+/// Limits and cache sizes, in bytes unless the type says otherwise.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Decoded blocks kept.
+    /// Capacity of the cache of decoded blocks.
     pub decoded_cache: u64,
-    /// Files kept as stored.
+    /// Capacity of the cache of stored objects.
     pub stored_cache: u64,
-    /// Whether the caches weigh how often an entry is used (TinyLFU), not only when (LRU).
-    pub weigh_frequency: bool,
-    /// When cached attributes are compared with the store.
-    pub recheck_metadata: Recheck,
-    /// When cached blocks are compared with the store.
-    pub recheck_data: Recheck,
-    /// Largest slice.
-    pub slice: u64,
-    /// Results being assembled and sent.
+    /// True if the caches weigh how often an entry is used (TinyLFU) and not only when it was last used (LRU).
+    pub use_tiny_lfu: bool,
+    /// Policy for revalidating cached attributes.
+    pub recheck_metadata: RevalidationPolicy,
+    /// Policy for revalidating cached blocks.
+    pub recheck_data: RevalidationPolicy,
+    /// Maximum size of a slice.
+    pub max_slice_bytes: u64,
+    /// Budget for results that are being assembled and sent.
     pub slice_budget: u64,
-    /// Blocks being decoded, beyond the cache; also the most that one block may take.
+    /// Budget for blocks that are being decoded, in addition to the cache. Also the maximum memory for one block.
     pub decode_budget: u64,
-    /// Stored objects being read and sent, beyond the cache.
+    /// Budget for stored objects that are being read and sent, in addition to the cache.
     pub transfer_budget: u64,
-    /// How many times the bytes of an answer may be decoded for it.
+    /// Maximum number of bytes decoded for a response, as a multiple of the response's size.
     pub decode_factor: u64,
-    /// Largest `attributes.json` that is parsed.
-    pub attributes: u64,
-    /// Longest wait for a share of a budget.
+    /// Maximum size of an `attributes.json` that is parsed.
+    pub max_attributes_bytes: u64,
+    /// Longest wait for a permit of a budget.
     pub budget_wait: Duration,
-    /// Blocks decoded at once.
+    /// Number of blocks that are decoded concurrently.
     pub cores: usize,
 }
 
-/// Caches, budgets and the CPU lane, shared by all containers of a process.
+/// Caches, budgets and the CPU pool, shared by all containers of a process.
 #[derive(Debug)]
 pub struct Resources {
     settings: Settings,
-    objects: Objects,
-    datasets: Datasets,
-    blocks: Blocks,
-    cpu: Cpu,
+    objects: ObjectCache,
+    datasets: AttributesCache,
+    blocks: BlockCache,
+    cpu: CpuPool,
     slice_budget: Budget,
-    containers: Arc<AtomicU32>,
+    next_container_id: Arc<AtomicU32>,
 }
 
 impl Resources {
-    /// Empty caches and whole budgets.
+    /// Creates resources with empty caches and unused budgets.
     pub fn new(settings: Settings) -> Arc<Self> {
-        let cpu = Cpu::new(settings.cores);
-        Self::on(cpu, settings)
+        let cpu = CpuPool::new(settings.cores);
+        Self::with_cpu(cpu, settings)
     }
 
-    fn on(cpu: Cpu, settings: Settings) -> Arc<Self> {
-        let of = |capacity_bytes| CacheSettings { capacity_bytes, weigh_frequency: settings.weigh_frequency };
+    fn with_cpu(cpu: CpuPool, settings: Settings) -> Arc<Self> {
+        let of = |capacity_bytes| CacheSettings { capacity_bytes, use_tiny_lfu: settings.use_tiny_lfu };
         let wait = settings.budget_wait;
-        let objects = Objects::new(of(settings.stored_cache), settings.transfer_budget, wait);
+        let objects = ObjectCache::new(of(settings.stored_cache), settings.transfer_budget, wait);
         let decoded = of(settings.decoded_cache);
-        let blocks = Blocks::new(decoded, objects.clone(), cpu.clone(), settings.decode_budget, wait);
+        let blocks = BlockCache::new(decoded, objects.clone(), cpu.clone(), settings.decode_budget, wait);
         Arc::new(Self {
-            slice_budget: Budget::new(metrics::Budget::Slice, settings.slice_budget, wait),
-            datasets: Datasets::new(wait),
-            containers: Arc::default(),
+            slice_budget: Budget::new(metrics::BudgetLabel::Slice, settings.slice_budget, wait),
+            datasets: AttributesCache::new(wait),
+            next_container_id: Arc::default(),
             objects,
             blocks,
             cpu,
@@ -156,40 +156,40 @@ impl Resources {
         })
     }
 
-    /// The bounds in force.
+    /// Returns the settings in force.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The CPU lane.
-    pub fn cpu(&self) -> &Cpu {
+    /// Returns the CPU pool.
+    pub fn cpu(&self) -> &CpuPool {
         &self.cpu
     }
 
-    /// The same for one container: its requests that wait are told apart from others'.
-    fn of_one(&self) -> Arc<Self> {
-        let objects = self.objects.of_one();
+    /// Returns these resources for one container, whose waiting requests are counted separately.
+    fn for_container(&self) -> Arc<Self> {
+        let objects = self.objects.for_container();
         Arc::new(Self {
-            slice_budget: self.slice_budget.of_one(),
-            datasets: self.datasets.of_one(),
-            containers: Arc::clone(&self.containers),
-            blocks: self.blocks.of_one(&objects),
+            slice_budget: self.slice_budget.for_container(),
+            datasets: self.datasets.for_container(),
+            next_container_id: Arc::clone(&self.next_container_id),
+            blocks: self.blocks.for_container(&objects),
             objects,
             cpu: self.cpu.clone(),
             settings: self.settings.clone(),
         })
     }
 
-    /// To be called a few times a second: gives back to the system what is kept for results that do not come.
-    pub fn tidy(&self) {
-        self.slice_budget.tidy();
-        self.objects.budget.tidy();
-        self.blocks.budget.tidy();
+    /// Gives idle pooled buffers back to the system. Must be called a few times a second.
+    pub fn release_unused(&self) {
+        self.slice_budget.release_unused();
+        self.objects.budget.release_unused();
+        self.blocks.budget.release_unused();
     }
 
-    /// What a request that starts now accepts from the caches.
-    pub fn begin(&self) -> Access {
-        Access::begin(self.settings.recheck_metadata, self.settings.recheck_data)
+    /// Returns the freshness that a request starting now requires of cached entries.
+    pub fn request_freshness(&self) -> Freshness {
+        Freshness::begin(self.settings.recheck_metadata, self.settings.recheck_data)
     }
 }
 
@@ -199,119 +199,119 @@ pub struct Container {
     id: u32,
     store: Arc<dyn Store>,
     resources: Arc<Resources>,
-    /// Who looks, where not everybody sees everything.
-    sight: Option<Arc<dyn Sight>>,
+    /// Restriction to what the caller may see; `None` if everything is visible.
+    visibility: Option<Arc<dyn Visibility>>,
 }
 
 impl Container {
-    /// The hierarchy in `store`.
-    #[expect(clippy::needless_pass_by_value, reason = "it has its own handle to all that they hold")]
+    /// Creates a container for the hierarchy in `store`.
+    #[expect(clippy::needless_pass_by_value, reason = "the container keeps its own handle to the resources")]
     pub fn new(store: Arc<dyn Store>, resources: Arc<Resources>) -> Self {
-        let id = resources.containers.fetch_add(1, Ordering::Relaxed);
-        Self { id, store, resources: resources.of_one(), sight: None }
+        let id = resources.next_container_id.fetch_add(1, Ordering::Relaxed);
+        Self { id, store, resources: resources.for_container(), visibility: None }
     }
 
-    /// What all containers share.
+    /// Returns the resources that all containers share.
     pub fn resources(&self) -> &Arc<Resources> {
         &self.resources
     }
 
-    /// The object at `key` as stored: attributes or a block; `None` where there is none.
+    /// Returns the object at `key` as stored (attributes or a block), or `None` if there is none.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails, a link hides a block, or memory is short.
-    pub async fn object(&self, access: Access, key: &Key) -> Result<Option<Stored>, ReadError> {
-        if !self.sees(key) {
+    pub async fn object(&self, access: Freshness, key: &Key) -> Result<Option<StoredObject>, ReadError> {
+        if !self.is_visible(key) {
             return Ok(None);
         }
         self.resources.objects.get(self.id, &self.store, key, access).await
     }
 
-    /// `bytes` of a stored object, or made of some, to be sent to `client`: as long as they are, they count as its own. `None`
-    /// where it has too much that it does not take: then let go of them, wait for its [`turn`](Self::turn_to_send), and find
-    /// them anew.
-    pub fn sent(&self, client: Client, bytes: &Bytes) -> Option<Bytes> {
-        if bytes.len() < UNCOUNTED_BYTES {
+    /// Charges `bytes` to `client` while they are being sent to it. They belong to a stored object or to a result
+    /// derived from one. Returns `None` if the client has too many unsent bytes already. The caller must then drop
+    /// `bytes`, wait for a [permit](Self::acquire_send_permit) and look them up again.
+    pub fn charge_to_client(&self, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
+        if bytes.len() < UNCHARGED_BYTES {
             Some(bytes.clone())
         } else {
-            self.resources.objects.budget.sent(client, bytes)
+            self.resources.objects.budget.charge_to_client(client, bytes)
         }
     }
 
-    /// Waits until so many bytes may be sent to the current client.
+    /// Waits until `len` more bytes may be sent to the current client.
     ///
     /// # Errors
-    /// [`ReadError::Budget`] when it does not take what it asked for before.
-    pub async fn turn_to_send(&self, len: usize) -> Result<Turn, ReadError> {
-        Ok(self.resources.objects.budget.turn(len).await?)
+    /// [`ReadError::Budget`] when the client does not read what it requested before.
+    pub async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, ReadError> {
+        Ok(self.resources.objects.budget.acquire_send_permit(len).await?)
     }
 
-    /// As [`Self::sent`], of bytes whose turn it is.
-    pub fn sent_in_turn(&self, turn: Turn, bytes: Bytes) -> Bytes {
-        self.resources.objects.budget.sent_in_turn(turn, bytes)
+    /// As [`Self::charge_to_client`], with a permit that was acquired before.
+    pub fn charge_with_permit(&self, turn: SendPermit, bytes: Bytes) -> Bytes {
+        self.resources.objects.budget.charge_with_permit(turn, bytes)
     }
 
-    /// Facts about the object at `key`, from the cache where it is fresh; reads no bytes.
+    /// Returns metadata of the object at `key`, from the cache if the entry is fresh. Reads no bytes of the object.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn meta(&self, access: Access, key: &Key) -> Result<Option<Meta>, ReadError> {
-        if !self.sees(key) {
+    pub async fn meta(&self, access: Freshness, key: &Key) -> Result<Option<ObjectMeta>, ReadError> {
+        if !self.is_visible(key) {
             return Ok(None);
         }
         let since = access.since(key);
         if let Some(known) = self.resources.objects.peek(self.id, key, since).await {
             return Ok(known);
         }
-        match self.store.glance(key) {
-            Glance::Object(facts) => Ok(Some(facts.into())),
-            Glance::Missing | Glance::NoObject => Ok(None),
-            Glance::Unknown => {
-                access.may_wait().await;
-                Ok(measured(StoreOperation::Head, self.store.backend(), self.store.head(key)).await?)
+        match self.store.stat_nonblocking(key) {
+            CachedStat::Object(facts) => Ok(Some(facts.into())),
+            CachedStat::Missing | CachedStat::NotAnObject => Ok(None),
+            CachedStat::Unknown => {
+                access.ensure_may_block().await;
+                Ok(instrument(StoreOperation::Head, self.store.backend(), self.store.head(key)).await?)
             }
         }
     }
 
-    /// Calls of the store that wait now.
-    pub fn load(&self) -> Load {
-        self.store.load()
+    /// Returns the current load of the store: the calls that are running or queued.
+    pub fn store_load(&self) -> StoreLoad {
+        self.store.current_load()
     }
 
-    /// Whether the store can be read.
+    /// Checks that the store can be read.
     ///
     /// # Errors
-    /// [`ReadError::Store`] says why not.
+    /// [`ReadError::Store`] with the reason why it cannot be read.
     pub async fn probe(&self) -> Result<(), ReadError> {
-        Ok(measured(StoreOperation::Head, self.store.backend(), self.store.probe()).await?)
+        Ok(instrument(StoreOperation::Head, self.store.backend(), self.store.probe()).await?)
     }
 }
 
 #[derive(Debug, Clone, Copy)]
 struct CacheSettings {
     capacity_bytes: u64,
-    weigh_frequency: bool,
+    use_tiny_lfu: bool,
 }
 
 impl CacheSettings {
-    /// The most that the cache holds: one part in 64 is added for the bookkeeping that weighers count, so that
-    /// data of exactly the configured size fits.
-    fn held_bytes(self) -> u64 {
+    /// Returns the maximum weight of the cache: its capacity and 1/64 more for the bookkeeping that weighers count, so
+    /// that data of exactly the configured size fits.
+    fn max_weight_bytes(self) -> u64 {
         self.capacity_bytes.saturating_add(self.capacity_bytes / 64)
     }
 }
 
-/// A cache weighed in bytes.
-fn cache_of<K, V>(label: metrics::Cache, settings: CacheSettings, weigher: fn(&K, &V) -> u32) -> Cache<K, V>
+/// Creates a cache weighed in bytes.
+fn weighted_cache<K, V>(label: metrics::CacheLabel, settings: CacheSettings, weigher: fn(&K, &V) -> u32) -> Cache<K, V>
 where
     K: std::hash::Hash + Eq + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    let policy = if settings.weigh_frequency { EvictionPolicy::tiny_lfu() } else { EvictionPolicy::lru() };
+    let policy = if settings.use_tiny_lfu { EvictionPolicy::tiny_lfu() } else { EvictionPolicy::lru() };
     Cache::builder()
-        // One without capacity never gives back what passes through it, however often it is told to: a share of a budget
-        // that nobody has any more. Nothing fits into one of a byte either.
-        .max_capacity(settings.held_bytes().max(1))
+        // A cache of capacity 0 never drops the entries that pass through it, even if its pending tasks are run. It
+        // would keep their permits forever. No entry fits into a cache of 1 byte either.
+        .max_capacity(settings.max_weight_bytes().max(1))
         .eviction_policy(policy)
         .weigher(weigher)
         .eviction_listener(move |_, _, cause| {
@@ -322,19 +322,21 @@ where
         .build()
 }
 
-/// After what time a cache is told again to let go of what it has evicted; then after twice as long each time.
-const NUDGE: Duration = Duration::from_millis(5);
+/// Delay before a cache's pending evictions are run again. It doubles each time.
+const EVICTION_RETRY_DELAY: Duration = Duration::from_millis(5);
 
-/// Nudges after which a cache gives up entries, 75 ms after the first.
-const PATIENT_NUDGES: u32 = 4;
+/// Number of retries before the cache is forced to evict entries: 75 ms after the first.
+const RETRIES_BEFORE_FORCED_EVICTION: u32 = 4;
 
-/// A cache gives up one entry in so many at a time.
-const GIVEN_UP: usize = 8;
+/// A forced eviction removes one in this many entries.
+const FORCED_EVICTION_DIVISOR: usize = 8;
 
-/// Waits for a share of `bytes` of a budget of which a cache holds the most: what that evicts it frees later, sooner when nudged.
-/// Where so much is not free because clients do not take what is sent to them of evicted entries, the cache makes room for it.
-/// A client that waits for what it has itself is not helped by that.
-async fn nudging<K, V>(
+/// Waits for `share`, a permit for `bytes` of a budget that is mostly filled by a cache. Runs the cache's pending
+/// evictions meanwhile, which frees evicted memory sooner.
+///
+/// If the memory stays short because clients are slow to read evicted entries that are being sent to them, the cache
+/// evicts more entries. This does not help a client that waits for memory that it holds itself.
+async fn acquire_with_eviction<K, V>(
     cache: &Cache<K, V>,
     budget: &Budget,
     bytes: u64,
@@ -349,27 +351,27 @@ where
             cache.run_pending_tasks().await;
             let beside_cache = budget.capacity_bytes().saturating_sub(cache.policy().max_capacity().unwrap_or(0));
             let is_short = budget.free_bytes() < bytes;
-            if is_short && doubled >= PATIENT_NUDGES && budget.pinned.bytes() > beside_cache / 2 {
-                let count = usize::try_from(cache.entry_count()).unwrap_or(usize::MAX) / GIVEN_UP;
+            if is_short && doubled >= RETRIES_BEFORE_FORCED_EVICTION && budget.pinned.bytes() > beside_cache / 2 {
+                let count = usize::try_from(cache.entry_count()).unwrap_or(usize::MAX) / FORCED_EVICTION_DIVISOR;
                 let given_up: Vec<K> = cache.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
                 for key in &given_up {
                     cache.invalidate(key).await;
                 }
                 cache.run_pending_tasks().await;
             }
-            // Longer pauses would not help anybody who waits for a bounded time.
-            tokio::time::sleep(NUDGE.saturating_mul(2_u32.saturating_pow(doubled.min(8)))).await;
+            // Longer delays are useless, since requests wait for a bounded time.
+            tokio::time::sleep(EVICTION_RETRY_DELAY.saturating_mul(2_u32.saturating_pow(doubled.min(8)))).await;
         }
     };
     tokio::select! {
         biased;
         permit = share => Ok(permit?),
-        () = nudge => Err(ReadError::Died("unreachable".to_owned())),
+        () = nudge => Err(ReadError::Internal("the eviction loop ended unexpectedly".to_owned())),
     }
 }
 
-/// Drops `stale` from a cache, unless somebody has replaced it already.
-async fn forget<K, V>(cache: &Cache<K, Arc<V>>, key: K, stale: &Arc<V>)
+/// Removes `stale` from a cache, unless it has been replaced already.
+async fn invalidate_if_same<K, V>(cache: &Cache<K, Arc<V>>, key: K, stale: &Arc<V>)
 where
     K: std::hash::Hash + Eq + Send + Sync + 'static,
     V: Send + Sync + 'static,

@@ -1,69 +1,70 @@
-//! Shares of a budget's memory: what holds bytes holds their permit.
+//! Permits of a memory budget. The owner of bytes also owns their permit.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::footprint::{bytes_of, units};
-use crate::fair::Share;
+use crate::fair_queue::FairPermit;
 use crate::metrics;
 
-/// A share of a [`Budget`](super::budget::Budget), given back when dropped.
+/// A permit for part of a [`Budget`](super::budget::Budget), given back when it is dropped.
 #[derive(Debug)]
 pub(super) struct Permit {
-    /// Shared by all shares of one stream. Dropped first: the budget looks at it when it hands out the returned units.
-    pub(super) stream: Option<Arc<()>>,
-    pub(super) share: Share,
-    pub(super) label: metrics::Budget,
+    /// Shared by all permits of one stream. Dropped first: the budget checks it when it grants the returned units.
+    pub(super) stream_token: Option<Arc<()>>,
+    pub(super) share: FairPermit,
+    pub(super) label: metrics::BudgetLabel,
 }
 
 impl Permit {
-    /// Bytes of this share.
+    /// Returns the number of bytes that the permit covers.
     pub(super) fn bytes(&self) -> u64 {
         bytes_of(&self.share)
     }
 
-    /// The same share, held for a cache. The cache evicts entries on demand, so the share does not count for any client.
-    pub(super) fn of_cache(mut self) -> Self {
-        self.share.disown();
+    /// Turns this into a permit of a cache. The cache evicts entries on demand, so the permit is not charged to a
+    /// client.
+    pub(super) fn into_cache_owned(mut self) -> Self {
+        self.share.transfer_to_server();
         self
     }
 
-    /// Gives back all but `bytes` of this share.
+    /// Gives back all but `bytes` of the permit.
     pub(super) fn shrink(&mut self, bytes: u64) {
-        drop(self.split_off_rest(bytes));
+        drop(self.split_excess(bytes));
     }
 
-    /// Takes `bytes` out of this share, where it is one of that budget and has as many.
-    pub(super) fn split_of(&mut self, label: metrics::Budget, bytes: u64) -> Option<Self> {
+    /// Splits `bytes` off. Returns `None` if the permit is of another budget or smaller than that.
+    pub(super) fn try_split(&mut self, label: metrics::BudgetLabel, bytes: u64) -> Option<Self> {
         let enough = bytes_of(&self.share) >= bytes && self.label == label;
         enough.then(|| self.split(bytes))
     }
 
-    /// Makes one share of two of the same budget.
+    /// Merges two permits of the same budget.
     pub(super) fn merge(&mut self, mut other: Self) {
-        // Taken out first: what is dropped counts as given back.
+        // Taken out of `other` first: dropping `other` records its units as returned.
         self.share.merge(other.share.split(usize::MAX));
     }
 
-    /// Takes `bytes` of this share out of it, or all there are.
+    /// Splits off `bytes`, or everything if the permit is smaller.
     pub(super) fn split(&mut self, bytes: u64) -> Self {
         let wanted = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
         self.split_units(wanted)
     }
 
-    fn split_off_rest(&mut self, bytes: u64) -> Self {
+    fn split_excess(&mut self, bytes: u64) -> Self {
         let kept = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
         self.split_units(self.share.units().saturating_sub(kept))
     }
 
     fn split_units(&mut self, count: usize) -> Self {
-        Self { share: self.share.split(count), label: self.label, stream: self.stream.clone() }
+        Self { share: self.share.split(count), label: self.label, stream_token: self.stream_token.clone() }
     }
 
-    /// `bytes` that give this share back when the last clone of them is dropped.
+    /// Attaches the permit to `bytes`, so that it is given back when their last clone is dropped.
     pub(super) fn own<B: AsRef<[u8]> + Send + 'static>(self, bytes: B) -> Bytes {
-        Bytes::from_owner(Owned { bytes, _permit: self })
+        Bytes::from_owner(BytesWithPermit { bytes, _permit: self })
     }
 }
 
@@ -73,12 +74,12 @@ impl Drop for Permit {
     }
 }
 
-struct Owned<B> {
+struct BytesWithPermit<B> {
     bytes: B,
     _permit: Permit,
 }
 
-impl<B: AsRef<[u8]>> AsRef<[u8]> for Owned<B> {
+impl<B: AsRef<[u8]>> AsRef<[u8]> for BytesWithPermit<B> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }

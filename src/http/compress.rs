@@ -1,5 +1,5 @@
-//! Which answers are compressed on their way: documents always, whole slices by configuration, data as
-//! stored never.
+//! Compression of responses: documents are compressed whenever the client accepts it, whole slices only if so
+//! configured, and stored data never.
 
 use std::io::Write;
 
@@ -11,38 +11,43 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 
 use super::problem::{self, Problem};
-use super::{Answer, Ask, vary};
-use crate::cpu::Length;
-use crate::output::{Format, weight_of};
+use super::{HandlerResult, RequestContext, add_vary};
+use crate::cpu_pool::Priority;
+use crate::output::{Format, accept_weight};
 
-/// Documents shorter than this are not worth it.
-const SHORT_BYTES: usize = 64;
+/// Smallest document that is compressed.
+const MIN_DOCUMENT_BYTES: usize = 64;
 
-/// Marks an answer as a document that may be compressed. Blocks and attributes never are: they leave byte
-/// for byte, with their length.
+/// Marks a response as a document that may be compressed. Blocks and attributes are never compressed: they are sent
+/// byte for byte, with their length.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Compressible;
 
-/// Compresses a document where the client accepts it and there is memory for it: the request holds the document's own, and must not
-/// wait for more.
-pub(super) async fn document(ask: &Ask<'_>, response: Response<Body>) -> Answer {
+/// Compresses a document if the client accepts it and memory for it is free. It must not wait for memory, because the
+/// request already holds the memory of the document.
+pub(super) async fn compress_document(ask: &RequestContext<'_>, response: Response<Body>) -> HandlerResult {
     let (mut parts, body) = response.into_parts();
-    vary(&mut parts.headers, "accept-encoding");
+    add_vary(&mut parts.headers, "accept-encoding");
     let length = body.size_hint().exact().unwrap_or(0);
-    let encoding = negotiate(ask).filter(|_| length >= SHORT_BYTES as u64);
-    let memory = encoding.and_then(|_| ask.app.resources.memory_at_once(grown_bytes(length)));
+    let encoding = negotiate(ask).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
+    let memory = encoding.and_then(|_| ask.app.resources.try_reserve_memory(document_buffer_bytes(length)));
     let Some((encoding, mut memory)) = encoding.zip(memory) else { return Ok(Response::from_parts(parts, body)) };
-    let fault = |cause: String| Problem::own(problem::INTERNAL, "the server has a fault", cause);
+    let fault = |cause: String| Problem::with_cause(problem::SPAN_KIND_INTERNAL, "internal server error", cause);
     let bytes = body.collect().await.map_err(|error| fault(error.to_string()))?.to_bytes();
     let len = bytes.len();
-    // The job holds its share of memory: it runs on when the client has hung up.
+    // The job owns its memory permit, because it continues when the client has disconnected.
     let compress = move || -> std::io::Result<Bytes> {
         let compressed = Bytes::from(Vec::from(encoding.compress(&[bytes])?).into_boxed_slice());
         memory.shrink(compressed.len() as u64);
         Ok(memory.own(compressed))
     };
-    let compressed =
-        ask.app.resources.cpu().run(Length::of(len), 0, compress).await.map_err(|error| fault(error.to_string()))?;
+    let compressed = ask
+        .app
+        .resources
+        .cpu()
+        .run(Priority::for_input_bytes(len), 0, compress)
+        .await
+        .map_err(|error| fault(error.to_string()))?;
     let compressed = compressed.map_err(|error| fault(error.to_string()))?;
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(compressed.len()));
     parts.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
@@ -51,14 +56,14 @@ pub(super) async fn document(ask: &Ask<'_>, response: Response<Body>) -> Answer 
 
 /// A content coding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Encoding {
+pub(super) enum ContentCoding {
     Zstd,
     Brotli,
     Gzip,
 }
 
-impl Encoding {
-    /// Best first, where a client likes several equally.
+impl ContentCoding {
+    /// In order of preference, for codings of equal weight.
     const ALL: [Self; 3] = [Self::Zstd, Self::Gzip, Self::Brotli];
 
     pub(super) const fn name(self) -> &'static str {
@@ -69,7 +74,7 @@ impl Encoding {
         }
     }
 
-    /// `parts` one after the other, compressed for speed.
+    /// Compresses the concatenation of `parts` at a fast level.
     pub(super) fn compress(self, parts: &[Bytes]) -> std::io::Result<Bytes> {
         let out = Vec::new();
         match self {
@@ -92,30 +97,32 @@ impl Encoding {
     }
 }
 
-/// Whether a format gains from compression: `npy` stays as `numpy.load` wants it, `png` is compressed.
+/// Returns true if a format gains from compression. `npy` is left as `numpy.load` expects it, and `png` is compressed
+/// already.
 pub(super) fn is_worthwhile(format: &dyn Format) -> bool {
     matches!(format.name(), "raw" | "json")
 }
 
-/// Upper bound of the buffer that compressing a document of `bytes` fills: while it grows there is an older one beside. The encoder's
-/// window is as short-lived as the job, of which there is one for each core.
-fn grown_bytes(bytes: u64) -> u64 {
+/// Upper bound of the output buffer when a document of `bytes` is compressed. The factor of 3 covers the old buffer
+/// that exists beside the new one while the buffer grows. The encoder's window is not included: it lives no longer than
+/// the job, and there is one job per core.
+fn document_buffer_bytes(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 64).saturating_add(1 << 10).saturating_mul(3)
 }
 
-/// Upper bound of what compressing `bytes` allocates: the result, were it incompressible, and the
+/// Upper bound of the memory that compressing `bytes` allocates: the result, if the input is incompressible, and the
 /// encoder's window.
-pub(super) fn extra_bytes(bytes: u64) -> u64 {
+pub(super) fn compression_bytes(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 64).saturating_add(4 << 20)
 }
 
-/// The coding that `Accept-Encoding` likes best; `None` for none.
-pub(super) fn negotiate(ask: &Ask<'_>) -> Option<Encoding> {
-    best(&ask.list_header(&ACCEPT_ENCODING)?)
+/// Returns the coding with the highest weight in `Accept-Encoding`; `None` for no compression.
+pub(super) fn negotiate(ask: &RequestContext<'_>) -> Option<ContentCoding> {
+    best_coding(&ask.list_header(&ACCEPT_ENCODING)?)
 }
 
-fn best(accepted: &str) -> Option<Encoding> {
-    // Codings are weighed as media types are; each becomes one of a common type.
+fn best_coding(accepted: &str) -> Option<ContentCoding> {
+    // `weight_of` weighs media types, so every coding becomes a subtype of `coding/`.
     let ranges: Vec<String> = accepted
         .split(',')
         .map(str::trim)
@@ -123,10 +130,11 @@ fn best(accepted: &str) -> Option<Encoding> {
         .map(|coding| format!("coding/{coding}"))
         .collect();
     let ranges = ranges.join(", ");
-    let weighed =
-        Encoding::ALL.into_iter().map(|coding| (weight_of(&format!("coding/{}", coding.name()), &ranges), coding));
-    // Where nothing is said of it, what is not encoded is worth less than whatever is named (RFC 9110, section 12.5.3).
-    let plain = if ranges.contains("coding/identity") { weight_of("coding/identity", &ranges) } else { 0 };
+    let weighed = ContentCoding::ALL
+        .into_iter()
+        .map(|coding| (accept_weight(&format!("coding/{}", coding.name()), &ranges), coding));
+    // An unlisted `identity` is preferred less than any listed coding (RFC 9110, section 12.5.3).
+    let plain = if ranges.contains("coding/identity") { accept_weight("coding/identity", &ranges) } else { 0 };
     let best = weighed.rev().filter(|(weight, _)| *weight > 0 && *weight >= plain).max_by_key(|(weight, _)| *weight);
     best.map(|(_, coding)| coding)
 }
@@ -136,7 +144,7 @@ mod tests {
     use super::*;
 
     fn chosen(accept: &str) -> Option<&'static str> {
-        best(accept).map(Encoding::name)
+        best_coding(accept).map(ContentCoding::name)
     }
 
     #[test]
@@ -159,12 +167,12 @@ mod tests {
     fn what_is_compressed_comes_back() {
         let parts = [Bytes::from_static(b"header"), Bytes::from(vec![7; 10_000])];
         let whole: Vec<u8> = parts.concat();
-        let gzip = Encoding::Gzip.compress(&parts).unwrap();
+        let gzip = ContentCoding::Gzip.compress(&parts).unwrap();
         let mut back = Vec::new();
         std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&gzip[..]), &mut back).unwrap();
         assert_eq!(back, whole);
-        assert_eq!(zstd::decode_all(&Encoding::Zstd.compress(&parts).unwrap()[..]).unwrap(), whole);
-        let brotli = Encoding::Brotli.compress(&parts).unwrap();
+        assert_eq!(zstd::decode_all(&ContentCoding::Zstd.compress(&parts).unwrap()[..]).unwrap(), whole);
+        let brotli = ContentCoding::Brotli.compress(&parts).unwrap();
         let mut back = Vec::new();
         std::io::Read::read_to_end(&mut brotli::Decompressor::new(&brotli[..], 4096), &mut back).unwrap();
         assert_eq!(back, whole);

@@ -6,80 +6,84 @@ use axum::http::header::{IF_RANGE, RANGE};
 use axum::http::{HeaderMap, HeaderValue, Method};
 use headers::{ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfUnmodifiedSince};
 
-/// What a request wants of a representation that exists.
+/// Outcome of the preconditions and the range of a request for a representation that exists.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// All of it: 200.
+pub(super) enum ConditionalOutcome {
+    /// The whole representation: 200.
     Whole,
-    /// The bytes from the first to before the second number: 206.
+    /// The bytes from the first number up to, but not including, the second: 206.
     Part(u64, u64),
-    /// Nothing, the client has it: 304.
+    /// None of it, because the client has it: 304.
     NotModified,
-    /// Nothing, it is another one than the client means: 412.
+    /// None of it, because it is not the representation that the client expects: 412.
     PreconditionFailed,
-    /// Nothing, the range lies beyond it: 416.
+    /// None of it, because the range lies beyond its end: 416.
     Unsatisfiable,
 }
 
 /// Evaluates preconditions and range in the order of RFC 9110 §13.2.2.
 ///
-/// `etag` is quoted, and weak where it begins with `W/`: then no `If-Match` but `*` holds (§13.1.1). `len` is `None` for a
-/// representation that serves no ranges. Several ranges at once are answered with the whole, as §14.2 allows.
+/// `etag` is quoted. It is weak if it begins with `W/`; then it satisfies no `If-Match` except `*` (§13.1.1). `len` is
+/// `None` for a representation that does not support ranges. Several ranges are answered with the whole representation,
+/// as §14.2 allows.
 pub(super) fn evaluate(
     method: &Method,
     headers: &HeaderMap,
     etag: Option<&str>,
     modified: Option<SystemTime>,
     len: Option<u64>,
-) -> Verdict {
+) -> ConditionalOutcome {
     let modified = modified.filter(has_http_date);
     let tag = etag;
     let etag: Option<ETag> = etag.and_then(|etag| etag.parse().ok());
     if let Some(wanted) = headers.typed_get::<IfMatch>() {
         if !etag.as_ref().is_some_and(|etag| wanted.precondition_passes(etag)) {
-            return Verdict::PreconditionFailed;
+            return ConditionalOutcome::PreconditionFailed;
         }
     } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfUnmodifiedSince>(), modified)
         && !since.precondition_passes(modified)
     {
-        return Verdict::PreconditionFailed;
+        return ConditionalOutcome::PreconditionFailed;
     }
     if let Some(known) = headers.typed_get::<IfNoneMatch>() {
         if etag.as_ref().is_some_and(|etag| !known.precondition_passes(etag)) {
-            return Verdict::NotModified;
+            return ConditionalOutcome::NotModified;
         }
     } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfModifiedSince>(), modified)
         && !since.is_modified(modified)
     {
-        return Verdict::NotModified;
+        return ConditionalOutcome::NotModified;
     }
-    let (Some(len), true) = (len, method == Method::GET) else { return Verdict::Whole };
-    let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else { return Verdict::Whole };
+    let (Some(len), true) = (len, method == Method::GET) else { return ConditionalOutcome::Whole };
+    let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else {
+        return ConditionalOutcome::Whole;
+    };
     if let Some(condition) = headers.get(IF_RANGE)
-        && !is_same(condition, tag, modified)
+        && !if_range_matches(condition, tag, modified)
     {
-        return Verdict::Whole;
+        return ConditionalOutcome::Whole;
     }
-    part(range, len).unwrap_or(Verdict::Whole)
+    parse_range(range, len).unwrap_or(ConditionalOutcome::Whole)
 }
 
-/// Whether an `If-Range` names exactly this representation: its strong tag, or its very date (§13.1.5).
-fn is_same(condition: &HeaderValue, etag: Option<&str>, modified: Option<SystemTime>) -> bool {
+/// Returns true if an `If-Range` names exactly this representation, by its strong entity tag or its exact date
+/// (§13.1.5).
+fn if_range_matches(condition: &HeaderValue, etag: Option<&str>, modified: Option<SystemTime>) -> bool {
     let tagged = etag.is_some_and(|etag| etag.starts_with('"') && condition.as_bytes() == etag.as_bytes());
     tagged || modified.and_then(last_modified).is_some_and(|date| date == *condition)
 }
 
-/// The bytes that a `Range` of one range means, cut off at the end of the representation; `None` for what
-/// is not one range of bytes, which is ignored.
+/// Parses a `Range` of one byte range and cuts it off at the end of the representation. Returns `None` for anything
+/// else, which is ignored.
 ///
-/// By hand: the typed header takes a suffix longer than the representation for unsatisfiable, where
-/// RFC 9110 §14.1.2 means all of it.
-fn part(range: &str, len: u64) -> Option<Verdict> {
+/// The typed header is not used: it treats a suffix longer than the representation as unsatisfiable, but such a suffix
+/// means the whole representation (RFC 9110 §14.1.2).
+fn parse_range(range: &str, len: u64) -> Option<ConditionalOutcome> {
     let (unit, spec) = range.split_once('=')?;
     let (first, last) = spec.trim().split_once('-').filter(|_| unit.trim().eq_ignore_ascii_case("bytes"))?;
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        // Beyond 2^64 is beyond every object.
+        // A number above 2^64 lies beyond the end of every object.
         digits.then(|| text.parse().unwrap_or(u64::MAX))
     };
     let (from, to) = match (first, last) {
@@ -93,18 +97,20 @@ fn part(range: &str, len: u64) -> Option<Verdict> {
             (first, last.saturating_add(1).min(len))
         }
     };
-    Some(if from < to { Verdict::Part(from, to) } else { Verdict::Unsatisfiable })
+    Some(if from < to { ConditionalOutcome::Part(from, to) } else { ConditionalOutcome::Unsatisfiable })
 }
 
-/// `Last-Modified` as an HTTP date; `None` where the time has none.
+/// Returns `Last-Modified` as an HTTP date; `None` for a time that has none.
 pub(super) fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
     has_http_date(&modified).then(|| HeaderValue::from_str(&httpdate::fmt_http_date(modified)).ok())?
 }
 
-/// The first second of the year 10000, which an HTTP date of four digits cannot name (RFC 9110, section 5.6.7).
+/// First second of the year 10000, which an HTTP date with its four-digit year cannot express (RFC 9110, section
+/// 5.6.7).
 const YEAR_10000: Duration = Duration::from_secs(253_402_300_800);
 
-/// Whether `httpdate` can write this time, which a file's owner may set at will: it panics before 1970 and from the year 10000 on.
+/// Returns true if `httpdate` can format the time, which a file's owner may set at will. It panics before 1970 and from
+/// the year 10000 on.
 fn has_http_date(time: &SystemTime) -> bool {
     time.duration_since(SystemTime::UNIX_EPOCH).is_ok_and(|since| since < YEAR_10000)
 }
@@ -113,7 +119,7 @@ fn has_http_date(time: &SystemTime) -> bool {
 mod tests {
     use super::*;
 
-    fn ask(headers: &[(&'static str, &str)]) -> Verdict {
+    fn ask(headers: &[(&'static str, &str)]) -> ConditionalOutcome {
         let map: HeaderMap = headers.iter().map(|(k, v)| (k.parse().unwrap(), v.parse().unwrap())).collect();
         let modified = SystemTime::UNIX_EPOCH + Duration::from_millis(1_000_000_000_500);
         evaluate(&Method::GET, &map, Some("\"a-1\""), Some(modified), Some(10))
@@ -121,22 +127,25 @@ mod tests {
 
     #[test]
     fn ranges_of_every_form() {
-        assert_eq!(ask(&[]), Verdict::Whole);
-        assert_eq!(ask(&[("range", "bytes=0-0")]), Verdict::Part(0, 1));
-        assert_eq!(ask(&[("range", "bytes=3-")]), Verdict::Part(3, 10));
-        assert_eq!(ask(&[("range", "bytes=3-99")]), Verdict::Part(3, 10));
-        assert_eq!(ask(&[("range", "bytes=-4")]), Verdict::Part(6, 10));
-        assert_eq!(ask(&[("range", "bytes=-99")]), Verdict::Part(0, 10));
-        assert_eq!(ask(&[("range", "bytes=10-")]), Verdict::Unsatisfiable);
-        assert_eq!(ask(&[("range", "bytes=-0")]), Verdict::Unsatisfiable);
-        assert_eq!(ask(&[("range", "bytes=0-1,3-4")]), Verdict::Whole);
-        assert_eq!(ask(&[("range", "lines=0-1")]), Verdict::Whole);
-        assert_eq!(ask(&[("range", "bytes=5-2")]), Verdict::Whole);
-        assert_eq!(ask(&[("range", "bytes=x")]), Verdict::Whole);
-        assert_eq!(ask(&[("range", "bytes=")]), Verdict::Whole);
-        assert_eq!(ask(&[("range", "bytes=+1-2")]), Verdict::Whole);
-        assert_eq!(ask(&[("range", "Bytes=0-99999999999999999999999")]), Verdict::Part(0, 10));
-        assert_eq!(ask(&[("range", "bytes=18446744073709551615-18446744073709551615")]), Verdict::Unsatisfiable);
+        assert_eq!(ask(&[]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("range", "bytes=0-0")]), ConditionalOutcome::Part(0, 1));
+        assert_eq!(ask(&[("range", "bytes=3-")]), ConditionalOutcome::Part(3, 10));
+        assert_eq!(ask(&[("range", "bytes=3-99")]), ConditionalOutcome::Part(3, 10));
+        assert_eq!(ask(&[("range", "bytes=-4")]), ConditionalOutcome::Part(6, 10));
+        assert_eq!(ask(&[("range", "bytes=-99")]), ConditionalOutcome::Part(0, 10));
+        assert_eq!(ask(&[("range", "bytes=10-")]), ConditionalOutcome::Unsatisfiable);
+        assert_eq!(ask(&[("range", "bytes=-0")]), ConditionalOutcome::Unsatisfiable);
+        assert_eq!(ask(&[("range", "bytes=0-1,3-4")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("range", "lines=0-1")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("range", "bytes=5-2")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("range", "bytes=x")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("range", "bytes=")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("range", "bytes=+1-2")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("range", "Bytes=0-99999999999999999999999")]), ConditionalOutcome::Part(0, 10));
+        assert_eq!(
+            ask(&[("range", "bytes=18446744073709551615-18446744073709551615")]),
+            ConditionalOutcome::Unsatisfiable
+        );
     }
 
     #[test]
@@ -145,7 +154,7 @@ mod tests {
         for modified in [SystemTime::UNIX_EPOCH - Duration::from_nanos(1), SystemTime::UNIX_EPOCH + YEAR_10000] {
             for name in ["if-modified-since", "if-unmodified-since", "if-range"] {
                 let map = [(name.parse().unwrap(), date.parse().unwrap())].into_iter().collect();
-                assert_eq!(evaluate(&Method::GET, &map, None, Some(modified), Some(1)), Verdict::Whole);
+                assert_eq!(evaluate(&Method::GET, &map, None, Some(modified), Some(1)), ConditionalOutcome::Whole);
             }
             assert_eq!(last_modified(modified), None);
         }
@@ -156,44 +165,44 @@ mod tests {
     #[test]
     fn an_empty_object_satisfies_no_range() {
         let map: HeaderMap = [("range".parse().unwrap(), "bytes=0-".parse().unwrap())].into_iter().collect();
-        assert_eq!(evaluate(&Method::GET, &map, None, None, Some(0)), Verdict::Unsatisfiable);
+        assert_eq!(evaluate(&Method::GET, &map, None, None, Some(0)), ConditionalOutcome::Unsatisfiable);
     }
 
     #[test]
     fn preconditions_come_before_ranges() {
-        assert_eq!(ask(&[("if-none-match", "\"a-1\""), ("range", "bytes=0-1")]), Verdict::NotModified);
-        assert_eq!(ask(&[("if-none-match", "W/\"a-1\"")]), Verdict::NotModified);
-        assert_eq!(ask(&[("if-none-match", "*")]), Verdict::NotModified);
-        assert_eq!(ask(&[("if-none-match", "\"b\", \"a-1\"")]), Verdict::NotModified);
-        assert_eq!(ask(&[("if-none-match", "\"b\"")]), Verdict::Whole);
-        assert_eq!(ask(&[("if-match", "\"b\"")]), Verdict::PreconditionFailed);
-        assert_eq!(ask(&[("if-match", "\"a-1\""), ("range", "bytes=1-1")]), Verdict::Part(1, 2));
-        assert_eq!(ask(&[("if-match", "*")]), Verdict::Whole);
+        assert_eq!(ask(&[("if-none-match", "\"a-1\""), ("range", "bytes=0-1")]), ConditionalOutcome::NotModified);
+        assert_eq!(ask(&[("if-none-match", "W/\"a-1\"")]), ConditionalOutcome::NotModified);
+        assert_eq!(ask(&[("if-none-match", "*")]), ConditionalOutcome::NotModified);
+        assert_eq!(ask(&[("if-none-match", "\"b\", \"a-1\"")]), ConditionalOutcome::NotModified);
+        assert_eq!(ask(&[("if-none-match", "\"b\"")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("if-match", "\"b\"")]), ConditionalOutcome::PreconditionFailed);
+        assert_eq!(ask(&[("if-match", "\"a-1\""), ("range", "bytes=1-1")]), ConditionalOutcome::Part(1, 2));
+        assert_eq!(ask(&[("if-match", "*")]), ConditionalOutcome::Whole);
     }
 
     #[test]
     fn dates_have_a_resolution_of_seconds() {
         let same = "Sun, 09 Sep 2001 01:46:40 GMT";
         let before = "Sun, 09 Sep 2001 01:46:39 GMT";
-        assert_eq!(ask(&[("if-modified-since", same)]), Verdict::NotModified);
-        assert_eq!(ask(&[("if-modified-since", before)]), Verdict::Whole);
-        assert_eq!(ask(&[("if-unmodified-since", same)]), Verdict::Whole);
-        assert_eq!(ask(&[("if-unmodified-since", before)]), Verdict::PreconditionFailed);
+        assert_eq!(ask(&[("if-modified-since", same)]), ConditionalOutcome::NotModified);
+        assert_eq!(ask(&[("if-modified-since", before)]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("if-unmodified-since", same)]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("if-unmodified-since", before)]), ConditionalOutcome::PreconditionFailed);
         // An entity tag outweighs a date.
-        assert_eq!(ask(&[("if-none-match", "\"b\""), ("if-modified-since", same)]), Verdict::Whole);
+        assert_eq!(ask(&[("if-none-match", "\"b\""), ("if-modified-since", same)]), ConditionalOutcome::Whole);
     }
 
     #[test]
     fn if_range_chooses_between_part_and_whole() {
-        assert_eq!(ask(&[("if-range", "\"a-1\""), ("range", "bytes=0-1")]), Verdict::Part(0, 2));
-        assert_eq!(ask(&[("if-range", "\"b\""), ("range", "bytes=0-1")]), Verdict::Whole);
-        assert_eq!(ask(&[("if-range", "W/\"a-1\""), ("range", "bytes=0-1")]), Verdict::Whole);
-        assert_eq!(ask(&[("if-range", "\"b\""), ("range", "bytes=99-")]), Verdict::Whole);
-        assert_eq!(ask(&[("if-range", "garbage"), ("range", "bytes=0-1")]), Verdict::Whole);
-        assert_eq!(ask(&[("if-range", "a-1"), ("range", "bytes=0-1")]), Verdict::Whole);
+        assert_eq!(ask(&[("if-range", "\"a-1\""), ("range", "bytes=0-1")]), ConditionalOutcome::Part(0, 2));
+        assert_eq!(ask(&[("if-range", "\"b\""), ("range", "bytes=0-1")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("if-range", "W/\"a-1\""), ("range", "bytes=0-1")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("if-range", "\"b\""), ("range", "bytes=99-")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("if-range", "garbage"), ("range", "bytes=0-1")]), ConditionalOutcome::Whole);
+        assert_eq!(ask(&[("if-range", "a-1"), ("range", "bytes=0-1")]), ConditionalOutcome::Whole);
         let date = "Sun, 09 Sep 2001 01:46:40 GMT";
-        assert_eq!(ask(&[("if-range", date), ("range", "bytes=0-1")]), Verdict::Part(0, 2));
+        assert_eq!(ask(&[("if-range", date), ("range", "bytes=0-1")]), ConditionalOutcome::Part(0, 2));
         let later = "Sun, 09 Sep 2001 01:46:41 GMT";
-        assert_eq!(ask(&[("if-range", later), ("range", "bytes=0-1")]), Verdict::Whole);
+        assert_eq!(ask(&[("if-range", later), ("range", "bytes=0-1")]), ConditionalOutcome::Whole);
     }
 }

@@ -1,5 +1,5 @@
-//! Tokens that a request presents: taken out of it before anything else looks at it, so that no log line, problem, link or
-//! cache can repeat one by accident.
+//! Tokens that a request presents. They are removed from the request before any other code sees it, so that no log
+//! line, problem, link or cache can repeat one by accident.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,39 +10,39 @@ use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, Uri};
 use percent_encoding::percent_decode_str;
 
-/// First segment of paths that carry a token: `/token/TOKEN/...`.
-pub(super) const WORD: &str = "token";
+/// First segment of paths that carry a token (`/token/TOKEN/...`), and name of the query parameter.
+pub(super) const TOKEN_KEYWORD: &str = "token";
 
-/// What our tokens begin with.
-const PREFIX: &str = "n5t_";
+/// Prefix of the server's own tokens.
+const TOKEN_PREFIX: &str = "n5t_";
 
-/// What tokens begin with: ours, and JWTs.
-const BEGINNINGS: [&str; 2] = [PREFIX, "eyJ"];
+/// Prefixes of secrets: the server's own tokens and JWTs.
+const SECRET_PREFIXES: [&str; 2] = [TOKEN_PREFIX, "eyJ"];
 
-/// A shorter run of letters and digits is no token.
-const LEAST_BYTES: usize = 32;
+/// Smallest length of a secret; shorter words are not redacted.
+const MIN_SECRET_BYTES: usize = 32;
 
-/// What a request said of who asks.
+/// Tokens that a request presented.
 #[derive(Clone, Default)]
-pub(super) struct Presented {
-    /// At most two, which differ.
+pub(super) struct PresentedTokens {
+    /// At most two different ones: more are not needed to reject the request.
     tokens: Vec<String>,
     /// The token of the path, decoded.
-    in_path: Option<String>,
+    path_token: Option<String>,
     /// The token of the query, decoded.
-    in_query: Option<String>,
-    /// Whether the path ended in its token.
-    pub(super) is_bare: bool,
+    query_token: Option<String>,
+    /// True if the path ended with its token.
+    pub(super) path_ends_in_token: bool,
 }
 
-impl fmt::Debug for Presented {
+impl fmt::Debug for PresentedTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Presented").field("tokens", &self.tokens.len()).finish_non_exhaustive()
+        f.debug_struct("PresentedTokens").field("tokens", &self.tokens.len()).finish_non_exhaustive()
     }
 }
 
-impl Presented {
-    /// The token, if there is one; an error where there are several that differ.
+impl PresentedTokens {
+    /// Returns the token, if there is one; an error if there are several different ones.
     pub(super) fn token(&self) -> Result<Option<&str>, ()> {
         match self.tokens.as_slice() {
             [] => Ok(None),
@@ -51,14 +51,14 @@ impl Presented {
         }
     }
 
-    /// The token of the URL, which links must carry on.
-    pub(super) fn in_url(&self) -> Option<&str> {
-        self.in_path.as_deref().or(self.in_query.as_deref())
+    /// Returns the token of the URL, which links must repeat.
+    pub(super) fn url_token(&self) -> Option<&str> {
+        self.path_token.as_deref().or(self.query_token.as_deref())
     }
 
-    /// The token of the query alone: what is relative to the path does not carry it on.
-    pub(super) fn in_query(&self) -> Option<&str> {
-        self.in_query.as_deref()
+    /// Returns the token of the query only, which references relative to the path do not repeat.
+    pub(super) fn query_token(&self) -> Option<&str> {
+        self.query_token.as_deref()
     }
 
     fn add(&mut self, token: &str) {
@@ -68,17 +68,17 @@ impl Presented {
     }
 }
 
-/// Takes the tokens out of a request: from `Authorization: Bearer`, from `token` in the query, and from the beginning of the
-/// path, behind `base_path`. What looks like a token and stands elsewhere in the URL is made unreadable.
-pub(super) fn take(request: &mut Request, base_path: &str) -> Presented {
-    let mut presented = Presented::default();
+/// Removes the tokens from a request: from `Authorization: Bearer`, from `token` in the query, and from the start of
+/// the path after `base_path`. Text elsewhere in the URL that looks like a token is redacted.
+pub(super) fn extract_tokens(request: &mut Request, base_path: &str) -> PresentedTokens {
+    let mut presented = PresentedTokens::default();
     let path = take_from_path(request.uri().path(), base_path, &mut presented).into_owned();
     let query = request.uri().query().map(|query| take_from_query(query, &mut presented));
     let query = query.filter(|query| !query.is_empty());
-    let text = query.map_or_else(|| hidden(&path), |query| format!("{}?{}", hidden(&path), hidden(&query)));
+    let text = query.map_or_else(|| redact(&path), |query| format!("{}?{}", redact(&path), redact(&query)));
     if *text != *request.uri().path_and_query().map_or("", PathAndQuery::as_str) {
         let mut parts = request.uri().clone().into_parts();
-        // A part of a URL without its tokens is one, too.
+        // The path and query of a URL stay valid without their tokens.
         parts.path_and_query = Some(text.parse().unwrap_or(PathAndQuery::from_static("/")));
         *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
     }
@@ -86,17 +86,17 @@ pub(super) fn take(request: &mut Request, base_path: &str) -> Presented {
     presented
 }
 
-/// The path without the tokens it begins with. Without the base path, too: an operation may be asked for there, and a token
-/// that stands in the wrong place must not be told, either.
-fn take_from_path<'a>(path: &'a str, base_path: &str, presented: &mut Presented) -> Cow<'a, str> {
+/// Returns the path without the tokens at its start. Paths outside the base path are covered, too: operations may be
+/// requested there, and a misplaced token must not be disclosed either.
+fn take_from_path<'a>(path: &'a str, base_path: &str, presented: &mut PresentedTokens) -> Cow<'a, str> {
     let inner = path.strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/'));
     let (base, mut rest) = inner.map_or(("", path), |rest| (base_path, rest));
     let whole = rest;
     while let Some((raw, after)) = split_token(rest) {
         let token = percent_decode_str(raw).decode_utf8_lossy().into_owned();
         presented.add(&token);
-        presented.in_path = Some(token);
-        presented.is_bare = after.is_empty();
+        presented.path_token = Some(token);
+        presented.path_ends_in_token = after.is_empty();
         rest = after;
     }
     match (rest.len() == whole.len(), rest.is_empty()) {
@@ -106,24 +106,24 @@ fn take_from_path<'a>(path: &'a str, base_path: &str, presented: &mut Presented)
     }
 }
 
-/// The token of `/token/TOKEN...` and what follows it.
+/// Splits `/token/TOKEN...` into the token and the rest.
 fn split_token(path: &str) -> Option<(&str, &str)> {
     let (word, rest) = path.strip_prefix('/')?.split_once('/')?;
-    if percent_decode_str(word).decode_utf8().ok()? != WORD {
+    if percent_decode_str(word).decode_utf8().ok()? != TOKEN_KEYWORD {
         return None;
     }
     let end = rest.find('/').unwrap_or(rest.len());
     rest.split_at_checked(end).filter(|(token, _)| !token.is_empty())
 }
 
-fn take_from_query(query: &str, presented: &mut Presented) -> String {
+fn take_from_query(query: &str, presented: &mut PresentedTokens) -> String {
     let mut kept = Vec::new();
     for pair in query.split('&') {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if percent_decode_str(name).decode_utf8().is_ok_and(|name| name == WORD) {
+        if percent_decode_str(name).decode_utf8().is_ok_and(|name| name == TOKEN_KEYWORD) {
             let token = percent_decode_str(value).decode_utf8_lossy().into_owned();
             presented.add(&token);
-            presented.in_query = Some(token).filter(|token| !token.is_empty());
+            presented.query_token = Some(token).filter(|token| !token.is_empty());
         } else {
             kept.push(pair);
         }
@@ -131,8 +131,8 @@ fn take_from_query(query: &str, presented: &mut Presented) -> String {
     kept.join("&")
 }
 
-/// Other schemes are a proxy's affair.
-fn take_from_headers(headers: &mut HeaderMap, presented: &mut Presented) {
+/// Removes all `Authorization` headers and their bearer tokens. Other schemes are for a proxy.
+fn take_from_headers(headers: &mut HeaderMap, presented: &mut PresentedTokens) {
     if !headers.contains_key(AUTHORIZATION) {
         return;
     }
@@ -140,26 +140,27 @@ fn take_from_headers(headers: &mut HeaderMap, presented: &mut Presented) {
         let value = String::from_utf8_lossy(value.as_bytes());
         let (scheme, token) = value.trim().split_once(' ').unwrap_or((value.trim(), ""));
         if scheme.eq_ignore_ascii_case("bearer") {
-            // Given, and good for nobody.
+            // An empty bearer token counts as presented; `-` stands for it and is never valid.
             presented.add(Some(token.trim()).filter(|token| !token.is_empty()).unwrap_or("-"));
         }
     }
     headers.remove(AUTHORIZATION);
 }
 
-/// A text without what looks like one of our tokens or a JWT.
-pub(super) fn hidden(text: &str) -> String {
+/// Redacts everything in a text that looks like one of the server's tokens or a JWT.
+pub(super) fn redact(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let next = |beginning: &str, from: usize| text.get(from..)?.find(beginning).map(|at| from + at);
-    // Each looked for once from the text's beginning to its end, however many there are.
-    let mut places = BEGINNINGS.map(|beginning| (beginning, next(beginning, 0)));
+    // Each prefix is searched for once from start to end, so that the time is linear in the text's length.
+    let mut places = SECRET_PREFIXES.map(|beginning| (beginning, next(beginning, 0)));
     let mut done = 0;
     while let Some(at) = places.iter().filter_map(|(_, place)| *place).min() {
         let rest = text.get(at..).unwrap_or_default();
         let end = rest.find(|c| !is_inner(c)).unwrap_or(rest.len());
         let word = rest.get(..end).unwrap_or_default();
-        let is_secret = word.len() >= LEAST_BYTES && (word.starts_with(PREFIX) || word.matches('.').count() == 2);
+        let is_secret =
+            word.len() >= MIN_SECRET_BYTES && (word.starts_with(TOKEN_PREFIX) || word.matches('.').count() == 2);
         shown.push_str(text.get(done..at).unwrap_or_default());
         shown.push_str(if is_secret { "..." } else { word });
         done = at + end;
@@ -172,9 +173,9 @@ pub(super) fn hidden(text: &str) -> String {
     shown + text.get(done..).unwrap_or_default()
 }
 
-/// Whether there may be something in a path that [`take`] would take out or hide.
-pub(super) fn may_be_in(path: &str) -> bool {
-    BEGINNINGS.iter().any(|beginning| path.contains(beginning))
+/// Returns true if a path may contain something that [`extract_tokens`] removes or redacts.
+pub(super) fn may_contain_secret(path: &str) -> bool {
+    SECRET_PREFIXES.iter().any(|beginning| path.contains(beginning))
 }
 
 #[cfg(test)]
@@ -184,13 +185,13 @@ mod tests {
 
     use super::*;
 
-    fn asked(uri: &str, headers: &[&str]) -> (String, Presented) {
+    fn asked(uri: &str, headers: &[&str]) -> (String, PresentedTokens) {
         let mut request = Request::builder().uri(uri);
         for value in headers {
             request = request.header(AUTHORIZATION, *value);
         }
         let mut request = request.body(Body::empty()).unwrap();
-        let presented = take(&mut request, "/x");
+        let presented = extract_tokens(&mut request, "/x");
         assert!(!request.headers().contains_key(AUTHORIZATION));
         (request.uri().to_string(), presented)
     }
@@ -209,17 +210,17 @@ mod tests {
         ] {
             let (rest, presented) = asked(uri, &[]);
             assert_eq!((rest.as_str(), presented.token()), (left, Ok(Some(token))), "{uri}");
-            assert_eq!(presented.in_url(), Some(token), "{uri}");
+            assert_eq!(presented.url_token(), Some(token), "{uri}");
         }
         let (rest, presented) = asked("/x/a", &["bEARER  T "]);
-        assert_eq!((rest.as_str(), presented.token(), presented.in_url()), ("/x/a", Ok(Some("T")), None));
+        assert_eq!((rest.as_str(), presented.token(), presented.url_token()), ("/x/a", Ok(Some("T")), None));
     }
 
     #[test]
     fn the_root_of_a_token_has_a_slash() {
         let (rest, presented) = asked("/x/token/T", &[]);
-        assert_eq!((rest.as_str(), presented.is_bare), ("/x/", true));
-        assert!(!asked("/x/token/T/", &[]).1.is_bare);
+        assert_eq!((rest.as_str(), presented.path_ends_in_token), ("/x/", true));
+        assert!(!asked("/x/token/T/", &[]).1.path_ends_in_token);
     }
 
     #[test]
@@ -265,10 +266,10 @@ mod tests {
 
     #[test]
     fn a_long_url_is_read_once() {
-        // 64 MB of these would take minutes if each were looked for among all that follow.
+        // These 64 MB would take minutes if every match were searched for in all the text that follows.
         for piece in ["/eyJ", "/n5t_", "/eyJ/n5t_"] {
             let text = piece.repeat((8 << 20) / piece.len());
-            assert_eq!(hidden(&text), text);
+            assert_eq!(redact(&text), text);
         }
         let (_, presented) = asked(&format!("/x/a?{}", "token=a&token=b&token=c&".repeat(1000)), &[]);
         assert_eq!((presented.token(), presented.tokens.len()), (Err(()), 2));

@@ -1,4 +1,4 @@
-//! Encodings whose pieces are made side by side, on as many cores as there are.
+//! Encodings whose pieces are encoded in parallel, on all available cores.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -8,51 +8,52 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use super::problem::{self, Problem};
-use crate::container::{Container, Memory, ReadError};
-use crate::cpu::Length;
+use crate::container::{Container, MemoryPermit, ReadError};
+use crate::cpu_pool::Priority;
 use crate::metrics;
 use crate::n5::Array;
-use crate::output::{Format, Options, Piece};
+use crate::output::{EncodeOptions, EncodedPiece, Format};
 use crate::trace;
 
-/// The parts of an answer that consists of several pieces, in the order in which they are sent. They give `memory` back
-/// when the last of them has been. `party` is whose jobs these are.
-pub(super) async fn side_by_side(
+/// Encodes the pieces of a response in parallel and returns its parts in the order in which they are sent. `memory` is
+/// released when the last part has been sent. `party` identifies the dataset in the CPU pool's queue.
+pub(super) async fn encode_in_parallel(
     container: &Container,
     party: u64,
     format: &'static dyn Format,
     array: Array,
-    (options, memory): (Options, Memory),
+    (options, memory): (EncodeOptions, MemoryPermit),
 ) -> Result<Vec<Bytes>, Problem> {
-    let numbers = 0..format.pieces(&array.shape, &array.data_type, &options);
-    // The jobs hold their share of memory: they run on when the client has hung up.
+    let numbers = 0..format.piece_count(&array.shape, &array.data_type, &options);
+    // The jobs own their memory permit, because they continue when the client has disconnected.
     let (array, memory) = (Arc::new((array, options)), Arc::new(memory));
     let jobs = numbers.map(|number| {
         let (array, memory) = (Arc::clone(&array), Arc::clone(&memory));
-        container.resources().cpu().run(Length::Long, party, move || {
+        container.resources().cpu().run(Priority::Low, party, move || {
             let (array, options) = &*array;
-            timed(format.name(), || format.encode_piece(number, &|bytes| memory.buffer(bytes), array, options))()
+            timed(format.name(), || format.encode_piece(number, &|bytes| memory.pooled_buffer(bytes), array, options))()
         })
     });
     let pieces = try_join_all(jobs).await.map_err(ReadError::from)?;
-    let pieces: Vec<Piece> = pieces.into_iter().collect::<Result<_, _>>().map_err(|error| fault(&error))?;
-    let end = format.after_pieces(&pieces);
-    let pieces = pieces.into_iter().map(|piece| Memory::own_part(&memory, piece.bytes));
+    let pieces: Vec<EncodedPiece> =
+        pieces.into_iter().collect::<Result<_, _>>().map_err(|error| internal_problem(&error))?;
+    let end = format.trailer(&pieces);
+    let pieces = pieces.into_iter().map(|piece| MemoryPermit::own_part(&memory, piece.bytes));
     Ok(pieces.chain([end]).collect())
 }
 
-/// The job of encoding one answer in a format, or a piece of one, which tells the metrics how long it took.
+/// Wraps the job of encoding a response, or a piece of one, so that its duration is recorded.
 pub(super) fn timed<T>(format: &'static str, job: impl FnOnce() -> T) -> impl FnOnce() -> T {
     move || {
         let started = Instant::now();
         let made = job();
-        metrics::encoded(format, started.elapsed());
+        metrics::slice_encoded(format, started.elapsed());
         trace::record("encode", format, started.elapsed());
         made
     }
 }
 
-/// The problem of an encoder that fails at what was accepted.
-pub(super) fn fault(error: &dyn Display) -> Problem {
-    Problem::own(problem::INTERNAL, "the server has a fault", error.to_string())
+/// Returns the problem of an encoder that fails on input that was accepted.
+pub(super) fn internal_problem(error: &dyn Display) -> Problem {
+    Problem::with_cause(problem::SPAN_KIND_INTERNAL, "internal server error", error.to_string())
 }

@@ -1,4 +1,4 @@
-//! What other origins may read, and what a trusted proxy says of the request.
+//! CORS, and the headers by which a trusted proxy describes the request.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,10 +10,10 @@ use axum::http::{HeaderMap, HeaderValue, Method};
 use ipnet::IpNet;
 use tower_http::cors::{AllowOrigin, AllowPrivateNetwork, CorsLayer};
 
-use super::{Ask, Options, target};
+use super::{HttpOptions, RequestContext, route};
 
 /// Headers that scripts of other origins may read.
-pub(super) const EXPOSED: [HeaderName; 24] = [
+pub(super) const EXPOSED_HEADERS: [HeaderName; 24] = [
     HeaderName::from_static("n5-data-type"),
     HeaderName::from_static("n5-shape"),
     HeaderName::from_static("n5-order"),
@@ -40,11 +40,12 @@ pub(super) const EXPOSED: [HeaderName; 24] = [
     LAST_MODIFIED,
 ];
 
-/// CORS on every answer, errors included: a viewer takes an answer without it for a missing block.
-pub(super) fn cors(options: &Options) -> CorsLayer {
-    let origins = &options.origins;
-    let mut exposed = EXPOSED.to_vec();
-    exposed.extend(options.control.is_some().then_some(WWW_AUTHENTICATE));
+/// Returns the layer that adds CORS headers to every response, errors included: a viewer takes a response without them
+/// for a missing block.
+pub(super) fn cors(options: &HttpOptions) -> CorsLayer {
+    let origins = &options.cors_origins;
+    let mut exposed = EXPOSED_HEADERS.to_vec();
+    exposed.extend(options.access_control.is_some().then_some(WWW_AUTHENTICATE));
     let any = origins.iter().any(|origin| origin == "*");
     let list: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
     let layer = CorsLayer::new()
@@ -61,65 +62,72 @@ pub(super) fn cors(options: &Options) -> CorsLayer {
         ])
         .expose_headers(exposed)
         .max_age(std::time::Duration::from_secs(86_400));
-    let layer = if options.private_network { layer.allow_private_network(AllowPrivateNetwork::yes()) } else { layer };
+    let layer =
+        if options.cors_private_network { layer.allow_private_network(AllowPrivateNetwork::yes()) } else { layer };
     if any {
         layer.allow_origin(AllowOrigin::any()).vary([])
     } else {
-        // Cookies and such are a proxy's in front; for a token nothing is needed here.
-        layer.allow_origin(AllowOrigin::list(list)).allow_credentials(options.credentials).vary([ORIGIN])
+        // Credentials such as cookies are for a proxy in front; tokens do not need this permission.
+        layer.allow_origin(AllowOrigin::list(list)).allow_credentials(options.cors_credentials).vary([ORIGIN])
     }
 }
 
-/// Whether forwarded headers of this peer are believed. A Unix socket's peer has no address: it is a proxy
+/// Returns true if forwarding headers of this peer are trusted. The peer of a Unix socket has no address: it is a proxy
 /// on this machine that was given access to the socket.
-pub(super) fn is_trusted(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool {
+pub(super) fn is_trusted_proxy(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool {
     peer.is_none_or(|peer| trusted.iter().any(|network| network.contains(&peer)))
 }
 
-/// `scheme://host/prefix` under which the client reaches this server, without a slash at the end.
+/// Returns `scheme://host/prefix` under which the client reaches this server, without a trailing slash.
 ///
-/// `Forwarded` is read before `X-Forwarded-*`, both only from trusted peers. Of `Forwarded` the element counts that tells of
-/// the client ([`client`]); of the others, which do not say whose they are, the first: a proxy must replace what clients send.
-pub(super) fn public_base(ask: &Ask<'_>) -> String {
+/// `Forwarded` takes precedence over `X-Forwarded-*`; both are read only from trusted peers. Of `Forwarded`, the
+/// element that describes the client is used ([`client_address`]). `X-Forwarded-*` do not say whom a value describes,
+/// and the first value is used: a proxy must replace what clients send.
+pub(super) fn public_base_url(ask: &RequestContext<'_>) -> String {
     let options = &ask.app.options;
-    let trusted = is_trusted(ask.peer, &options.trusted_proxies);
-    let forwarded = |name: &str| first_of(ask.headers(), name).filter(|_| trusted);
-    let standard = told(ask.headers(), "forwarded", &options.trusted_proxies, |element| parameter(element, "for"));
+    let trusted = is_trusted_proxy(ask.peer, &options.trusted_proxies);
+    let forwarded = |name: &str| first_list_value(ask.headers(), name).filter(|_| trusted);
+    let standard = client_element(ask.headers(), "forwarded", &options.trusted_proxies, |element| {
+        forwarded_parameter(element, "for")
+    });
     let standard = standard.filter(|_| trusted).unwrap_or_default();
-    let scheme = parameter(standard, "proto").map(str::to_owned).or_else(|| forwarded("x-forwarded-proto"));
+    let scheme = forwarded_parameter(standard, "proto").map(str::to_owned).or_else(|| forwarded("x-forwarded-proto"));
     let is_https = scheme.map_or(options.is_https, |scheme| scheme == "https");
     let scheme = if is_https { "https" } else { "http" };
-    let host = parameter(standard, "host").map(str::to_owned).or_else(|| forwarded("x-forwarded-host"));
-    // HTTP/2 has the authority in place of the header.
+    let host = forwarded_parameter(standard, "host").map(str::to_owned).or_else(|| forwarded("x-forwarded-host"));
+    // HTTP/2 has the authority instead of the header.
     let authority = ask.parts.uri.authority().map(ToString::to_string);
-    let host =
-        host.or(authority).or_else(|| first_of(ask.headers(), HOST.as_str())).filter(|host| is_host(host.as_bytes()));
+    let host = host
+        .or(authority)
+        .or_else(|| first_list_value(ask.headers(), HOST.as_str()))
+        .filter(|host| is_url_safe_host(host.as_bytes()));
     let host = host.unwrap_or_else(|| "localhost".to_owned());
-    let prefix = forwarded("x-forwarded-prefix").filter(|prefix| is_prefix(prefix)).unwrap_or_default();
-    // Whoever came by a URL with a token needs one in the URLs of the answer.
-    let token = ask.presented.in_url().map_or_else(String::new, |token| format!("/token/{}", target::encode(token)));
+    let prefix = forwarded("x-forwarded-prefix").filter(|prefix| is_url_safe_prefix(prefix)).unwrap_or_default();
+    // A client that sent its token in the URL needs it in the URLs of the response.
+    let token =
+        ask.presented.url_token().map_or_else(String::new, |token| format!("/token/{}", route::encode_segment(token)));
     format!("{scheme}://{host}{}{}{token}", prefix.trim_end_matches('/'), options.base_path)
 }
 
-/// The client's address as trusted proxies tell it: each adds at the end whom it was asked by, so that the last one which is
-/// no trusted proxy is as far as can be believed. What stands before that may be the client's own invention.
-pub(super) fn client(headers: &HeaderMap, peer: Option<IpAddr>, trusted: &[IpNet]) -> Option<IpAddr> {
-    if !is_trusted(peer, trusted) {
+/// Returns the client's address as reported by trusted proxies. Each proxy appends the address of its peer, so the last
+/// address that is not a trusted proxy is the client's. Anything before it may be forged by the client.
+pub(super) fn client_address(headers: &HeaderMap, peer: Option<IpAddr>, trusted: &[IpNet]) -> Option<IpAddr> {
+    if !is_trusted_proxy(peer, trusted) {
         return None;
     }
-    let by = |element| parameter(element, "for");
-    let standard = told(headers, "forwarded", trusted, by).map(|element| by(element).and_then(address));
-    let usual = told(headers, "x-forwarded-for", trusted, Some).map(address);
+    let by = |element| forwarded_parameter(element, "for");
+    let standard = client_element(headers, "forwarded", trusted, by).map(|element| by(element).and_then(parse_address));
+    let usual = client_element(headers, "x-forwarded-for", trusted, Some).map(parse_address);
     match (standard, usual) {
-        // A proxy that keeps one of them passes the other on as the client has invented it.
+        // A proxy that maintains only one of the headers forwards the other as the client sent it, so both must agree.
         (Some(standard), Some(usual)) => standard.filter(|told| usual == Some(*told)),
         (one, None) | (None, one) => one.flatten(),
     }
 }
 
-/// Of the elements of all headers `name` the last one that is about somebody else than a trusted proxy, or the first; `whom`
-/// finds the address in an element.
-fn told<'a>(
+/// Returns the last element of all `name` headers that does not describe a trusted proxy, or the first element if all
+/// of them do. `whom` extracts the address of an element.
+fn client_element<'a>(
     headers: &'a HeaderMap,
     name: &str,
     trusted: &[IpNet],
@@ -131,7 +139,7 @@ fn told<'a>(
         values.iter().rev().flat_map(|value| value.rsplit(',')).map(str::trim).filter(|element| !element.is_empty())
     {
         found = Some(element);
-        let proxy = whom(element).and_then(address);
+        let proxy = whom(element).and_then(parse_address);
         if !proxy.is_some_and(|address| trusted.iter().any(|network| network.contains(&address))) {
             break;
         }
@@ -139,32 +147,33 @@ fn told<'a>(
     found
 }
 
-/// A parameter of an element of `Forwarded`, such as `host`.
-fn parameter<'a>(element: &'a str, name: &str) -> Option<&'a str> {
+/// Returns a parameter of an element of `Forwarded`, such as `host`.
+fn forwarded_parameter<'a>(element: &'a str, name: &str) -> Option<&'a str> {
     let mut pairs = element.split(';').filter_map(|pair| pair.trim().split_once('='));
     pairs.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim_matches('"'))
 }
 
-/// An address, with or without brackets and port.
-fn address(text: &str) -> Option<IpAddr> {
+/// Parses an address with or without brackets and port.
+fn parse_address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let bare = text.strip_prefix('[').and_then(|rest| rest.split_once(']')).map_or(text, |(inner, _port)| inner);
     let parsed = bare.parse().ok().or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()));
     parsed.map(|address: IpAddr| address.to_canonical())
 }
 
-fn first_of(headers: &HeaderMap, name: &str) -> Option<String> {
+fn first_list_value(headers: &HeaderMap, name: &str) -> Option<String> {
     let value = headers.get(name)?.to_str().ok()?;
     Some(value.split(',').next().unwrap_or_default().trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// Letters, digits and what addresses and ports need; nothing that could end a URL's host.
-pub(super) fn is_host(host: &[u8]) -> bool {
+/// Returns true if a host has only letters, digits and the other characters of addresses and ports, so that nothing in
+/// it can end a URL's host.
+pub(super) fn is_url_safe_host(host: &[u8]) -> bool {
     host.len() <= 255 && host.iter().all(|byte| byte.is_ascii_alphanumeric() || b".-_:[]".contains(byte))
 }
 
-/// A path that can stand in a URL as it is.
-fn is_prefix(prefix: &str) -> bool {
+/// Returns true if a path can be part of a URL without encoding.
+fn is_url_safe_prefix(prefix: &str) -> bool {
     prefix.starts_with('/') && prefix.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~%".contains(&byte))
 }
 
@@ -179,7 +188,7 @@ mod tests {
         }
         let trusted_proxies = vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()];
         let peer = peer.map(|peer| peer.parse().unwrap());
-        client(&headers, peer, &trusted_proxies).map(|client| client.to_string())
+        client_address(&headers, peer, &trusted_proxies).map(|client| client.to_string())
     }
 
     #[test]
@@ -204,7 +213,7 @@ mod tests {
         ] {
             assert_eq!(told_by(proxy, lines).as_deref(), expected, "{lines:?}");
         }
-        assert_eq!(told_by(Some("192.0.2.9"), &[(x, "192.0.2.1")]), None, "whom nobody trusts");
+        assert_eq!(told_by(Some("192.0.2.9"), &[(x, "192.0.2.1")]), None, "an untrusted peer");
         assert_eq!(told_by(None, &[(x, "6.6.6.6, 192.0.2.1")]).as_deref(), Some("192.0.2.1"), "a Unix socket");
     }
 }

@@ -1,47 +1,47 @@
-//! HTTP: syntax, statuses and headers. One function answers every request; the table of routes is
-//! [`target::views`].
+//! HTTP layer: syntax, statuses and headers. One function handles every request. The table of endpoints is
+//! [`route::endpoints`].
 
-mod admitted;
-mod ask;
-mod banded;
-mod clients;
+mod admission;
+mod authorization;
+mod band_reader;
+mod client_limits;
 mod compress;
 mod conditional;
 mod credentials;
-mod crowd;
 mod encode;
 mod exposition;
+mod fair_polling;
+pub mod fastpath;
+mod fastpath_chunk;
 mod forwarded;
-mod guard;
 mod info;
+mod lenient_query;
 mod listing;
+mod numpy_index;
 mod observe;
 mod operations;
 mod options;
-mod paced;
 mod page;
-mod parameters;
 mod parts_body;
 pub mod problem;
-mod query;
-pub mod quick;
-mod quick_chunk;
+mod process_state;
+mod rate_limited_body;
 mod readiness;
-mod recent;
-mod refused;
-mod select;
-mod shared;
+mod rejection_delay;
+mod request_context;
+pub mod route;
 mod slice;
+mod slice_admission;
 mod slice_query;
+mod stalled_store_limit;
 mod stats;
 mod stored;
-pub mod target;
+mod strict_query;
 mod templates;
-mod turns;
+mod thread_cache;
 mod view;
 mod viewer;
 mod viewer_files;
-mod wish;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -58,60 +58,61 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use clients::{Limits, network_of};
-pub use options::{Options, Ready};
+pub use client_limits::{ClientLimits, network_of};
+pub use options::{HttpOptions, RequiredContainers};
 
 use crate::container::{Container, Resources};
 use crate::metrics;
 use crate::store::Key;
 use crate::trace::{self, Trace};
-use ask::Ask;
-use clients::Clients;
+use authorization::CallerView;
+use client_limits::ClientLimiter;
 use compress::Compressible;
-use credentials::Presented;
-use crowd::Crowds;
-use guard::Viewpoint;
-use observe::{REQUEST_ID, RequestId, Route};
+use credentials::PresentedTokens;
+use observe::{REQUEST_ID, RequestId, RouteLabel};
 use problem::Problem;
+use process_state::ProcessState;
 use readiness::Readiness;
-use shared::Shared;
-use target::{Operation, Target, View};
+use request_context::RequestContext;
+use route::{Endpoint, Operation, RequestTarget};
+use stalled_store_limit::StalledStoreLimit;
 pub use viewer::Viewer;
 
-/// An answer, or the problem that stands in its way.
-type Answer = Result<Response<Body>, Problem>;
+/// The response of a handler, or the problem that prevents it.
+type HandlerResult = Result<Response<Body>, Problem>;
 
-/// A container and where it is mounted.
+/// A container and the name under which it is served.
 #[derive(Debug, Clone)]
 pub struct Mount {
-    /// First path segment; empty for the only container, which is then the root.
+    /// First path segment; empty for a single container that is served at the root.
     pub name: String,
     /// The container.
     pub container: Container,
-    /// `Cache-Control` of what exists.
-    pub cache_found: HeaderValue,
-    /// `Cache-Control` of what does not.
-    pub cache_missing: HeaderValue,
+    /// `Cache-Control` of responses for objects that exist.
+    pub found_cache_control: HeaderValue,
+    /// `Cache-Control` of responses for objects that do not exist.
+    pub missing_cache_control: HeaderValue,
 }
 
-/// Everything that answers share.
+/// State that all requests share under one configuration.
 pub struct App {
-    /// Tells apps of one process apart.
+    /// Distinguishes the apps of one process.
     id: u64,
     mounts: Vec<Mount>,
     resources: Arc<Resources>,
-    options: Options,
+    options: HttpOptions,
     readiness: Readiness,
-    shared: Arc<Shared>,
-    /// By route; found at its first request, when a recorder is installed.
-    answers: Vec<(&'static str, OnceLock<metrics::Answers>)>,
-    quick: templates::Templates,
-    clients: Clients,
-    crowds: Crowds,
+    process: Arc<ProcessState>,
+    /// Metric handles of the frequent routes. Each is created at its route's first request, once a recorder is
+    /// installed.
+    route_metrics: Vec<(&'static str, OnceLock<metrics::RouteMetrics>)>,
+    header_templates: templates::HeaderTemplates,
+    client_limiter: ClientLimiter,
+    stalled_store_limit: StalledStoreLimit,
 }
 
-/// How many apps there were.
-static APPS: AtomicU64 = AtomicU64::new(0);
+/// Id of the next [`App`].
+static NEXT_APP_ID: AtomicU64 = AtomicU64::new(0);
 
 impl fmt::Debug for App {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -120,263 +121,288 @@ impl fmt::Debug for App {
 }
 
 impl App {
-    /// An application that serves `mounts`; `render_metrics` makes the text of `/metrics`.
+    /// Creates an app that serves `mounts`. `render_metrics` renders the text of `/metrics`.
     pub fn new(
         mounts: Vec<Mount>,
         resources: Arc<Resources>,
-        options: Options,
+        options: HttpOptions,
         render_metrics: impl Fn() -> String + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Self::with(Shared::new(render_metrics), mounts, resources, options)
+        Self::with_process(ProcessState::new(render_metrics), mounts, resources, options)
     }
 
-    /// One that takes the place of this one, with which it counts requests, answers `/metrics` and shuts down.
-    pub fn successor(&self, mounts: Vec<Mount>, resources: Arc<Resources>, options: Options) -> Arc<Self> {
-        Self::with(Arc::clone(&self.shared), mounts, resources, options)
+    /// Creates the app that replaces this one. Both share the request counts, the metrics and the draining state.
+    pub fn reconfigured(&self, mounts: Vec<Mount>, resources: Arc<Resources>, options: HttpOptions) -> Arc<Self> {
+        Self::with_process(Arc::clone(&self.process), mounts, resources, options)
     }
 
-    fn with(shared: Arc<Shared>, mounts: Vec<Mount>, resources: Arc<Resources>, options: Options) -> Arc<Self> {
+    fn with_process(
+        shared: Arc<ProcessState>,
+        mounts: Vec<Mount>,
+        resources: Arc<Resources>,
+        options: HttpOptions,
+    ) -> Arc<Self> {
         let frequent = std::iter::once(observe::STORED).chain(crate::view::VIEWS.iter().map(|view| view.name()));
         Arc::new(Self {
-            id: APPS.fetch_add(1, Ordering::Relaxed),
-            quick: templates::Templates::new(&mounts, &options),
-            answers: frequent.map(|route| (route, OnceLock::new())).collect(),
+            id: NEXT_APP_ID.fetch_add(1, Ordering::Relaxed),
+            header_templates: templates::HeaderTemplates::new(&mounts, &options),
+            route_metrics: frequent.map(|route| (route, OnceLock::new())).collect(),
             readiness: Readiness::of(&mounts),
-            crowds: Crowds::new(&mounts, options.concurrent_requests),
+            stalled_store_limit: StalledStoreLimit::new(&mounts, options.concurrent_requests),
             mounts,
             resources,
-            clients: Clients::new(&options, Arc::clone(&shared.accounts)),
+            client_limiter: ClientLimiter::new(&options, Arc::clone(&shared.client_registry)),
             options,
-            shared,
+            process: shared,
         })
     }
 
-    /// The viewer served at `/viewer/`; without one, links lead to a public one.
+    /// Returns the viewer served at `/viewer/`. Without one, links lead to a public viewer.
     pub fn viewer(&self) -> Option<&Viewer> {
         self.options.viewer.as_ref()
     }
 
-    /// What is served.
+    /// Returns the containers that are served.
     fn mounts(&self) -> &[Mount] {
         &self.mounts
     }
 
-    /// From now on `/readyz` tells load balancers to send nothing more.
+    /// Makes `/readyz` tell load balancers to send no more requests.
     pub fn drain(&self) {
-        self.shared.draining.store(true, Ordering::Relaxed);
+        self.process.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`Self::drain`] was called.
+    /// Returns true if [`Self::drain`] has been called.
     pub fn is_draining(&self) -> bool {
-        self.shared.draining.load(Ordering::Relaxed)
+        self.process.draining.load(Ordering::Relaxed)
     }
 
-    /// Requests whose answers have not been sent to the end.
-    pub fn running(&self) -> usize {
-        self.shared.running.load(Ordering::Relaxed)
+    /// Returns the number of requests whose responses have not been sent completely.
+    pub fn requests_in_flight(&self) -> usize {
+        self.process.requests_in_flight.load(Ordering::Relaxed)
     }
 
-    /// The container that `segments` lead into and the key within; `Ok(None)` where several containers
-    /// are served and no segment names one.
+    /// Returns the mount that `segments` lead into and the key within its container. Returns `Ok(None)` if several
+    /// containers are served and `segments` is empty.
     fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
-        let key = |segments: &[String]| Key::from_segments(segments).map_err(|_checked| Problem::missing());
+        let key = |segments: &[String]| Key::from_segments(segments).map_err(|_checked| Problem::not_found());
         match self.mounts.as_slice() {
             [only] if only.name.is_empty() => Ok(Some((only, key(segments)?))),
             several => {
                 let Some((name, rest)) = segments.split_first() else { return Ok(None) };
-                let mount = several.iter().find(|mount| mount.name == *name).ok_or_else(Problem::missing)?;
+                let mount = several.iter().find(|mount| mount.name == *name).ok_or_else(Problem::not_found)?;
                 Ok(Some((mount, key(rest)?)))
             }
         }
     }
 
-    /// The mount that a target leads into as somebody sees it; `None` where everybody sees everything of it.
-    fn seen(&self, target: &Target, viewpoint: &Arc<Viewpoint>) -> Option<Mount> {
-        let skipped = if let View::Other(view) = target.view { view.parameters() } else { 0 };
+    /// Returns the mount that a target leads into, restricted to what the caller may see; `None` if it is public.
+    fn mount_for_caller(&self, target: &RequestTarget, viewpoint: &Arc<CallerView>) -> Option<Mount> {
+        let skipped = if let Endpoint::View(view) = target.endpoint { view.path_parameter_count() } else { 0 };
         let (mount, _) = self.locate(target.segments.get(skipped..)?).ok()??;
-        let is_open = guard::is_open(self.options.control.as_deref(), &mount.name);
-        (!is_open).then(|| guard::seen(mount, viewpoint))
+        let is_open = authorization::is_public_mount(self.options.access_control.as_deref(), &mount.name);
+        (!is_open).then(|| authorization::mount_for_caller(mount, viewpoint))
     }
 
-    /// What records the answers of a route that has many.
-    fn answers(&self, route: &'static str) -> Option<&metrics::Answers> {
-        let (_, answers) = self.answers.iter().find(|(name, _)| *name == route)?;
-        Some(answers.get_or_init(|| metrics::Answers::new(route)))
+    /// Returns the metric handles of a frequent route.
+    fn route_metrics(&self, route: &'static str) -> Option<&metrics::RouteMetrics> {
+        let (_, answers) = self.route_metrics.iter().find(|(name, _)| *name == route)?;
+        Some(answers.get_or_init(|| metrics::RouteMetrics::new(route)))
     }
 
     fn request_id(&self, headers: &HeaderMap) -> String {
         let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
         given
             .filter(|id| is_request_id(id))
-            .map_or_else(|| format!("{:016x}", self.shared.new_request_id()), str::to_owned)
+            .map_or_else(|| format!("{:016x}", self.process.new_request_id()), str::to_owned)
     }
 }
 
-/// Whether an id that a client gave can be repeated in headers and logs.
+/// Returns true if an id given by a client is safe to repeat in headers and logs.
 fn is_request_id(id: &str) -> bool {
     (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
 }
 
-/// The router: one fallback that answers everything, within the layers that touch every answer.
+/// Creates the router: one fallback that handles every request, inside the layers that apply to every response.
 ///
-/// Routing is by [`Target::parse`] and not by patterns, because the path must be split before it is
+/// [`RequestTarget::parse`] does the routing instead of path patterns, because the path must be split before it is
 /// decoded and a key may have any depth.
 pub fn router(app: Arc<App>) -> Router {
     let cors = forwarded::cors(&app.options);
     let observe = axum::middleware::from_fn_with_state(Arc::clone(&app), observe::observe);
-    Router::new().fallback(answer).layer(cors).layer(observe).with_state(app)
+    Router::new().fallback(offload_or_handle).layer(cors).layer(observe).with_state(app)
 }
 
-/// Answers one request, where that keeps nobody else waiting.
-async fn answer(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    let elsewhere =
-        app.options.documents.as_ref().filter(|_| target::takes_time(request.uri().path(), &app.options.base_path));
+/// Handles one request: on the document runtime if it may take long, otherwise on the current thread.
+async fn offload_or_handle(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
+    let elsewhere = app
+        .options
+        .document_runtime
+        .as_ref()
+        .filter(|_| route::runs_on_document_runtime(request.uri().path(), &app.options.base_path));
     let trace = request.extensions().get::<Arc<Trace>>().cloned();
     let Some(documents) = elsewhere else {
-        let answer = answer_here(app, request);
+        let answer = handle_request(app, request);
         return match trace {
             None => answer.await,
-            traced => Box::pin(trace::within(traced, answer)).await,
+            traced => Box::pin(trace::in_scope(traced, answer)).await,
         };
     };
-    let path = observe::shown(request.uri().path());
+    let path = observe::redacted_excerpt(request.uri().path());
     let id = request.extensions().get::<RequestId>().map_or_else(String::new, |id| id.0.clone());
-    // Ended when the client has gone.
-    AbortOnDropHandle::new(documents.spawn(trace::within(trace, answer_here(Arc::clone(&app), request))))
+    // Aborted when the client disconnects.
+    AbortOnDropHandle::new(documents.spawn(trace::in_scope(trace, handle_request(Arc::clone(&app), request))))
         .await
         .unwrap_or_else(|join| {
-            let problem = Problem::own(problem::INTERNAL, "the server has a fault", join.to_string());
+            let problem = Problem::with_cause(problem::SPAN_KIND_INTERNAL, "internal server error", join.to_string());
             problem.log(&id, &path);
             problem.into_response(&path, &id)
         })
 }
 
-/// Answers one request: routes it, bounds its time, turns problems and panics into answers.
-async fn answer_here(app: Arc<App>, request: Request) -> Response<Body> {
+/// Handles one request: routes it, limits its time, and turns problems and panics into responses.
+async fn handle_request(app: Arc<App>, request: Request) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
     let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let path = parts.uri.path();
     let (mut route, mut viewpoint, mut may_be_held) = ("unmatched", None, false);
     let mut is_key = !path.ends_with('/');
-    let presented = parts.extensions.get::<Presented>().cloned().unwrap_or_default();
+    let presented = parts.extensions.get::<PresentedTokens>().cloned().unwrap_or_default();
     let work = async {
-        ask::check(&parts)?;
-        let Some(target) = Target::parse(path, &app.options.base_path)? else { return Err(Problem::missing()) };
-        route = route_name(target.view);
-        is_key = target.is_key();
-        // Operations answer also when everything else is too much, and at once.
-        may_be_held = !matches!(target.view, View::Operation(_));
-        if let Some(control) = &app.options.control {
+        request_context::check_method_and_host(&parts)?;
+        let Some(target) = RequestTarget::parse(path, &app.options.base_path)? else {
+            return Err(Problem::not_found());
+        };
+        route = route_name(target.endpoint);
+        is_key = target.addresses_key();
+        // Operations bypass admission control, so that they are answered at once even under overload.
+        may_be_held = !matches!(target.endpoint, Endpoint::Operation(_));
+        if let Some(control) = &app.options.access_control {
             let (parts, target, presented) = (&parts, &target, &presented);
-            let asking = guard::Asking { app: &app, parts, target, presented, peer, id };
-            // In memory of its own: most servers are open, and what is part of this future is moved at every request.
-            viewpoint = Box::pin(asking.admit(control)).await?;
-            if let Some(redirect) = guard::slash(presented).filter(|_| presented.is_bare) {
+            let asking = authorization::AuthorizationRequest { app: &app, parts, target, presented, peer, id };
+            // Boxed, because this future is moved at every request and most servers have no access control.
+            viewpoint = Box::pin(asking.authorize(control)).await?;
+            if let Some(redirect) =
+                authorization::redirect_to_token_root(presented).filter(|_| presented.path_ends_in_token)
+            {
                 return Ok(redirect);
             }
         }
-        let client = app.clients.of(&parts.headers, peer, viewpoint.as_deref());
-        let place = if may_be_held { Some(app.clients.enter(client, &app.shared.admitted).await?) } else { None };
-        let access = app.resources.begin();
+        let client = app.client_limiter.identify(&parts.headers, peer, viewpoint.as_deref());
+        let place =
+            if may_be_held { Some(app.client_limiter.admit(client, &app.process.admission).await?) } else { None };
+        let access = app.resources.request_freshness();
         let viewpoint = viewpoint.as_ref();
-        let seen = viewpoint.and_then(|viewpoint| app.seen(&target, viewpoint));
+        let seen = viewpoint.and_then(|viewpoint| app.mount_for_caller(&target, viewpoint));
         let (parts, target, presented) = (&parts, &target, &presented);
         let viewpoint = viewpoint.map(AsRef::as_ref);
-        let ask = Ask { app: &app, parts, id, peer, access, target, presented, viewpoint, seen };
-        let crowd =
-            crowd::place(&app.mounts, target).and_then(|place| Some((place, &app.mounts.get(place)?.container)));
+        let ask = RequestContext {
+            app: &app,
+            parts,
+            id,
+            peer,
+            freshness: access,
+            target,
+            presented,
+            caller_view: viewpoint,
+            visible_mount: seen,
+        };
+        let crowd = stalled_store_limit::mount_index(&app.mounts, target)
+            .and_then(|place| Some((place, &app.mounts.get(place)?.container)));
         let work = Box::pin(async {
             let response = dispatch(&ask).await?;
             let is_document = response.extensions().get::<Compressible>().is_some();
-            if is_document { compress::document(&ask, response).await } else { Ok(response) }
+            if is_document { compress::compress_document(&ask, response).await } else { Ok(response) }
         });
         let work = async {
             match crowd {
-                Some((place, container)) => app.crowds.within(place, container, work).await,
+                Some((place, container)) => app.stalled_store_limit.run_limited(place, container, work).await,
                 None => work.await,
             }
         };
-        let work = client.works(work);
-        let response = if may_be_held { turns::in_turns(client, work).await? } else { work.await? };
+        let work = client.scope(work);
+        let response = if may_be_held { fair_polling::poll_fairly(client, work).await? } else { work.await? };
         Ok(match place {
-            Some(place) => place.answer(response),
+            Some(place) => place.hold_until_sent(response),
             None => response,
         })
     };
     let timeout = app.options.request_timeout;
     let outcome = match tokio::time::timeout(timeout, AssertUnwindSafe(work).catch_unwind()).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(panic)) => Err(Problem::own(problem::INTERNAL, "the server has a fault", panic_text(&*panic))),
-        Err(_elapsed) => Err(Problem::own(
+        Ok(Err(panic)) => {
+            Err(Problem::with_cause(problem::SPAN_KIND_INTERNAL, "internal server error", panic_message(&*panic)))
+        }
+        Err(_elapsed) => Err(Problem::with_cause(
             problem::TIMEOUT,
-            "the answer took too long; ask for less at once",
-            format!("no answer within {timeout:?}"),
+            "the response took too long; request less at once",
+            format!("no response within {timeout:?}"),
         )),
     };
-    let is_held = may_be_held && outcome.as_ref().is_err_and(Problem::is_of_load);
+    let is_held = may_be_held && outcome.as_ref().is_err_and(Problem::is_overload);
     let mut response = outcome.unwrap_or_else(|problem| {
         problem.log(id, path);
-        if is_key { problem.of_key(&parts.headers, path, id) } else { problem.into_response(path, id) }
+        if is_key { problem.into_key_response(&parts.headers, path, id) } else { problem.into_response(path, id) }
     });
     if let Some(viewpoint) = &viewpoint {
-        viewpoint.mark(response.headers_mut());
+        viewpoint.restrict_caching(response.headers_mut());
     }
-    if presented.in_url().is_some() {
-        guard::keep_private(response.headers_mut());
+    if presented.url_token().is_some() {
+        authorization::make_cache_private(response.headers_mut());
     }
-    response.extensions_mut().insert(Route(route));
+    response.extensions_mut().insert(RouteLabel(route));
     if is_held {
-        // Head, body and tokens may be large, and those who wait here many.
+        // The head, body and tokens may be large, and many rejected requests may wait here.
         drop((parts, body, presented, viewpoint));
-        app.shared.refused.hold().await;
+        app.process.rejection_delay.wait().await;
     }
     response
 }
 
-async fn dispatch(ask: &Ask<'_>) -> Answer {
-    // Each on the heap, so that a request which waits takes no more than its own route needs.
-    let answer: BoxFuture<'_, Answer> = match ask.target.view {
-        View::Stored => Box::pin(stored::answer(ask)),
-        View::Slice => Box::pin(slice::answer(ask)),
-        // Clients probe this key for precomputed volumes.
-        View::Info if ask.target.bare => return Err(Problem::missing()),
-        View::Info => Box::pin(info::answer(ask)),
-        View::Viewer => match ask.target.segments.split_first() {
+async fn dispatch(ask: &RequestContext<'_>) -> HandlerResult {
+    // Boxed separately, so that a waiting request takes only the memory that its own route needs.
+    let answer: BoxFuture<'_, HandlerResult> = match ask.target.endpoint {
+        Endpoint::Stored => Box::pin(stored::answer(ask)),
+        Endpoint::Slice => Box::pin(slice::answer(ask)),
+        // Clients probe this key to find precomputed volumes.
+        Endpoint::Info if ask.target.is_bare => return Err(Problem::not_found()),
+        Endpoint::Info => Box::pin(info::answer(ask)),
+        Endpoint::Viewer => match ask.target.segments.split_first() {
             Some((first, rest)) if first == "page" => return page::answer(ask, rest),
             _ => Box::pin(viewer::answer(ask)),
         },
-        View::Stats => Box::pin(stats::answer(ask)),
-        View::Other(view) => Box::pin(view::answer(ask, view)),
-        View::Operation(_) if !ask.target.segments.is_empty() => return Err(Problem::missing()),
-        View::Operation(operation) => Box::pin(operations::answer(ask, operation)),
+        Endpoint::Stats => Box::pin(stats::answer(ask)),
+        Endpoint::View(view) => Box::pin(view::answer(ask, view)),
+        Endpoint::Operation(_) if !ask.target.segments.is_empty() => return Err(Problem::not_found()),
+        Endpoint::Operation(operation) => Box::pin(operations::answer(ask, operation)),
     };
     answer.await
 }
 
-/// The route as metrics and logs name it.
-fn route_name(view: View) -> &'static str {
+/// Returns the route's name in metrics and logs.
+fn route_name(view: Endpoint) -> &'static str {
     match view {
-        View::Stored => observe::STORED,
-        View::Slice => "slice",
-        View::Info => "info",
-        View::Viewer => "viewer",
-        View::Stats => "stats",
-        View::Other(view) => view.name(),
-        View::Operation(Operation::Health) => "healthz",
-        View::Operation(Operation::Ready) => "readyz",
-        View::Operation(Operation::Metrics) => "metrics",
-        View::Operation(Operation::Version) => "version",
-        View::Operation(Operation::OpenApi) => "openapi.yaml",
+        Endpoint::Stored => observe::STORED,
+        Endpoint::Slice => "slice",
+        Endpoint::Info => "info",
+        Endpoint::Viewer => "viewer",
+        Endpoint::Stats => "stats",
+        Endpoint::View(view) => view.name(),
+        Endpoint::Operation(Operation::Health) => "healthz",
+        Endpoint::Operation(Operation::Ready) => "readyz",
+        Endpoint::Operation(Operation::Metrics) => "metrics",
+        Endpoint::Operation(Operation::Version) => "version",
+        Endpoint::Operation(Operation::OpenApi) => "openapi.yaml",
     }
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without text".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic without a message".to_owned())
 }
 
-/// An answer with a body of known length; for HEAD, [`observe`] leaves the length and drops the body.
+/// Returns a response with a body of known length. For HEAD, [`observe`] keeps the length and drops the body.
 fn respond(status: StatusCode, media_type: &'static str, body: impl Into<bytes::Bytes>) -> Response<Body> {
     let body = body.into();
     let mut response = Response::new(Body::empty());
@@ -389,6 +415,6 @@ fn respond(status: StatusCode, media_type: &'static str, body: impl Into<bytes::
 }
 
 /// Adds a name to `Vary`.
-fn vary(headers: &mut HeaderMap, name: &'static str) {
+fn add_vary(headers: &mut HeaderMap, name: &'static str) {
     headers.append(VARY, HeaderValue::from_static(name));
 }

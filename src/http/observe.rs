@@ -1,4 +1,4 @@
-//! Around every request: its id, its log line, its metrics, and the headers that all answers carry.
+//! Middleware around every request: its id, its log line, its metrics, and the headers that all responses carry.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,63 +19,63 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body::{Frame, SizeHint};
 
-use super::{App, Options, credentials, forwarded, query};
-use crate::metrics::{self, Cancelled};
-use crate::seldom::Seldom;
-use crate::trace::{self, Answer, Trace};
+use super::{App, HttpOptions, credentials, forwarded, lenient_query};
+use crate::log_throttle::LogThrottle;
+use crate::metrics::{self, CancelStage};
+use crate::trace::{self, Trace, TracedResponse};
 
-/// What a caller's trace is named by (W3C Trace Context).
+/// Header that carries the caller's trace context (W3C Trace Context).
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Most characters of a path that answers and log lines repeat.
-const SHOWN: usize = 200;
+/// Maximum number of characters of a client's text that responses and log lines repeat.
+const MAX_EXCERPT_CHARS: usize = 200;
 
-/// What metrics and logs have for the status of an answer that nobody waited for, as nginx has it.
-const CLIENT_GONE: u16 = 499;
+/// Status that metrics and logs record if the client disconnects before it gets a response, as in nginx.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// The route that most requests take.
+/// Label of the route that most requests take.
 pub(super) const STORED: &str = "stored";
 
-/// The id of a request, given by the client or made here.
+/// The id of a request, given by the client or generated here.
 #[derive(Debug, Clone)]
 pub(super) struct RequestId(pub(super) String);
 
-/// The route of an answer, as metrics and logs name it.
+/// The route of a response, as metrics and logs name it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Route(pub(super) &'static str);
+pub(super) struct RouteLabel(pub(super) &'static str);
 
-/// Gives a request its id, and says once in log and metrics what came of it when its answer has been sent
-/// to the end or given up.
+/// Gives a request its id. Logs and counts the request once, when its response has been sent completely or abandoned.
 pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
     let id = app.request_id(request.headers());
     request.extensions_mut().insert(RequestId(id.clone()));
-    if app.options.control.is_some() {
-        let presented = credentials::take(&mut request, &app.options.base_path);
+    if app.options.access_control.is_some() {
+        let presented = credentials::extract_tokens(&mut request, &app.options.base_path);
         request.extensions_mut().insert(presented);
     }
     let peer = request.extensions().get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let uri = request.uri();
-    let mut line = Line::start(&app, Instant::now(), request.method().clone(), uri.path(), uri.query(), peer, &id);
+    let mut line =
+        RequestRecord::start(&app, Instant::now(), request.method().clone(), uri.path(), uri.query(), peer, &id);
     let parent = request.headers().get(TRACEPARENT).and_then(|parent| parent.to_str().ok());
-    let is_trusted = || forwarded::is_trusted(peer, &app.options.trusted_proxies);
-    line.trace = trace::begin(parent, is_trusted, || shown(uri.path()));
+    let is_trusted = || forwarded::is_trusted_proxy(peer, &app.options.trusted_proxies);
+    line.trace = trace::begin(parent, is_trusted, || redacted_excerpt(uri.path()));
     if let Some(trace) = &line.trace {
         let trace = Arc::clone(trace);
         request.extensions_mut().insert(trace);
     }
-    let (closes, version) = (closes(&request), request.version());
+    let (closes, version) = (must_close_connection(&request), request.version());
     let mut response = next.run(request).await;
     if closes {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        // To a client of HTTP/1.0 hyper else says that it is kept, too.
+        // Otherwise hyper tells HTTP/1.0 clients, too, that the connection is kept alive.
         *response.version_mut() = version;
     }
-    line.route = response.extensions().get::<Route>().map_or("unmatched", |route| route.0);
+    line.route = response.extensions().get::<RouteLabel>().map_or("unmatched", |route| route.0);
     let is_preflight = line.method == Method::OPTIONS && response.status() == StatusCode::OK;
     if is_preflight {
-        // There is no body.
+        // A preflight response has no body.
         line.route = "preflight";
         *response.status_mut() = StatusCode::NO_CONTENT;
         response.headers_mut().remove(CONTENT_LENGTH);
@@ -84,7 +84,7 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     line.status = response.status();
     let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let has_length = response.headers().contains_key(CONTENT_LENGTH);
-    finish(response.headers_mut(), line.status, &app.options);
+    add_common_headers(response.headers_mut(), line.status, &app.options);
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -92,25 +92,26 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     let body = match (line.method == Method::HEAD, has_length) {
         (false, _) => body,
         (true, true) => Body::empty(),
-        // A body known to be empty would be announced as one of 0 bytes, which GET's is not.
+        // An empty body of known size would be announced as `Content-Length: 0`, which is not the length of GET's body.
         (true, false) => Body::from_stream(stream::empty::<Result<Bytes, std::io::Error>>()),
     };
     let is_empty = http_body::Body::is_end_stream(&body) || line.method == Method::HEAD;
-    line.stage = if is_empty { Stage::Done } else { Stage::Sent(length) };
-    Response::from_parts(parts, Body::new(Watched { body, line }))
+    line.stage = if is_empty { SendStage::Done } else { SendStage::Sending(length) };
+    Response::from_parts(parts, Body::new(RecordedBody { body, record: line }))
 }
 
-/// Whether the connection ends with the answer to this request: one of HTTP/1 with a body, which is not read. The client
-/// may still be sending it, or wait for `100 Continue`, and what it sends must not be taken for the next request.
-fn closes(request: &Request) -> bool {
+/// Returns true if the connection must be closed after the response: an HTTP/1 request has a body, which is not read.
+/// The client may still be sending that body or waiting for `100 Continue`, and the body must not be taken for the next
+/// request.
+fn must_close_connection(request: &Request) -> bool {
     let headers = request.headers();
     let is_empty = headers.get_all(CONTENT_LENGTH).iter().all(|length| length.as_bytes().iter().all(|b| *b == b'0'));
     let has_body = !is_empty || headers.contains_key(TRANSFER_ENCODING);
     request.version() <= Version::HTTP_11 && (has_body || !http_body::Body::is_end_stream(request.body()))
 }
 
-/// What is the same on every answer.
-pub(super) fn finish(headers: &mut HeaderMap, status: StatusCode, options: &Options) {
+/// Adds the headers that all responses have in common.
+pub(super) fn add_common_headers(headers: &mut HeaderMap, status: StatusCode, options: &HttpOptions) {
     if let Some(age) = options.hsts {
         let text = format!("max-age={}", age.as_secs());
         headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("")));
@@ -123,63 +124,63 @@ pub(super) fn finish(headers: &mut HeaderMap, status: StatusCode, options: &Opti
     }
 }
 
-/// Tells that the rest of a body cannot be had.
-pub(super) fn broken_off(id: &str, error: &impl fmt::Display) {
-    static BROKEN: Seldom = Seldom::new();
+/// Logs and counts a response body that failed midway.
+pub(super) fn report_body_failure(id: &str, error: &impl fmt::Display) {
+    static LOG_THROTTLE: LogThrottle = LogThrottle::new();
     metrics::broken_answer();
-    if let Some(unsaid) = BROKEN.may_say() {
+    if let Some(unsaid) = LOG_THROTTLE.allow() {
         tracing::error!(id, %error, unsaid, "answer broken off");
     }
 }
 
-/// The beginning of a text that a client sent, without what looks like a token: where access is not restricted, too, for
-/// another server may have given it, or this one before it was set up anew.
-pub(super) fn shown(text: &str) -> String {
-    let hidden = credentials::may_be_in(text).then(|| credentials::hidden(text));
+/// Returns the beginning of a text from a client, with everything that looks like a token redacted. This applies to
+/// public containers, too: the token may be for another server, or for this one before its configuration changed.
+pub(super) fn redacted_excerpt(text: &str) -> String {
+    let hidden = credentials::may_contain_secret(text).then(|| credentials::redact(text));
     let text = hidden.as_deref().unwrap_or(text);
-    match text.char_indices().nth(SHOWN) {
+    match text.char_indices().nth(MAX_EXCERPT_CHARS) {
         Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),
     }
 }
 
-/// A request whose answer has not been sent to the end. Dropped, it says in log and metrics what came of it.
-pub(super) struct Line {
+/// Record of a request whose response has not been sent completely. Logs and counts the response when dropped.
+pub(super) struct RequestRecord {
     app: Arc<App>,
     started: Instant,
     method: Method,
-    /// `None` where no log line will be written.
-    text: Option<Box<Text>>,
+    /// `None` if no log line will be written.
+    log_fields: Option<Box<AccessLogFields>>,
     pub(super) route: &'static str,
     pub(super) status: StatusCode,
-    /// Bytes of the body that were sent.
-    pub(super) sent: u64,
-    /// How far it has come.
-    pub(super) stage: Stage,
-    /// Where it is kept.
+    /// Bytes of the body that have been sent.
+    pub(super) sent_bytes: u64,
+    /// Progress of the response.
+    pub(super) stage: SendStage,
+    /// The trace of this request, if it is recorded.
     pub(super) trace: Option<Arc<Trace>>,
 }
 
-/// How far an answer has come.
+/// Progress of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// It is being made.
-    Made,
-    /// Its length, where that is known, and not all of it has been sent.
-    Sent(Option<u64>),
-    /// All of it has been sent, as far as this process can tell.
+pub(super) enum SendStage {
+    /// The response is being prepared.
+    Preparing,
+    /// Part of the body has not been sent yet; holds the body's length if it is known.
+    Sending(Option<u64>),
+    /// The response has been sent completely, as far as this process can tell.
     Done,
 }
 
-/// What only the log line says.
-struct Text {
+/// Fields that only the log line needs.
+struct AccessLogFields {
     path: String,
     query: Option<String>,
     peer: Option<IpAddr>,
     id: String,
 }
 
-impl Line {
+impl RequestRecord {
     pub(super) fn start(
         app: &Arc<App>,
         started: Instant,
@@ -189,58 +190,60 @@ impl Line {
         peer: Option<IpAddr>,
         id: &str,
     ) -> Self {
-        app.shared.running.fetch_add(1, Ordering::Relaxed);
-        let text = tracing::enabled!(tracing::Level::INFO).then(|| {
-            let query = query.map(|query| shown(&query::without_token(query)));
-            Box::new(Text { path: shown(path), query, peer, id: id.to_owned() })
+        app.process.requests_in_flight.fetch_add(1, Ordering::Relaxed);
+        let log_fields = tracing::enabled!(tracing::Level::INFO).then(|| {
+            let query = query.map(|query| redacted_excerpt(&lenient_query::redact_tokens(query)));
+            Box::new(AccessLogFields { path: redacted_excerpt(path), query, peer, id: id.to_owned() })
         });
         let app = Arc::clone(app);
         Self {
             app,
             started,
             method,
-            text,
+            log_fields,
             route: "unmatched",
             status: StatusCode::OK,
-            sent: 0,
-            stage: Stage::Made,
+            sent_bytes: 0,
+            stage: SendStage::Preparing,
             trace: None,
         }
     }
 
-    /// The request's id, where log lines are written.
+    /// Returns the request's id; empty if log lines are not written.
     pub(super) fn id(&self) -> &str {
-        self.text.as_ref().map_or("", |text| &text.id)
+        self.log_fields.as_ref().map_or("", |text| &text.id)
     }
 
-    /// When the request came.
+    /// Returns when the request arrived.
     pub(super) fn started(&self) -> Instant {
         self.started
     }
 }
 
-impl Drop for Line {
+impl Drop for RequestRecord {
     fn drop(&mut self) {
-        self.app.shared.running.fetch_sub(1, Ordering::Relaxed);
+        self.app.process.requests_in_flight.fetch_sub(1, Ordering::Relaxed);
         let elapsed = self.started.elapsed();
         let cancelled = match self.stage {
-            Stage::Made => Some(Cancelled::Waiting),
-            Stage::Sent(length) if length.is_none_or(|length| self.sent < length) => Some(Cancelled::Sending),
-            Stage::Sent(_) | Stage::Done => None,
+            SendStage::Preparing => Some(CancelStage::Waiting),
+            SendStage::Sending(length) if length.is_none_or(|length| self.sent_bytes < length) => {
+                Some(CancelStage::Sending)
+            }
+            SendStage::Sending(_) | SendStage::Done => None,
         };
         cancelled.into_iter().for_each(metrics::request_cancelled);
-        let status = if cancelled == Some(Cancelled::Waiting) { CLIENT_GONE } else { self.status.as_u16() };
+        let status = if cancelled == Some(CancelStage::Waiting) { CLIENT_CLOSED_REQUEST } else { self.status.as_u16() };
         let method = method_name(&self.method);
         if let Some(trace) = self.trace.take() {
-            trace.finish(Answer { method, route: self.route, status, bytes: self.sent });
+            trace.finish(TracedResponse { method, route: self.route, status, bytes: self.sent_bytes });
         }
-        if let Some(answers) = self.app.answers(self.route) {
-            answers.record(method, status, elapsed, self.sent);
+        if let Some(answers) = self.app.route_metrics(self.route) {
+            answers.record(method, status, elapsed, self.sent_bytes);
         } else {
             metrics::http_request(method, self.route, status, elapsed);
-            metrics::http_response_bytes(self.route, self.sent);
+            metrics::http_response_bytes(self.route, self.sent_bytes);
         }
-        let Some(text) = &self.text else { return };
+        let Some(text) = &self.log_fields else { return };
         tracing::info!(
             id = text.id,
             peer = text.peer.map(tracing::field::display),
@@ -248,14 +251,14 @@ impl Drop for Line {
             path = text.path,
             query = text.query,
             status,
-            bytes = self.sent,
+            bytes = self.sent_bytes,
             microseconds = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX),
             "request"
         );
     }
 }
 
-/// The method as metrics name it.
+/// Returns the method's name in metrics.
 fn method_name(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
@@ -265,13 +268,13 @@ fn method_name(method: &Method) -> &'static str {
     }
 }
 
-/// A body that counts what has been sent of it.
-struct Watched {
+/// A body that records in its [`RequestRecord`] how much of it has been sent.
+struct RecordedBody {
     body: Body,
-    line: Line,
+    record: RequestRecord,
 }
 
-impl http_body::Body for Watched {
+impl http_body::Body for RecordedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -281,10 +284,10 @@ impl http_body::Body for Watched {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         if let Poll::Ready(None) = &polled {
-            self.line.stage = Stage::Done;
+            self.record.stage = SendStage::Done;
         }
         if let Poll::Ready(Some(Ok(frame))) = &polled {
-            self.line.sent += frame.data_ref().map_or(0, |data| data.len() as u64);
+            self.record.sent_bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
         }
         polled
     }

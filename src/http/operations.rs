@@ -1,4 +1,4 @@
-//! Answers about the server itself.
+//! Operations of the server itself: health, readiness, metrics, version and API description.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,35 +8,35 @@ use axum::http::{HeaderValue, StatusCode};
 use bytes::Bytes;
 use serde_json::json;
 
-use super::target::Operation;
-use super::{Answer, Ask, readiness, respond};
+use super::route::Operation;
+use super::{HandlerResult, RequestContext, readiness, respond};
 use crate::container::ReadError;
-use crate::cpu::Length;
+use crate::cpu_pool::Priority;
 use crate::metrics;
 use crate::{n5, output};
 
-/// The description of this API.
+/// OpenAPI description of this server.
 pub(super) const OPENAPI: &str = include_str!("../../openapi.yaml");
 
-pub(super) async fn answer(ask: &Ask<'_>, operation: Operation) -> Answer {
+pub(super) async fn answer(ask: &RequestContext<'_>, operation: Operation) -> HandlerResult {
     let (media_type, body): (_, Bytes) = match operation {
         Operation::Health => ("text/plain; charset=utf-8", Bytes::from_static(b"ok\n")),
         Operation::Ready => ("application/json", readiness::answer(ask.app).await?.into()),
         Operation::Metrics => {
-            ask.app.resources.measure();
-            // Perhaps nobody asks for /readyz.
+            ask.app.resources.update_gauges();
+            // Updates the readiness metrics even if no client requests /readyz.
             let _ = readiness::answer(ask.app).await;
-            metrics::requests_in_flight(ask.app.running());
-            let loads: Vec<_> = ask.app.mounts.iter().map(|mount| mount.container.load()).collect();
+            metrics::requests_in_flight(ask.app.requests_in_flight());
+            let loads: Vec<_> = ask.app.mounts.iter().map(|mount| mount.container.store_load()).collect();
             metrics::store_calls(
                 loads.iter().map(|load| load.running).sum(),
                 loads.iter().map(|load| load.queued).sum(),
                 loads.iter().filter(|load| load.is_stalled).count(),
             );
-            // Clients take turns: it takes several milliseconds.
-            let shared = Arc::clone(&ask.app.shared);
-            let text = move || shared.exposition.text(Instant::now(), &shared.render_metrics);
-            let text = ask.app.resources.cpu().run(Length::Short, 0, text).await.map_err(ReadError::from)?;
+            // Rendering takes several milliseconds, so it runs on the CPU pool, where clients take turns.
+            let shared = Arc::clone(&ask.app.process);
+            let text = move || shared.exposition.get_or_render(Instant::now(), &shared.render_metrics);
+            let text = ask.app.resources.cpu().run(Priority::High, 0, text).await.map_err(ReadError::from)?;
             ("text/plain; version=0.0.4; charset=utf-8", text)
         }
         Operation::Version => {

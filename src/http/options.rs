@@ -1,56 +1,57 @@
-//! What the HTTP layer is told by the configuration.
+//! Options of the HTTP layer, set by the configuration.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::{Limits, Viewer};
-use crate::access::Control;
+use super::{ClientLimits, Viewer};
+use crate::access::AccessControl;
 
-/// What the HTTP layer itself is told; everything else it gets from the containers.
+/// Options of the HTTP layer itself. Everything else comes from the containers.
 #[derive(Debug, Clone)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
-pub struct Options {
+#[expect(clippy::struct_excessive_bools, reason = "each flag is an independent setting")]
+pub struct HttpOptions {
     /// Prefix of every path, empty or `/prefix`.
     pub base_path: String,
-    /// Networks whose `Forwarded` and `X-Forwarded-*` headers are believed.
+    /// Networks of trusted proxies, whose `Forwarded` and `X-Forwarded-*` headers are used.
     pub trusted_proxies: Vec<ipnet::IpNet>,
-    /// Longest time from a request's headers to its answer's.
+    /// Maximum time from a request's headers to the response's headers.
     pub request_timeout: Duration,
-    /// Which containers must be readable for the server to be ready.
-    pub ready: Ready,
-    /// Most requests answered at once.
+    /// Containers that must be readable for the server to be ready.
+    pub required_containers: RequiredContainers,
+    /// Maximum number of requests that are handled concurrently.
     pub concurrent_requests: usize,
-    /// Origins that scripts may read answers from; `*` for all.
-    pub origins: Vec<String>,
-    /// Whether whole raw and json slices are compressed when the client accepts it.
+    /// Origins whose scripts may read responses; `*` for all.
+    pub cors_origins: Vec<String>,
+    /// True if whole raw and json slices are compressed when the client accepts it.
     pub compress_slices: bool,
-    /// Whether browsers may send cookies along; for listed origins only.
-    pub credentials: bool,
-    /// Whether preflights for private networks are allowed.
-    pub private_network: bool,
-    /// Who may read what; without it everybody may read everything.
-    pub control: Option<Arc<Control>>,
-    /// Origins that may show pages within theirs; `*` for all, none for none.
+    /// True if browsers may send cookies; applies to listed origins only.
+    pub cors_credentials: bool,
+    /// True if preflights for private networks are allowed.
+    pub cors_private_network: bool,
+    /// Access control; without it everything is public.
+    pub access_control: Option<Arc<AccessControl>>,
+    /// Origins that may embed pages of this server in theirs; `*` for all, empty for none.
     pub frame_ancestors: Vec<String>,
-    /// What one client may take.
-    pub clients: Limits,
-    /// Whether connections are encrypted here.
+    /// Limits of each client.
+    pub client_limits: ClientLimits,
+    /// True if this server terminates TLS.
     pub is_https: bool,
-    /// For how long browsers shall ask for nothing unencrypted; in whole seconds.
+    /// Time for which browsers use encrypted connections only (`Strict-Transport-Security`), in whole seconds.
     pub hsts: Option<Duration>,
-    /// What is served at `/viewer/`, where there is one.
+    /// Viewer served at `/viewer/`, if there is one.
     pub viewer: Option<Viewer>,
-    /// Where documents are made, which can take a quarter of a second; where the request came without one.
-    pub documents: Option<Handle>,
+    /// Runtime on which documents are made, which can take a quarter of a second. Without it, they are made on the
+    /// runtime that received the request.
+    pub document_runtime: Option<Handle>,
 }
 
-/// Which containers must be readable for the server to be ready.
+/// Containers that must be readable for the server to be ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ready {
-    /// Every one.
+pub enum RequiredContainers {
+    /// All containers.
     All,
-    /// One at least.
+    /// At least one container.
     Any,
 }

@@ -1,28 +1,27 @@
-//! What makes a listing a page in a browser: scripts, style and icon, carried by the binary and served at
-//! `/viewer/page/{file}`.
+//! Assets of the listing page: scripts, styles and icon, embedded in the binary and served at `/viewer/page/{file}`.
 
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, HeaderMap, REFERRER_POLICY};
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 
 use super::compress::Compressible;
-use super::conditional::{self, Verdict};
+use super::conditional::{self, ConditionalOutcome};
 use super::problem::{self, Problem};
-use super::{Answer, Ask, respond};
+use super::{HandlerResult, RequestContext, respond};
 
-/// What the HTML may load, from its own origin only. The policy of the page that `listing` makes.
-pub(super) const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
+/// Content Security Policy of the page that `listing` renders: it loads from its own origin only.
+pub(super) const PAGE_CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
                                  connect-src 'self'; form-action 'self'; base-uri 'none'";
 
-/// What the built Neuroglancer may load: itself, and data from wherever a link says. Decoders are WebAssembly, workers begin
-/// as blobs, and styles are set on elements.
-pub(super) const VIEWER_POLICY: &str = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; \
+/// Content Security Policy of the built Neuroglancer: it loads itself, and data from any host that a link names. Its
+/// decoders are WebAssembly, its workers start from blobs, and it sets styles on elements.
+pub(super) const VIEWER_CSP: &str = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; \
                                         style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; \
                                         connect-src * data: blob:; form-action 'none'; base-uri 'none'; object-src 'none'";
 
-/// The headers of a document that a browser shows: what it may load, who may show it within their page, and that its
-/// address, which may hold a token, is told to nobody.
-pub(super) fn protect(headers: &mut HeaderMap, policy: &str, frame_ancestors: &[String]) {
+/// Adds the security headers of a document that a browser shows. They say what the document may load and which pages
+/// may embed it. They also keep its address, which may hold a token, from being sent as a referrer.
+pub(super) fn add_security_headers(headers: &mut HeaderMap, policy: &str, frame_ancestors: &[String]) {
     let ancestors = if frame_ancestors.is_empty() { "'none'".to_owned() } else { frame_ancestors.join(" ") };
     if let Ok(policy) = HeaderValue::from_str(&format!("{policy}; frame-ancestors {ancestors}")) {
         headers.insert(CONTENT_SECURITY_POLICY, policy);
@@ -30,9 +29,9 @@ pub(super) fn protect(headers: &mut HeaderMap, policy: &str, frame_ancestors: &[
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
 }
 
-/// A file of the page.
+/// A file of the listing page.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asset {
+pub(super) struct PageAsset {
     /// Last segment of its path.
     name: &'static str,
     text: &'static str,
@@ -40,12 +39,12 @@ pub(super) struct Asset {
 
 macro_rules! assets {
     ($($name:literal),+ $(,)?) => {
-        &[$(Asset { name: $name, text: include_str!(concat!("page/", $name)) }),+]
+        &[$(PageAsset { name: $name, text: include_str!(concat!("page/", $name)) }),+]
     };
 }
 
 /// Every file of `src/http/page/`.
-const ASSETS: &[Asset] = assets![
+const ASSETS: &[PageAsset] = assets![
     "colours.js",
     "contrast.js",
     "describe.js",
@@ -64,12 +63,12 @@ const ASSETS: &[Asset] = assets![
     "volume.js",
 ];
 
-/// The file of this name.
-pub(super) fn asset(name: &str) -> Option<Asset> {
+/// Returns the asset of this name.
+pub(super) fn find_asset(name: &str) -> Option<PageAsset> {
     ASSETS.iter().find(|asset| asset.name == name).copied()
 }
 
-impl Asset {
+impl PageAsset {
     fn media_type(self) -> &'static str {
         match self.name.rsplit('.').next() {
             Some("css") => "text/css; charset=utf-8",
@@ -78,34 +77,35 @@ impl Asset {
         }
     }
 
-    /// Weak: the same for the compressed forms of the text.
+    /// Returns a weak entity tag, which the compressed forms of the text share.
     fn etag(self) -> String {
         format!("W/\"{:016x}\"", xxhash_rust::xxh3::xxh3_64(self.text.as_bytes()))
     }
 }
 
-/// The answer to `/viewer/page/{file}`; `path` is what follows `/viewer/page`.
-pub(super) fn answer(ask: &Ask<'_>, path: &[String]) -> Answer {
-    let [name] = path else { return Err(Problem::missing()) };
-    let asset = asset(name).filter(|_| !ask.target.trailing_slash).ok_or_else(Problem::missing)?;
-    file(ask.method(), ask.headers(), asset)
+/// Handles `/viewer/page/{file}`; `path` holds the segments after `/viewer/page`.
+pub(super) fn answer(ask: &RequestContext<'_>, path: &[String]) -> HandlerResult {
+    let [name] = path else { return Err(Problem::not_found()) };
+    let asset = find_asset(name).filter(|_| !ask.target.trailing_slash).ok_or_else(Problem::not_found)?;
+    asset_response(ask.method(), ask.headers(), asset)
 }
 
-/// Asked for anew each time, so that scripts of two releases never meet; 304 where nothing has changed.
-fn file(method: &Method, headers: &HeaderMap, asset: Asset) -> Answer {
+/// Returns the asset, or 304 if the client's copy is current. Clients revalidate it each time, so that scripts of two
+/// releases are never mixed.
+fn asset_response(method: &Method, headers: &HeaderMap, asset: PageAsset) -> HandlerResult {
     let etag = asset.etag();
     let mut response = match conditional::evaluate(method, headers, Some(&etag), None, None) {
-        Verdict::NotModified => {
+        ConditionalOutcome::NotModified => {
             let mut response = Response::new(Body::empty());
             *response.status_mut() = StatusCode::NOT_MODIFIED;
             response
         }
-        Verdict::PreconditionFailed => {
-            let detail = format!("the file has the entity tag {etag} now");
+        ConditionalOutcome::PreconditionFailed => {
+            let detail = format!("the entity tag of the file is now {etag}");
             return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
         }
-        // It serves no ranges.
-        Verdict::Whole | Verdict::Part(..) | Verdict::Unsatisfiable => {
+        // Assets are served without ranges.
+        ConditionalOutcome::Whole | ConditionalOutcome::Part(..) | ConditionalOutcome::Unsatisfiable => {
             let mut response = respond(StatusCode::OK, asset.media_type(), asset.text);
             response.extensions_mut().insert(Compressible);
             response
@@ -138,31 +138,32 @@ mod tests {
                 asset.text.match_indices(" from \"./").map(|(at, found)| (at, &asset.text[at + found.len()..]))
             {
                 let name = rest.split('"').next().unwrap();
-                assert!(super::asset(name).is_some(), "{} imports {name}", asset.name);
+                assert!(find_asset(name).is_some(), "{} imports {name}", asset.name);
             }
         }
     }
 
     #[test]
     fn an_unchanged_file_is_not_sent_again() {
-        let asset = asset("page.js").unwrap();
+        let asset = find_asset("page.js").unwrap();
         let mut headers = HeaderMap::new();
-        let first = file(&Method::GET, &headers, asset).unwrap();
+        let first = asset_response(&Method::GET, &headers, asset).unwrap();
         assert_eq!(first.status(), StatusCode::OK);
         headers.insert("if-none-match", first.headers()[ETAG].clone());
-        assert_eq!(file(&Method::GET, &headers, asset).unwrap().status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(asset_response(&Method::GET, &headers, asset).unwrap().status(), StatusCode::NOT_MODIFIED);
         headers.insert("if-none-match", HeaderValue::from_static("W/\"0\""));
-        assert_eq!(file(&Method::GET, &headers, asset).unwrap().status(), StatusCode::OK);
+        assert_eq!(asset_response(&Method::GET, &headers, asset).unwrap().status(), StatusCode::OK);
     }
 
     #[test]
     fn a_file_that_must_be_another_is_not_sent() {
-        let asset = asset("page.js").unwrap();
+        let asset = find_asset("page.js").unwrap();
         let ask = |value: &str| {
             let headers = [(axum::http::header::IF_MATCH, HeaderValue::from_str(value).unwrap())].into_iter().collect();
-            file(&Method::GET, &headers, asset)
+            asset_response(&Method::GET, &headers, asset)
         };
-        // Its own tag is weak, and If-Match compares strongly: no list of tags names it (RFC 9110, section 13.1.1).
+        // The entity tag is weak and If-Match compares strongly, so no list of tags matches it (RFC 9110, section
+        // 13.1.1).
         for tags in ["\"0\"", &asset.etag(), asset.etag().trim_start_matches("W/")] {
             let problem = ask(tags).unwrap_err();
             assert_eq!(problem.into_response("/", "").status(), StatusCode::PRECONDITION_FAILED, "{tags}");
@@ -172,7 +173,7 @@ mod tests {
 
     #[test]
     fn no_file_names_another_host() {
-        // Namespaces and the public Neuroglancer, which a person may follow a link to, are no requests.
+        // Namespace URIs are not requested. The public Neuroglancer is requested only if a person follows the link.
         let allowed = ["http://www.w3.org/2000/svg", "https://neuroglancer-demo.appspot.com/"];
         for asset in ASSETS {
             let text = allowed.iter().fold(asset.text.to_owned(), |text, url| text.replace(url, ""));

@@ -1,4 +1,4 @@
-//! A body of several parts, all of which are in memory.
+//! A body of several parts that are all in memory.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
-/// The parts that have not been sent. Its size is exact.
+/// The parts that have not been sent yet. The body's size is exact.
 pub(super) struct PartsBody(VecDeque<Bytes>);
 
 impl PartsBody {

@@ -1,4 +1,4 @@
-//! Whether this server should be sent requests, found out within a bounded time, whatever the storage does.
+//! Readiness of this server, determined within a bounded time even if the storage does not respond.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -8,74 +8,75 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::problem::{self, Kind, Problem};
-use super::{App, Mount, Ready, guard};
+use super::problem::{self, Problem, ProblemType};
+use super::{App, Mount, RequiredContainers, authorization};
 use crate::container::{Container, ReadError};
 use crate::metrics;
 use crate::store::StoreError;
 
-/// For how long an answer of a container's storage is repeated.
-const FRESH: Duration = Duration::from_secs(1);
+/// Time for which the result of a storage probe is reused.
+const RESULT_TTL: Duration = Duration::from_secs(1);
 
-/// How long such an answer is waited for: less than those who ask wait for theirs, which in Kubernetes is a second.
-const PATIENCE: Duration = Duration::from_millis(800);
+/// Maximum wait for a storage probe. It is shorter than the timeout of clients that probe this server, which is one
+/// second in Kubernetes.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(800);
 
-/// What is known of each container.
-pub(super) struct Readiness(Vec<Arc<Probe>>);
+/// One storage probe for each container.
+pub(super) struct Readiness(Vec<Arc<StorageProbe>>);
 
-struct Probe {
-    answer: watch::Sender<Option<Answered>>,
-    /// The storage has been asked and has not answered: it is not asked again, lest threads pile up before it.
-    is_asking: AtomicBool,
-    /// What the log said last.
-    said: AtomicU8,
+struct StorageProbe {
+    last_result: watch::Sender<Option<ProbeResult>>,
+    /// True while a probe runs. Another one is not started meanwhile, because threads would pile up at the storage.
+    is_in_flight: AtomicBool,
+    /// State that was logged last.
+    last_logged: AtomicU8,
 }
 
 #[derive(Clone)]
-struct Answered {
+struct ProbeResult {
     at: Instant,
-    state: State,
+    state: StorageHealth,
 }
 
-impl Answered {
+impl ProbeResult {
     fn is_fresh(&self) -> bool {
-        self.at.elapsed() < FRESH
+        self.at.elapsed() < RESULT_TTL
     }
 }
 
-/// How the storage of a container is.
+/// Health of a container's storage.
 #[derive(Clone)]
-enum State {
+enum StorageHealth {
     Readable,
-    /// Why not, for the log.
+    /// The reason, for the log.
     Unreadable(Arc<str>),
-    Silent,
+    Unresponsive,
 }
 
-impl State {
+impl StorageHealth {
     fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Readable => None,
             Self::Unreadable(_) => Some("its directory cannot be read"),
-            Self::Silent => Some("its storage does not answer"),
+            Self::Unresponsive => Some("its storage does not answer"),
         }
     }
 
-    fn number(&self) -> u8 {
+    fn code(&self) -> u8 {
         match self {
             Self::Readable => 0,
             Self::Unreadable(_) => 1,
-            Self::Silent => 2,
+            Self::Unresponsive => 2,
         }
     }
 }
 
-impl From<Result<(), ReadError>> for State {
+impl From<Result<(), ReadError>> for StorageHealth {
     fn from(probed: Result<(), ReadError>) -> Self {
         match probed {
             Ok(()) => Self::Readable,
-            Err(ReadError::Store(StoreError::Timeout(..) | StoreError::Stalled(..) | StoreError::Overdue(..))) => {
-                Self::Silent
+            Err(ReadError::Store(StoreError::Timeout(..) | StoreError::Stalled(..) | StoreError::KeyStalled(..))) => {
+                Self::Unresponsive
             }
             Err(error) => Self::Unreadable(error.to_string().into()),
         }
@@ -85,94 +86,103 @@ impl From<Result<(), ReadError>> for State {
 impl Readiness {
     pub(super) fn of(mounts: &[Mount]) -> Self {
         let probe = |_: &Mount| {
-            let said = AtomicU8::new(State::Readable.number());
-            Arc::new(Probe { answer: watch::Sender::new(None), is_asking: AtomicBool::new(false), said })
+            let said = AtomicU8::new(StorageHealth::Readable.code());
+            Arc::new(StorageProbe {
+                last_result: watch::Sender::new(None),
+                is_in_flight: AtomicBool::new(false),
+                last_logged: said,
+            })
         };
         Self(mounts.iter().map(probe).collect())
     }
 }
 
-impl Probe {
-    async fn state(self: &Arc<Self>, container: &Container) -> State {
-        // Whoever probes is answered, perhaps from what is remembered of a directory whose files can no longer be had.
-        let is_stalled = container.load().is_stalled;
-        let known = self.answer.borrow().clone().filter(Answered::is_fresh);
+impl StorageProbe {
+    async fn health(self: &Arc<Self>, container: &Container) -> StorageHealth {
+        // The probe may succeed from cached data about the directory although its files can no longer be read.
+        let is_stalled = container.store_load().is_stalled;
+        let known = self.last_result.borrow().clone().filter(ProbeResult::is_fresh);
         let answered = match known {
             Some(_) => known,
-            None => self.ask(container).await,
+            None => self.probe_or_join(container).await,
         };
         match answered.map(|answered| answered.state) {
-            Some(State::Readable) if is_stalled => State::Silent,
+            Some(StorageHealth::Readable) if is_stalled => StorageHealth::Unresponsive,
             Some(state) => state,
-            None => State::Silent,
+            None => StorageHealth::Unresponsive,
         }
     }
 
-    /// Asks the storage, or waits for the answer to those who have.
-    async fn ask(self: &Arc<Self>, container: &Container) -> Option<Answered> {
-        let mut answers = self.answer.subscribe();
-        if !self.is_asking.swap(true, Ordering::AcqRel) {
+    /// Probes the storage, or waits for the result of the running probe.
+    async fn probe_or_join(self: &Arc<Self>, container: &Container) -> Option<ProbeResult> {
+        let mut answers = self.last_result.subscribe();
+        if !self.is_in_flight.swap(true, Ordering::AcqRel) {
             let (probe, container) = (Arc::clone(self), container.clone());
-            // Goes on when nobody waits any more: the next one who asks finds the answer.
+            // Continues even if no request waits any more: the next request finds the result.
             tokio::spawn(async move {
                 let state = container.probe().await.into();
-                probe.answer.send_replace(Some(Answered { at: Instant::now(), state }));
-                probe.is_asking.store(false, Ordering::Release);
+                probe.last_result.send_replace(Some(ProbeResult { at: Instant::now(), state }));
+                probe.is_in_flight.store(false, Ordering::Release);
             });
         }
-        let fresh = answers.wait_for(|answered| answered.as_ref().is_some_and(Answered::is_fresh));
-        let answered = tokio::time::timeout(PATIENCE, fresh).await.ok()?.ok()?;
+        let fresh = answers.wait_for(|answered| answered.as_ref().is_some_and(ProbeResult::is_fresh));
+        let answered = tokio::time::timeout(PROBE_TIMEOUT, fresh).await.ok()?.ok()?;
         answered.clone()
     }
 
-    /// Says so in the log where it is news.
-    fn tell(&self, name: &str, state: &State) {
-        if self.said.swap(state.number(), Ordering::Relaxed) == state.number() {
+    /// Logs the state if it has changed.
+    fn log_change(&self, name: &str, state: &StorageHealth) {
+        if self.last_logged.swap(state.code(), Ordering::Relaxed) == state.code() {
             return;
         }
         match state {
-            State::Readable => tracing::info!(container = name, "ready again"),
-            State::Unreadable(why) => tracing::error!(container = name, %why, "not ready"),
-            State::Silent => tracing::error!(container = name, "not ready: its storage does not answer"),
+            StorageHealth::Readable => tracing::info!(container = name, "ready again"),
+            StorageHealth::Unreadable(why) => tracing::error!(container = name, %why, "not ready"),
+            StorageHealth::Unresponsive => tracing::error!(container = name, "not ready: its storage does not answer"),
         }
     }
 }
 
-/// The document that says so, or the problem that says why not.
+/// Returns the readiness document.
 ///
 /// # Errors
-/// One of 503.
+/// A 503 problem if the server is not ready.
 pub(super) async fn answer(app: &App) -> Result<String, Problem> {
     if app.is_draining() {
-        metrics::ready(false, 0);
+        metrics::set_readiness(false, 0);
         return Err(not_ready(problem::OVERLOADED, "the server is shutting down"));
     }
-    let states = app.mounts.iter().zip(&app.readiness.0).map(|(mount, probe)| probe.state(&mount.container));
+    let states = app.mounts.iter().zip(&app.readiness.0).map(|(mount, probe)| probe.health(&mount.container));
     let states = join_all(states).await;
-    let control = app.options.control.as_deref();
+    let control = app.options.access_control.as_deref();
     let mut checks = Vec::new();
     for (number, ((mount, probe), state)) in app.mounts.iter().zip(&app.readiness.0).zip(&states).enumerate() {
-        // Everybody may ask, and not everybody may know what there is.
-        let name = if guard::is_open(control, &mount.name) { json!(mount.name) } else { json!(number) };
-        probe.tell(&mount.name, state);
-        checks.push(check("container", name, state.reason()));
+        // Every client may request readiness, but not every client may know the names of restricted containers.
+        let name = if authorization::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(number) };
+        probe.log_change(&mount.name, state);
+        checks.push(check_json("container", name, state.reason()));
     }
-    let keys = control.is_none_or(crate::access::Control::has_keys);
+    let keys = control.is_none_or(crate::access::AccessControl::has_keys);
     if control.is_some() {
-        checks.push(check("access", Value::Null, (!keys).then_some("the issuer's keys have not come yet")));
+        checks.push(check_json(
+            "access",
+            Value::Null,
+            (!keys).then_some("the issuer's keys have not been fetched yet"),
+        ));
     }
     let unready = states.iter().filter(|state| state.reason().is_some()).count();
-    let is_enough = unready == 0 || app.options.ready == Ready::Any && unready < states.len();
-    metrics::ready(is_enough && keys, u32::try_from(unready).unwrap_or(u32::MAX));
+    let is_enough =
+        unready == 0 || app.options.required_containers == RequiredContainers::Any && unready < states.len();
+    metrics::set_readiness(is_enough && keys, u32::try_from(unready).unwrap_or(u32::MAX));
     let kind = match is_enough {
         false => problem::STORAGE_UNAVAILABLE,
         true if !keys => problem::ISSUER_UNAVAILABLE,
         true => return Ok(json!({ "status": "ready", "checks": checks }).to_string()),
     };
-    Err(not_ready(kind, "not everything that is served can be read").with("checks", checks))
+    Err(not_ready(kind, "not all containers can be read").with_member("checks", checks))
 }
 
-fn check(what: &str, name: Value, reason: Option<&str>) -> Value {
+fn check_json(what: &str, name: Value, reason: Option<&str>) -> Value {
     let mut check = json!({ "check": what, "ok": reason.is_none() });
     if let Value::Object(members) = &mut check {
         members.extend((!name.is_null()).then(|| ("name".to_owned(), name)));
@@ -181,7 +191,7 @@ fn check(what: &str, name: Value, reason: Option<&str>) -> Value {
     check
 }
 
-/// Not for the log each time: those who ask do so every few seconds.
-fn not_ready(kind: Kind, detail: &'static str) -> Problem {
-    Problem::new(kind, detail).passing()
+/// Creates a problem that is not logged, because load balancers request readiness every few seconds.
+fn not_ready(kind: ProblemType, detail: &'static str) -> Problem {
+    Problem::new(kind, detail).with_retry_after()
 }

@@ -1,122 +1,132 @@
-//! The query string of a slice: its syntax, and the region it means in a dataset of known dimensions.
+//! Query string of a slice: its syntax, and the region that it selects in a dataset of known dimensions.
 //!
-//! Knows nothing of requests, stores or blocks. Axis order is N5's everywhere.
+//! This module does not depend on requests, stores or blocks. All axes are in N5 order.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 use smallvec::SmallVec;
 
-use super::parameters::{Parameters, QueryError, decimal, invalid, numbers, parameters, shown, unknown_value};
-use super::select::{self, Item, Misfit};
-use crate::n5::{Coords, DataType, Region, Start};
-use crate::output::{Endian, Options, Order};
+use super::numpy_index::{self, IndexError, IndexItem};
+use super::strict_query::{
+    QueryError, QueryParameters, excerpt, invalid_parameter, parse_decimal, parse_integers, parse_query, unknown_value,
+};
+use crate::n5::{Coords, DataType, Region, SignedCoords};
+use crate::output::{AxisOrder, EncodeOptions, Endian};
 
-/// Every parameter of a slice; `token` is read elsewhere.
+/// All parameters of a slice; `token` is read elsewhere.
 const PARAMETERS: [&str; 13] = [
     "start", "stop", "size", "step", "select", "outside", "order", "dtype", "format", "endian", "window", "quality",
     "token",
 ];
 
-/// A slice's parameters, as far as they can be understood without the dataset.
+/// A slice's parameters, parsed as far as possible without the dataset.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SliceQuery {
-    /// Which samples.
-    wanted: Wanted,
-    /// `order`
-    pub order: Order,
-    /// `dtype`: the type that elements are converted to, one of those that are decoded.
+    /// The samples that the query selects.
+    selector: SampleSelector,
+    /// Value of `order`.
+    pub order: AxisOrder,
+    /// `dtype`: type that the elements are converted to, which is one that can be decoded.
     pub data_type: Option<DataType>,
     /// `format`, not yet looked up.
     pub format: Option<String>,
-    /// `endian`
+    /// Value of `endian`.
     pub endian: Endian,
-    /// `window`: the values of black and white, finite.
+    /// `window`: the finite values that are shown as black and as white.
     pub window: Option<(f64, f64)>,
     /// `quality`, 1 to 100.
     pub quality: Option<u8>,
 }
 
-/// The samples asked for.
+/// The samples that a query selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Wanted {
-    /// `start`, `stop` or `size`, `step`, `outside`.
-    Box { start: Option<Vec<i64>>, end: Option<End>, step: Option<Vec<u64>>, outside: Outside },
+enum SampleSelector {
+    /// `start`, `stop` or `size`, `step`, and `outside`.
+    Box { start: Option<Vec<i64>>, end: Option<BoxEnd>, step: Option<Vec<u64>>, outside: OutsidePolicy },
     /// `select`.
-    Index(Vec<Item>),
+    Index(Vec<IndexItem>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum End {
+enum BoxEnd {
     Stop(Vec<i64>),
     Size(Vec<i64>),
 }
 
-/// What is done where the region leaves the dataset.
+/// Treatment of a region that leaves the dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outside {
+enum OutsidePolicy {
     Error,
     Clip,
     Zero,
 }
 
-/// The samples of one request.
+/// The samples that a query selects in a known dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Selection {
-    /// All axes of the dataset. Samples outside it are there only with `outside=zero`.
+    /// Region with all axes of the dataset. It leaves the dataset only with `outside=zero`.
     pub region: Region,
-    /// The axes that the result has, ascending: those that no integer of `select` drops.
+    /// Axes of the result in ascending order: those that no integer of `select` drops.
     pub kept_axes: SmallVec<[usize; 6]>,
 }
 
 impl Selection {
-    /// Shape of the result in elements, without dropped axes.
+    /// Returns the shape of the result in elements, without dropped axes.
     pub(super) fn shape(&self) -> Coords {
         self.kept_axes.iter().filter_map(|axis| self.region.shape().get(*axis).copied()).collect()
     }
 }
 
 impl SliceQuery {
-    /// Parses the raw query string, still percent-encoded; a `+` is a plus, not a space.
+    /// Parses the raw query string, which is percent-encoded. A `+` is a plus, not a space.
     ///
     /// # Errors
-    /// [`QueryError::Invalid`] for unknown or repeated parameters, values that cannot be read, and
-    /// parameters that exclude each other.
+    /// [`QueryError::Invalid`] for parameters that are unknown, repeated or exclude each other, and for values that
+    /// cannot be parsed.
     pub(super) fn parse(query: Option<&str>) -> Result<Self, QueryError> {
-        let given = parameters(query.unwrap_or_default(), &PARAMETERS)?;
+        let given = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
         let get = |name| given.get(name).map(String::as_str);
-        let wanted = Wanted::parse(&given)?;
-        let order = get("order").map_or(Ok(Order::F), |name| {
-            Order::from_name(name).ok_or_else(|| unknown_value("order", name, &Order::NAMES))
+        let wanted = SampleSelector::parse(&given)?;
+        let order = get("order").map_or(Ok(AxisOrder::F), |name| {
+            AxisOrder::from_name(name).ok_or_else(|| unknown_value("order", name, &AxisOrder::NAMES))
         })?;
         let endian = get("endian").map_or(Ok(Endian::Little), |name| {
             Endian::from_name(name).ok_or_else(|| unknown_value("endian", name, &Endian::NAMES))
         })?;
-        let window = get("window").map(window).transpose()?;
-        let quality = get("quality").map(quality).transpose()?;
-        let data_type = get("dtype").map(data_type).transpose()?;
-        Ok(Self { wanted, order, data_type, format: get("format").map(str::to_owned), endian, window, quality })
+        let window = get("window").map(parse_window).transpose()?;
+        let quality = get("quality").map(parse_quality).transpose()?;
+        let data_type = get("dtype").map(parse_data_type).transpose()?;
+        Ok(Self {
+            selector: wanted,
+            order,
+            data_type,
+            format: get("format").map(str::to_owned),
+            endian,
+            window,
+            quality,
+        })
     }
 
-    /// The samples that this query means in a dataset of `dimensions`.
+    /// Returns the samples that this query selects in a dataset of `dimensions`.
     ///
-    /// With `outside=clip` the region is what remains inside, on the same lattice: its start is the first
-    /// sample inside. What remains of a region wholly outside is empty. A `start` beyond the dataset
-    /// without an end is empty too, unless `outside` is `error`.
+    /// With `outside=clip` the region is the part inside the dataset, on the same lattice: it starts at the first
+    /// sample inside. It is empty if the region lies wholly outside. A `start` beyond the dataset without an end is
+    /// empty, too, unless `outside` is `error`.
     ///
     /// # Errors
-    /// [`QueryError::OutOfBounds`] where the rank is another or samples lie outside and may not;
-    /// [`QueryError::Invalid`] where a region ends before it starts.
+    /// [`QueryError::OutOfBounds`] if the rank differs, or if samples lie outside and that is not allowed;
+    /// [`QueryError::Invalid`] if a region ends before it starts.
     pub(super) fn select(&self, dimensions: &[u64]) -> Result<Selection, QueryError> {
-        match &self.wanted {
-            Wanted::Index(items) => by_index(items, dimensions),
-            Wanted::Box { start, end, step, outside } => {
-                by_box(start.as_deref(), end.as_ref(), step.as_deref(), *outside, dimensions)
+        match &self.selector {
+            SampleSelector::Index(items) => select_by_index(items, dimensions),
+            SampleSelector::Box { start, end, step, outside } => {
+                select_by_box(start.as_deref(), end.as_ref(), step.as_deref(), *outside, dimensions)
             }
         }
     }
 
-    /// What the output format is told about this query and the samples it selected.
-    pub(super) fn options(&self, selection: &Selection) -> Options {
-        Options {
+    /// Returns the output format's options for this query and the samples that it selected.
+    pub(super) fn options(&self, selection: &Selection) -> EncodeOptions {
+        EncodeOptions {
             order: self.order,
             endian: self.endian,
             window: self.window,
@@ -127,80 +137,85 @@ impl SliceQuery {
     }
 }
 
-impl Wanted {
-    fn parse(given: &Parameters) -> Result<Self, QueryError> {
+impl SampleSelector {
+    fn parse(given: &QueryParameters) -> Result<Self, QueryError> {
         let get = |name| given.get(name).map(String::as_str);
         if let Some(text) = get("select") {
             let excluded = ["start", "stop", "size", "step", "outside"];
             return match excluded.iter().find(|name| given.contains_key(**name)) {
                 Some(other) => {
-                    Err(invalid("select", format!("select and {other} exclude each other; give one of them")))
+                    Err(invalid_parameter("select", format!("select and {other} exclude each other; give one of them")))
                 }
-                None => select::parse(text).map(Self::Index).map_err(|why| invalid("select", format!("select: {why}"))),
+                None => numpy_index::parse(text)
+                    .map(Self::Index)
+                    .map_err(|why| invalid_parameter("select", format!("select: {why}"))),
             };
         }
         let outside = match get("outside") {
-            None | Some("error") => Outside::Error,
-            Some("clip") => Outside::Clip,
-            Some("zero") => Outside::Zero,
+            None | Some("error") => OutsidePolicy::Error,
+            Some("clip") => OutsidePolicy::Clip,
+            Some("zero") => OutsidePolicy::Zero,
             Some(other) => return Err(unknown_value("outside", other, &["error", "clip", "zero"])),
         };
-        let signed = outside != Outside::Error;
-        let list = |name, signed| get(name).map(|text| numbers(name, text, signed)).transpose();
+        let signed = outside != OutsidePolicy::Error;
+        let list = |name, signed| get(name).map(|text| parse_integers(name, text, signed)).transpose();
         let end = match (list("stop", signed)?, list("size", false)?) {
             (Some(_), Some(_)) => {
-                return Err(invalid("size", "stop and size exclude each other; give one of them".to_owned()));
+                return Err(invalid_parameter("size", "stop and size exclude each other; give one of them".to_owned()));
             }
-            (Some(stop), None) => Some(End::Stop(stop)),
-            (None, size) => size.map(End::Size),
+            (Some(stop), None) => Some(BoxEnd::Stop(stop)),
+            (None, size) => size.map(BoxEnd::Size),
         };
         let step = list("step", false)?.map(|step| step.iter().map(|n| n.unsigned_abs()).collect::<Vec<u64>>());
         if step.as_ref().is_some_and(|step| step.contains(&0)) {
-            return Err(invalid("step", "step holds a 0; every step is at least 1".to_owned()));
+            return Err(invalid_parameter("step", "step contains 0; every step must be at least 1".to_owned()));
         }
         Ok(Self::Box { start: list("start", signed)?, end, step, outside })
     }
 }
 
-/// Two different finite decimal numbers.
-fn window(text: &str) -> Result<(f64, f64), QueryError> {
-    let pair = text.split_once(',').and_then(|(lo, hi)| Some((decimal(lo)?, decimal(hi)?)));
+/// Parses two different finite decimal numbers.
+fn parse_window(text: &str) -> Result<(f64, f64), QueryError> {
+    let pair = text.split_once(',').and_then(|(lo, hi)| Some((parse_decimal(lo)?, parse_decimal(hi)?)));
     pair.filter(|(lo, hi)| lo.total_cmp(hi).is_ne() && hi - lo != 0.0).ok_or_else(|| {
         let detail =
-            format!("window is {:?}; give two different numbers, lo,hi: the values of black and white", shown(text));
-        invalid("window", detail)
+            format!("window is {:?}; give two different numbers, lo,hi: the values of black and white", excerpt(text));
+        invalid_parameter("window", detail)
     })
 }
 
-fn data_type(name: &str) -> Result<DataType, QueryError> {
+fn parse_data_type(name: &str) -> Result<DataType, QueryError> {
     let data_type = DataType::from_name(name);
     let known = || DataType::names().collect::<Vec<_>>();
     if data_type.size_bytes().is_some() { Ok(data_type) } else { Err(unknown_value("dtype", name, &known())) }
 }
 
-/// A whole number from 1 to 100.
-fn quality(text: &str) -> Result<u8, QueryError> {
+/// Parses an integer from 1 to 100.
+fn parse_quality(text: &str) -> Result<u8, QueryError> {
     let digits = text.bytes().all(|b| b.is_ascii_digit());
     text.parse().ok().filter(|quality| digits && (1..=100).contains(quality)).ok_or_else(|| {
-        invalid("quality", format!("quality is {:?}; give a whole number from 1, small, to 100, good", shown(text)))
+        invalid_parameter(
+            "quality",
+            format!("quality is {:?}; give a whole number from 1 (smallest) to 100 (best)", excerpt(text)),
+        )
     })
 }
 
-fn by_index(items: &[Item], dimensions: &[u64]) -> Result<Selection, QueryError> {
+fn select_by_index(items: &[IndexItem], dimensions: &[u64]) -> Result<Selection, QueryError> {
     let out = |detail| Err(QueryError::OutOfBounds { detail, dimensions: dimensions.into() });
     if items.is_empty() && !dimensions.is_empty() {
-        return Err(invalid("select", "select is empty; ... selects everything".to_owned()));
+        return Err(invalid_parameter("select", "select is empty; ... selects everything".to_owned()));
     }
-    let axes = match select::resolve(items, dimensions) {
+    let axes = match numpy_index::resolve(items, dimensions) {
         Ok(axes) => axes,
-        Err(Misfit::TooMany(given)) => return out(wrong_rank("select", given, dimensions)),
-        Err(Misfit::Beyond { axis, position }) => {
+        Err(IndexError::TooManyItems(given)) => return out(wrong_rank("select", given, dimensions)),
+        Err(IndexError::OutOfBounds { axis, position }) => {
             let size = dimensions.get(axis).copied().unwrap_or(0);
-            return out(format!("select asks for position {position} along axis {axis}, which has {size}"));
+            return out(format!("select requests position {position} along axis {axis}, which has {size}"));
         }
     };
     let kept_axes = axes.iter().enumerate().filter(|(_, along)| !along.dropped).map(|(axis, _)| axis).collect();
-    let start: Start = axes.iter().map(|along| along.start).collect();
+    let start: SignedCoords = axes.iter().map(|along| along.start).collect();
     let shape = axes.iter().map(|along| along.count).collect();
     let step = axes.iter().map(|along| along.step).collect();
     match Region::new(start, shape, step) {
@@ -214,17 +229,17 @@ fn wrong_rank(parameter: &str, given: usize, dimensions: &[u64]) -> String {
     format!("{parameter} has {given} numbers, the dataset {dimensions:?} has {} {axes}", dimensions.len())
 }
 
-fn by_box(
+fn select_by_box(
     start: Option<&[i64]>,
-    end: Option<&End>,
+    end: Option<&BoxEnd>,
     step: Option<&[u64]>,
-    outside: Outside,
+    outside: OutsidePolicy,
     dimensions: &[u64],
 ) -> Result<Selection, QueryError> {
     let out = |detail| QueryError::OutOfBounds { detail, dimensions: dimensions.into() };
     let (stop, size) = match end {
-        Some(End::Stop(stop)) => (Some(stop.as_slice()), None),
-        Some(End::Size(size)) => (None, Some(size.as_slice())),
+        Some(BoxEnd::Stop(stop)) => (Some(stop.as_slice()), None),
+        Some(BoxEnd::Size(size)) => (None, Some(size.as_slice())),
         None => (None, None),
     };
     let lengths = [
@@ -238,10 +253,10 @@ fn by_box(
             return Err(out(wrong_rank(parameter, given, dimensions)));
         }
     }
-    let (mut starts, mut shape, mut steps) = (Start::new(), Coords::new(), Coords::new());
+    let (mut starts, mut shape, mut steps) = (SignedCoords::new(), Coords::new(), Coords::new());
     for (axis, dimension) in dimensions.iter().enumerate() {
         let at = |list: Option<&[i64]>| list.and_then(|list| list.get(axis)).map(|n| i128::from(*n));
-        let asked = Axis {
+        let asked = AxisBounds {
             start: at(start).unwrap_or(0),
             stop: at(stop).or_else(|| at(size).map(|size| at(start).unwrap_or(0).saturating_add(size))),
             step: step.and_then(|list| list.get(axis)).copied().unwrap_or(1),
@@ -255,38 +270,42 @@ fn by_box(
     Ok(Selection { region, kept_axes: (0..dimensions.len()).collect() })
 }
 
-/// What is asked of one axis; wide enough that nothing overflows.
-struct Axis {
+/// Requested start, stop and step along one axis, in types that cannot overflow.
+struct AxisBounds {
     start: i128,
     stop: Option<i128>,
     step: u64,
 }
 
-impl Axis {
-    /// First sample and number of samples.
+impl AxisBounds {
+    /// Returns the first sample and the number of samples.
     fn samples(
         &self,
         axis: usize,
         dimension: u64,
-        outside: Outside,
+        outside: OutsidePolicy,
         dimensions: &[u64],
     ) -> Result<(i64, u64), QueryError> {
         let out = |detail| QueryError::OutOfBounds { detail, dimensions: dimensions.into() };
         let (mut start, dimension, step) = (self.start, i128::from(dimension), i128::from(self.step.max(1)));
-        let mut stop = self.stop.unwrap_or(if outside == Outside::Error { dimension } else { dimension.max(start) });
+        let mut stop =
+            self.stop.unwrap_or(if outside == OutsidePolicy::Error { dimension } else { dimension.max(start) });
         if self.stop.is_some() && start > stop {
-            return Err(invalid("stop", format!("along axis {axis} the region {start}..{stop} ends before it starts")));
+            return Err(invalid_parameter(
+                "stop",
+                format!("along axis {axis} the region {start}..{stop} ends before it starts"),
+            ));
         }
         match outside {
-            Outside::Error if start < 0 || start > dimension || stop > dimension => {
+            OutsidePolicy::Error if start < 0 || start > dimension || stop > dimension => {
                 let asked = if self.stop.is_some() { format!("{start}..{stop}") } else { format!("{start}..") };
                 return Err(out(format!(
                     "along axis {axis} the region {asked} leaves the dataset, which has 0..{dimension}; \
                      stay inside, or give outside=clip or outside=zero"
                 )));
             }
-            Outside::Error | Outside::Zero => {}
-            Outside::Clip => {
+            OutsidePolicy::Error | OutsidePolicy::Zero => {}
+            OutsidePolicy::Clip => {
                 let skipped =
                     start.saturating_neg().max(0).saturating_add(step).saturating_sub(1).checked_div(step).unwrap_or(0);
                 start = start.saturating_add(skipped.saturating_mul(step)).min(dimension);
@@ -294,7 +313,7 @@ impl Axis {
             }
         }
         let length = u64::try_from(stop.saturating_sub(start).max(0)).unwrap_or(u64::MAX);
-        // A list holds what fits; only a default or a clipped start is computed, and those are below a dimension.
+        // This never saturates: a given start was parsed as an `i64`, and a computed one is at most the dimension.
         let start = i64::try_from(start).unwrap_or(i64::MAX);
         Ok((start, length.div_ceil(self.step.max(1))))
     }

@@ -1,4 +1,4 @@
-//! `GET /stats/{path}`: what the elements of a dataset or multiscale group are like, from a bounded sample.
+//! `GET /stats/{path}`: statistics of the elements of a dataset or multiscale group, from a bounded sample.
 
 use std::sync::Arc;
 
@@ -9,112 +9,119 @@ use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::compress::Compressible;
-use super::conditional::{self, Verdict};
-use super::parameters::{QueryError, decimal, invalid, parameters};
+use super::conditional::{self, ConditionalOutcome};
 use super::problem::{self, Problem};
-use super::{Answer, Ask, Mount, respond};
-use crate::container::{Dataset, GroupState, ReadError, Sample, Survey};
+use super::strict_query::{QueryError, invalid_parameter, parse_decimal, parse_query};
+use super::{HandlerResult, Mount, RequestContext, respond};
+use crate::container::{Dataset, GroupState, ReadError, SamplePlan, SampleStatistics};
 use crate::metadata;
-use crate::n5::{Number, Summary};
+use crate::n5::{ElementValue, Statistics};
 use crate::store::Key;
 use crate::view;
 
-/// Every parameter; `token` is read elsewhere.
+/// All parameters; `token` is read elsewhere.
 const PARAMETERS: [&str; 3] = ["bins", "percentiles", "token"];
 
-const BINS: usize = 64;
-const MOST_BINS: usize = 4096;
-const PERCENTILES: &str = "0.1,1,5,25,50,75,95,99,99.9";
-const MOST_PERCENTILES: usize = 100;
+const DEFAULT_BINS: usize = 64;
+const MAX_BINS: usize = 4096;
+const DEFAULT_PERCENTILES: &str = "0.1,1,5,25,50,75,95,99,99.9";
+const MAX_PERCENTILES: usize = 100;
 
-/// A level of a pyramid suffices when it has as many elements.
+/// Number of elements that is enough for a pyramid level to be sampled.
 const ENOUGH_ELEMENTS: u64 = 1 << 20;
 
-/// Bookkeeping of the answer beside its bins, in bytes, estimated generously.
+/// Memory of the response without its bins, in bytes; a generous estimate.
 const ANSWER_BYTES: u64 = 64 << 10;
 
-/// The parameters.
+/// Parsed query parameters.
 struct StatsQuery {
     bins: usize,
-    /// As given, and as numbers from 0 to 100.
+    /// Each percentile as given, and as a number from 0 to 100.
     percentiles: Vec<(String, f64)>,
 }
 
 impl StatsQuery {
     fn parse(query: Option<&str>) -> Result<Self, QueryError> {
-        let given = parameters(query.unwrap_or_default(), &PARAMETERS)?;
+        let given = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
         let bins = match given.get("bins") {
-            None => BINS,
-            Some(text) => text.parse().ok().filter(|bins| (1..=MOST_BINS).contains(bins)).ok_or_else(|| {
-                invalid("bins", format!("bins is {:?}; give a whole number from 1 to {MOST_BINS}", shown(text)))
+            None => DEFAULT_BINS,
+            Some(text) => text.parse().ok().filter(|bins| (1..=MAX_BINS).contains(bins)).ok_or_else(|| {
+                invalid_parameter(
+                    "bins",
+                    format!("bins is {:?}; give a whole number from 1 to {MAX_BINS}", excerpt(text)),
+                )
             })?,
         };
-        let list = given.get("percentiles").map_or(PERCENTILES, String::as_str);
+        let list = given.get("percentiles").map_or(DEFAULT_PERCENTILES, String::as_str);
         let items: Vec<&str> = if list.is_empty() { Vec::new() } else { list.split(',').collect() };
-        if items.len() > MOST_PERCENTILES {
-            let detail = format!("percentiles has {} numbers; at most {MOST_PERCENTILES} are allowed", items.len());
-            return Err(invalid("percentiles", detail));
+        if items.len() > MAX_PERCENTILES {
+            let detail = format!("percentiles has {} numbers; at most {MAX_PERCENTILES} are allowed", items.len());
+            return Err(invalid_parameter("percentiles", detail));
         }
         let percentiles = items.into_iter().map(|item| {
-            let number = decimal(item).filter(|number| (0.0..=100.0).contains(number));
+            let number = parse_decimal(item).filter(|number| (0.0..=100.0).contains(number));
             number.map(|number| (item.to_owned(), number)).ok_or_else(|| {
-                let detail = format!("percentiles holds {:?}; give numbers from 0 to 100, with commas", shown(item));
-                invalid("percentiles", detail)
+                let detail = format!(
+                    "percentiles contains {:?}; give numbers from 0 to 100, separated by commas",
+                    excerpt(item)
+                );
+                invalid_parameter("percentiles", detail)
             })
         });
         Ok(Self { bins, percentiles: percentiles.collect::<Result<_, _>>()? })
     }
 }
 
-fn shown(text: &str) -> String {
+fn excerpt(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
-/// What is sampled.
-struct Chosen {
+/// The dataset or pyramid level that is sampled.
+struct SampledLevel {
     dataset: Arc<Dataset>,
-    /// Path of the level, relative to the path asked for; empty for a dataset itself.
+    /// Path of the level relative to the requested path; empty for a dataset.
     level: String,
-    /// Whether it is the dataset asked for, or the finest level.
-    finest: bool,
-    /// Why this level.
+    /// True if this is the requested dataset or the finest level.
+    is_finest: bool,
+    /// Reason why this level is sampled.
     reason: String,
 }
 
-pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
+pub(super) async fn answer(ask: &RequestContext<'_>) -> HandlerResult {
     let query = StatsQuery::parse(ask.query())?;
-    let (mount, key) = ask.locate(&ask.target.segments)?.ok_or_else(Problem::missing)?;
-    let missing = |error: ReadError| Problem::from(error).cached(mount.cache_missing.clone());
-    let chosen = choose(ask, mount, &key).await.map_err(missing)?;
+    let (mount, key) = ask.locate(&ask.target.segments)?.ok_or_else(Problem::not_found)?;
+    let missing =
+        |error: ReadError| Problem::from(error).with_cache_control_if_missing(mount.missing_cache_control.clone());
+    let chosen = choose_level(ask, mount, &key).await.map_err(missing)?;
     let attributes = &chosen.dataset.attributes;
     let compression = attributes.compression().name();
     if attributes.compression().codec().is_none() || attributes.data_type().size_bytes().is_none() {
         let detail = format!(
-            "compression {compression:?} with data type {:?} is not decoded here; the blocks can be fetched as stored",
+            "this server cannot decode compression {compression:?} with data type {:?}; the blocks can be fetched as stored",
             attributes.data_type().name()
         );
-        return Err(Problem::new(problem::UNSUPPORTED, detail).with("compression", compression));
+        return Err(Problem::new(problem::UNSUPPORTED, detail).with_member("compression", compression));
     }
     let sample = mount.container.plan_sample(&chosen.dataset).await?;
     let mut headers = HeaderMap::new();
-    headers.insert(CACHE_CONTROL, mount.cache_missing.clone());
+    headers.insert(CACHE_CONTROL, mount.missing_cache_control.clone());
     let etag = etag(&chosen, &sample, &query);
     if let Ok(value) = HeaderValue::from_str(&etag) {
         headers.insert(ETAG, value);
     }
     match conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None) {
-        Verdict::NotModified => return Ok(bare(StatusCode::NOT_MODIFIED, headers)),
-        Verdict::PreconditionFailed => {
-            let detail = format!("these statistics have the entity tag {etag} now");
+        ConditionalOutcome::NotModified => return Ok(bodyless_response(StatusCode::NOT_MODIFIED, headers)),
+        ConditionalOutcome::PreconditionFailed => {
+            let detail = format!("the entity tag of these statistics is now {etag}");
             return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
         }
-        Verdict::Whole | Verdict::Part(..) | Verdict::Unsatisfiable => {}
+        ConditionalOutcome::Whole | ConditionalOutcome::Part(..) | ConditionalOutcome::Unsatisfiable => {}
     }
     let path = [mount.name.as_str(), key.as_str()].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>();
     let percentages = query.percentiles.iter().map(|(_, percentage)| *percentage).collect();
     let (total, looked_for) = (sample.blocks_total, sample.blocks_missing);
-    let survey = mount.container.survey(ask.access, sample, query.bins, percentages).await?;
-    let memory = mount.container.reserve(ANSWER_BYTES + 64 * query.bins as u64).await?;
+    let survey = mount.container.sample_statistics(ask.freshness, sample, query.bins, percentages).await?;
+    let memory = mount.container.reserve_memory(ANSWER_BYTES + 64 * query.bins as u64).await?;
     let text = document(&path.join("/"), &chosen, &query, &survey, total, looked_for).to_string();
     let mut response = respond(StatusCode::OK, "application/json", memory.own(text.into()));
     response.headers_mut().extend(headers);
@@ -122,37 +129,37 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
     Ok(response)
 }
 
-fn bare(status: StatusCode, headers: HeaderMap) -> Response<Body> {
+fn bodyless_response(status: StatusCode, headers: HeaderMap) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
 }
 
-/// The dataset at `key`, or the level of the multiscale group there that is sampled: the coarsest that still has
-/// enough elements, else the finest.
-async fn choose(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Chosen, ReadError> {
-    let (container, access) = (&mount.container, ask.access);
+/// Chooses what is sampled: the dataset at `key`, or a level of the multiscale group there. The level is the coarsest
+/// that has enough elements, otherwise the finest.
+async fn choose_level(ask: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
+    let (container, access) = (&mount.container, ask.freshness);
     if let GroupState::Dataset(dataset) = &container.group(access, key).await?.state {
         let dataset = Arc::clone(dataset);
-        return Ok(Chosen { dataset, level: String::new(), finest: true, reason: String::new() });
+        return Ok(SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() });
     }
-    // Lets go of the memory for the description before that for the sample is waited for.
+    // Releases the description's memory before waiting for the sample's memory.
     let pyramid = {
         let known = view::read_node(container, access, key).await?;
         metadata::pyramid(&known.node, &mut Vec::new())
     };
     let Some(pyramid) = pyramid else {
-        // Says why it is no dataset.
+        // The error says why it is not a dataset.
         let dataset = container.dataset(access, key).await?;
-        return Ok(Chosen { dataset, level: String::new(), finest: true, reason: String::new() });
+        return Ok(SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() });
     };
     let mut levels = Vec::new();
     for level in pyramid.levels {
         let Ok(at) = Key::from_segments(key.segments().chain(level.path.split('/'))) else { continue };
-        // One that is gone or that nobody decodes is no reason to pass over the others.
+        // A level that is missing or cannot be decoded does not exclude the others.
         match container.dataset(access, &at).await {
-            Ok(dataset) if is_decoded(&dataset) => levels.push((level.path, dataset)),
+            Ok(dataset) if is_decodable(&dataset) => levels.push((level.path, dataset)),
             Ok(_) | Err(ReadError::NotFound(_) | ReadError::NotADataset { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -161,28 +168,29 @@ async fn choose(ask: &Ask<'_>, mount: &Mount, key: &Key) -> Result<Chosen, ReadE
     let count = levels.len();
     let number = levels.iter().rposition(|(_, dataset)| elements(dataset) >= ENOUGH_ELEMENTS);
     let reason = match number {
-        Some(_) => format!("the coarsest of {count} levels that has at least {ENOUGH_ELEMENTS} elements"),
+        Some(_) => format!("the coarsest of {count} levels with at least {ENOUGH_ELEMENTS} elements"),
         None => format!("the finest of {count} levels, none of which has {ENOUGH_ELEMENTS} elements"),
     };
     let number = number.unwrap_or(0);
     match levels.into_iter().nth(number) {
-        Some((level, dataset)) => Ok(Chosen { dataset, level, finest: number == 0, reason }),
+        Some((level, dataset)) => Ok(SampledLevel { dataset, level, is_finest: number == 0, reason }),
         None => Err(ReadError::NotFound(key.clone())),
     }
 }
 
-fn is_decoded(dataset: &Dataset) -> bool {
+fn is_decodable(dataset: &Dataset) -> bool {
     dataset.attributes.compression().codec().is_some() && dataset.attributes.data_type().size_bytes().is_some()
 }
 
-/// Depends on everything that the answer depends on. Weak, for the bytes differ by content coding.
-fn etag(chosen: &Chosen, sample: &Sample, query: &StatsQuery) -> String {
+/// Returns an entity tag that depends on everything that the response depends on. It is weak, because the bytes differ
+/// between content codings.
+fn etag(chosen: &SampledLevel, sample: &SamplePlan, query: &StatsQuery) -> String {
     let facts = format!(
         "{} {} {:?} {:x} {} {:?} {}",
         chosen.dataset.etag,
         chosen.level,
         chosen.reason,
-        sample.fingerprint.tags,
+        sample.fingerprint.etags_hash,
         query.bins,
         query.percentiles,
         env!("CARGO_PKG_VERSION"),
@@ -192,9 +200,9 @@ fn etag(chosen: &Chosen, sample: &Sample, query: &StatsQuery) -> String {
 
 fn document(
     path: &str,
-    chosen: &Chosen,
+    chosen: &SampledLevel,
     query: &StatsQuery,
-    survey: &Survey,
+    survey: &SampleStatistics,
     blocks_total: u128,
     blocks_missing: u64,
 ) -> Value {
@@ -207,12 +215,13 @@ fn document(
         |counts| json!({"min": summary.min.map(json_number), "max": summary.max.map(json_number), "counts": counts}),
     );
     let integers = data_type.contains("int");
-    let total = u64::try_from(blocks_total).map_or_else(|_beyond| json!(wide(blocks_total)), |total| json!(total));
+    let total =
+        u64::try_from(blocks_total).map_or_else(|_beyond| json!(to_f64_lossy(blocks_total)), |total| json!(total));
     json!({
         "path": path,
         "level": chosen.level,
         "data_type": data_type,
-        "exact": survey.exact && chosen.finest,
+        "exact": survey.exact && chosen.is_finest,
         "sample": {
             "blocks_read": survey.blocks_read,
             "blocks_total": total,
@@ -235,21 +244,21 @@ fn document(
 }
 
 #[expect(clippy::cast_precision_loss, reason = "beyond 2^64")]
-fn wide(number: u128) -> f64 {
+fn to_f64_lossy(number: u128) -> f64 {
     number as f64
 }
 
-fn json_number(number: Number) -> Value {
+fn json_number(number: ElementValue) -> Value {
     match number {
-        Number::Unsigned(number) => json!(number),
-        Number::Signed(number) => json!(number),
-        Number::Float(number) => json!(number),
+        ElementValue::Unsigned(number) => json!(number),
+        ElementValue::Signed(number) => json!(number),
+        ElementValue::Float(number) => json!(number),
     }
 }
 
-/// What was read and why, in sentences.
-fn note(chosen: &Chosen, survey: &Survey, blocks_total: u128, blocks_missing: u64) -> String {
-    let Summary { elements, .. } = survey.summary;
+/// Returns sentences that say what was read and why.
+fn note(chosen: &SampledLevel, survey: &SampleStatistics, blocks_total: u128, blocks_missing: u64) -> String {
+    let Statistics { elements, .. } = survey.summary;
     let mut text = String::new();
     let mut say = |sentence: String| {
         if !text.is_empty() {
@@ -260,24 +269,22 @@ fn note(chosen: &Chosen, survey: &Survey, blocks_total: u128, blocks_missing: u6
     if !chosen.level.is_empty() {
         say(format!("Level {} was read, {}.", chosen.level, chosen.reason));
     }
-    let Survey { blocks_read, blocks_unreadable, elements_missing, exact, .. } = survey;
+    let SampleStatistics { blocks_read, blocks_unreadable, elements_missing, exact, .. } = survey;
     if *exact && blocks_total == 0 {
         say("It has no elements.".to_owned());
     } else if *exact {
         say(format!("Every block was read, {blocks_read} of {blocks_total}."));
     } else {
-        say(format!("{elements} elements in {blocks_read} of {blocks_total} blocks, spread evenly, were looked at."));
+        say(format!("{elements} elements in {blocks_read} of {blocks_total} blocks, evenly spread, were read."));
     }
     if *blocks_unreadable > 0 {
-        say(format!("{blocks_unreadable} blocks could not be decoded and were passed over."));
+        say(format!("{blocks_unreadable} blocks could not be decoded and were skipped."));
     }
     if *elements_missing > 0 && elements == 0 {
-        say(format!(
-            "Nothing is stored of what was looked for: {blocks_missing} blocks do not exist and read as zero."
-        ));
+        say(format!("No elements of the sample are stored: {blocks_missing} blocks do not exist and read as zero."));
     } else if *elements_missing > 0 {
         say(format!(
-            "{elements_missing} elements are not stored, {blocks_missing} blocks among them; they read as zero and count in zeros alone."
+            "{elements_missing} elements are not stored, including those of {blocks_missing} missing blocks; they read as zero and count only in zeros."
         ));
     }
     text

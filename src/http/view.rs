@@ -1,4 +1,4 @@
-//! The views: documents, chunks and listings of the container in other programs' forms.
+//! Views: documents, chunks and listings of the container in other programs' formats.
 
 use std::ops::Range;
 
@@ -10,55 +10,64 @@ use axum::http::{HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::banded::BandReader;
-use super::conditional::{self, Verdict};
+use super::band_reader::BandReader;
+use super::conditional::{self, ConditionalOutcome};
 use super::problem::{self, Problem};
-use super::{Answer, Ask, Mount, listing, query, stored};
+use super::{HandlerResult, Mount, RequestContext, lenient_query, listing, stored};
 use crate::container::ReadError;
-use crate::fair::Client;
-use crate::view::{Chunk, Document, Found, Lookup, Pieces, PiecesFrom, Sent, View};
+use crate::fair_queue::ClientId;
+use crate::view::{Chunk, ChunkBody, ResolvedKey, StreamSource, StreamedChunk, View, ViewDocument, ViewLookup};
 
-/// `GET /{view}/…`.
-pub(super) async fn answer(ask: &Ask<'_>, view: &dyn View) -> Answer {
-    let Some((parameters, path)) = ask.target.segments.split_at_checked(view.parameters()) else {
-        return Err(Problem::missing());
+/// Handles `GET /{view}/…`.
+pub(super) async fn answer(ask: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
+    let Some((parameters, path)) = ask.target.segments.split_at_checked(view.path_parameter_count()) else {
+        return Err(Problem::not_found());
     };
-    if !view.accepts(parameters) {
-        return Err(Problem::missing());
+    if !view.accepts_path_parameters(parameters) {
+        return Err(Problem::not_found());
     }
-    // What is not UTF-8 is no value that a view knows.
+    // A value that is not UTF-8 is replaced by one that no view knows.
     let query: Vec<_> =
-        query::pairs(ask.query()).map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into()))).collect();
-    view.check(&query)?;
+        lenient_query::pairs(ask.query()).map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into()))).collect();
+    view.check_query(&query)?;
     let Some((mount, key)) = ask.locate(path)? else {
-        return if ask.target.trailing_slash { listing::of_mounts(ask).await } else { Err(Problem::missing()) };
+        return if ask.target.trailing_slash { listing::of_mounts(ask).await } else { Err(Problem::not_found()) };
     };
-    let lookup = Lookup { container: &mount.container, access: ask.access, parameters, key: &key, query: &query };
-    let blame = |error: ReadError| Problem::from(error).cached(mount.cache_missing.clone());
+    let lookup = ViewLookup {
+        container: &mount.container,
+        freshness: ask.freshness,
+        path_parameters: parameters,
+        key: &key,
+        query: &query,
+    };
+    let blame =
+        |error: ReadError| Problem::from(error).with_cache_control_if_missing(mount.missing_cache_control.clone());
     if ask.target.trailing_slash {
-        // A listing shows what can be seen.
-        let documents = match ReadError::or_hidden(view.documents(&lookup).await.map(Some)) {
+        // A listing omits documents that the server cannot read.
+        let documents = match ReadError::hidden_as_none(view.list_documents(&lookup).await.map(Some)) {
             Err(ReadError::AttributesTooLarge { .. }) => Vec::new(),
             found => found.map_err(blame)?.unwrap_or_default(),
         };
         return listing::of_view(ask, mount, &key, &documents).await;
     }
     match view.resolve(&lookup).await.map_err(blame)? {
-        Found::Document(document) => Ok(of_document(ask, mount, document)?),
-        Found::Chunk(chunk) => of_chunk(ask, mount, &chunk).await,
-        Found::Missing => {
-            let missing = || Problem::missing().cached(mount.cache_missing.clone());
+        ResolvedKey::Document(document) => Ok(document_response(ask, mount, document)?),
+        ResolvedKey::Chunk(chunk) => chunk_response(ask, mount, &chunk).await,
+        ResolvedKey::Missing => {
+            let missing = || Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone());
             let container = &mount.container;
-            if !container.is_directory(ask.access, &key).await? || container.is_at_block(ask.access, &key).await? {
+            if !container.is_directory(ask.freshness, &key).await?
+                || container.is_block_position(ask.freshness, &key).await?
+            {
                 return Err(missing());
             }
-            Ok(stored::redirect(ask))
+            Ok(stored::redirect_to_slash(ask))
         }
     }
 }
 
-fn of_document(ask: &Ask<'_>, mount: &Mount, document: Document) -> Answer {
-    let Document { mut text, memory } = document;
+fn document_response(ask: &RequestContext<'_>, mount: &Mount, document: ViewDocument) -> HandlerResult {
+    let ViewDocument { mut text, memory } = document;
     text.shrink_to_fit();
     let etag = format!("\"{:032x}\"", xxh3_128(text.as_bytes()));
     let bytes = match memory {
@@ -68,44 +77,52 @@ fn of_document(ask: &Ask<'_>, mount: &Mount, document: Document) -> Answer {
         }
         None => text.into(),
     };
-    // Never immutable: what a document says depends on the release and on everything around the directory.
-    of_bytes(ask, &bytes, &etag, "application/json", mount.cache_missing.clone())
+    // Never immutable: the document depends on the release and on everything around the directory.
+    bytes_response(ask, &bytes, &etag, "application/json", mount.missing_cache_control.clone())
 }
 
-async fn of_chunk(ask: &Ask<'_>, mount: &Mount, chunk: &Chunk) -> Answer {
-    let missing = || Problem::missing().cached(mount.cache_missing.clone());
-    let found = mount.cache_found.clone();
+async fn chunk_response(ask: &RequestContext<'_>, mount: &Mount, chunk: &Chunk) -> HandlerResult {
+    let missing = || Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone());
+    let found = mount.found_cache_control.clone();
     if ask.headers().contains_key(IF_NONE_MATCH) {
-        // The tags of the blocks say whether the client has this already; nothing needs to be made.
-        let etag = chunk.tag(&mount.container, ask.access).await?.ok_or_else(missing)?;
+        // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be encoded.
+        let etag = chunk.lookup_etag(&mount.container, ask.freshness).await?.ok_or_else(missing)?;
         let verdict = conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None);
-        if verdict == Verdict::NotModified {
-            return of_bytes(ask, &Bytes::new(), &etag, chunk.media_type(), found);
+        if verdict == ConditionalOutcome::NotModified {
+            return bytes_response(ask, &Bytes::new(), &etag, chunk.media_type(), found);
         }
     }
     let mut turn = None;
     loop {
-        let ready = match chunk.sent(&mount.container, ask.access).await?.ok_or_else(missing)? {
-            Sent::Whole(ready) => ready,
-            Sent::Pieces(pieces) => return of_pieces(ask, mount, *pieces, chunk.media_type(), found).await,
+        let ready = match chunk.read(&mount.container, ask.freshness).await?.ok_or_else(missing)? {
+            ChunkBody::Whole(ready) => ready,
+            ChunkBody::Streamed(pieces) => {
+                return streamed_response(ask, mount, *pieces, chunk.media_type(), found).await;
+            }
         };
         let sent = match turn.take() {
-            Some(turn) => Some(mount.container.sent_in_turn(turn, ready.bytes.clone())),
-            None => mount.container.sent(Client::current(), &ready.bytes),
+            Some(turn) => Some(mount.container.charge_with_permit(turn, ready.bytes.clone())),
+            None => mount.container.charge_to_client(ClientId::current(), &ready.bytes),
         };
         if let Some(bytes) = sent {
-            return of_bytes(ask, &bytes, &ready.etag, chunk.media_type(), found);
+            return bytes_response(ask, &bytes, &ready.etag, chunk.media_type(), found);
         }
-        // Its client has to take something else first; nothing is held meanwhile.
+        // The client must receive other responses first. No bytes are held while waiting.
         let len = ready.bytes.len();
         drop(ready);
-        turn = Some(mount.container.turn_to_send(len).await?);
+        turn = Some(mount.container.acquire_send_permit(len).await?);
     }
 }
 
-/// An object that is held whole: preconditions and ranges as for stored ones.
-fn of_bytes(ask: &Ask<'_>, bytes: &Bytes, etag: &str, media_type: &'static str, cache: HeaderValue) -> Answer {
-    let (mut response, range) = described(ask, bytes.len() as u64, etag, media_type, cache)?;
+/// Responds with bytes that are entirely in memory. Preconditions and ranges work as for stored objects.
+fn bytes_response(
+    ask: &RequestContext<'_>,
+    bytes: &Bytes,
+    etag: &str,
+    media_type: &'static str,
+    cache: HeaderValue,
+) -> HandlerResult {
+    let (mut response, range) = response_head(ask, bytes.len() as u64, etag, media_type, cache)?;
     let (from, to) = (usize::try_from(range.start).unwrap_or(0), usize::try_from(range.end).unwrap_or(0));
     if !range.is_empty() {
         *response.body_mut() = Body::from(bytes.slice(from.min(bytes.len())..to.min(bytes.len())));
@@ -113,24 +130,24 @@ fn of_bytes(ask: &Ask<'_>, bytes: &Bytes, etag: &str, media_type: &'static str, 
     Ok(response)
 }
 
-/// A chunk that is read while it is sent.
-async fn of_pieces(
-    ask: &Ask<'_>,
+/// Responds with a chunk that is read while it is sent.
+async fn streamed_response(
+    ask: &RequestContext<'_>,
     mount: &Mount,
-    pieces: Pieces,
+    pieces: StreamedChunk,
     media_type: &'static str,
     cache: HeaderValue,
-) -> Answer {
-    let (mut response, range) = described(ask, pieces.len, &pieces.etag, media_type, cache)?;
+) -> HandlerResult {
+    let (mut response, range) = response_head(ask, pieces.len, &pieces.etag, media_type, cache)?;
     if range.is_empty() || ask.method() == Method::HEAD {
         return Ok(response);
     }
-    *response.body_mut() = match pieces.from.clone() {
-        PiecesFrom::Stored(large, within) => {
+    *response.body_mut() = match pieces.source.clone() {
+        StreamSource::Stored(large, within) => {
             let at = |byte: u64| within.start.saturating_add(byte);
-            stored::pieces(large, at(range.start), at(range.end), ask.id.to_owned())
+            stored::stream_range(large, at(range.start), at(range.end), ask.id.to_owned())
         }
-        PiecesFrom::Elements(plain) => {
+        StreamSource::Elements(plain) => {
             let header_bytes = plain.header.len() as u64;
             let of_header = |byte: u64| usize::try_from(byte.min(header_bytes)).unwrap_or(usize::MAX);
             let start = plain.header.slice(of_header(range.start)..of_header(range.end));
@@ -138,10 +155,10 @@ async fn of_pieces(
             if from == to {
                 Body::from(start)
             } else {
-                let (slice, skipped) = pieces.slice(&mount.container, &plain, from, to)?;
-                let finish = pieces.finish(&plain);
-                let reader = BandReader::new(mount.container.clone(), ask.access, slice, finish);
-                let mut reader = reader.of_unchanged(pieces).cut(skipped, to.saturating_sub(from));
+                let (slice, skipped) = pieces.plan_byte_range(&mount.container, &plain, from, to)?;
+                let finish = pieces.byte_swap(&plain);
+                let reader = BandReader::new(mount.container.clone(), ask.freshness, slice, finish);
+                let mut reader = reader.with_etag_check(pieces).with_byte_range(skipped, to.saturating_sub(from));
                 let first = reader.next().await?.unwrap_or_default();
                 reader.into_body(start, first, ask.id.to_owned())
             }
@@ -150,22 +167,25 @@ async fn of_pieces(
     Ok(response)
 }
 
-/// The head of an answer of `len` bytes, and which of them it has.
-fn described(
-    ask: &Ask<'_>,
+/// Returns the head of a response of `len` bytes, and the range of them that its body has.
+fn response_head(
+    ask: &RequestContext<'_>,
     len: u64,
     etag: &str,
     media_type: &'static str,
     cache: HeaderValue,
 ) -> Result<(Response<Body>, Range<u64>), Problem> {
     let (status, from, to) = match conditional::evaluate(ask.method(), ask.headers(), Some(etag), None, Some(len)) {
-        Verdict::Whole => (StatusCode::OK, 0, len),
-        Verdict::Part(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
-        Verdict::NotModified => (StatusCode::NOT_MODIFIED, 0, 0),
-        Verdict::PreconditionFailed => {
-            return Err(Problem::new(problem::PRECONDITION_FAILED, format!("this has the entity tag {etag} now")));
+        ConditionalOutcome::Whole => (StatusCode::OK, 0, len),
+        ConditionalOutcome::Part(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
+        ConditionalOutcome::NotModified => (StatusCode::NOT_MODIFIED, 0, 0),
+        ConditionalOutcome::PreconditionFailed => {
+            return Err(Problem::new(
+                problem::PRECONDITION_FAILED,
+                format!("the entity tag of this object is now {etag}"),
+            ));
         }
-        Verdict::Unsatisfiable => return Err(Problem::range(len)),
+        ConditionalOutcome::Unsatisfiable => return Err(Problem::range_not_satisfiable(len)),
     };
     let mut response = Response::new(Body::empty());
     *response.status_mut() = status;
@@ -180,7 +200,7 @@ fn described(
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(to - from));
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    // As for stored objects, for Java N5.
+    // For Java N5, as for stored objects.
     headers.insert("accept-range", HeaderValue::from_static("bytes"));
     if status == StatusCode::PARTIAL_CONTENT {
         let range = format!("bytes {from}-{}/{len}", to - 1);

@@ -1,4 +1,5 @@
-//! `/viewer/`: the files of a built Neuroglancer from a directory, and the assets of the listing page beside them.
+//! `/viewer/`: the files of a built Neuroglancer, from a directory. `page` serves the listing page's assets at
+//! `/viewer/page/`.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,134 +16,138 @@ use tokio::sync::mpsc;
 use tower_http::services::fs::{DefaultServeDirFallback, ServeDir};
 
 use super::problem::{self, Problem};
-use super::viewer_files::Files;
-use super::{Answer, Ask, page, stored, target, vary};
+use super::viewer_files::ViewerFiles;
+use super::{HandlerResult, RequestContext, add_vary, page, route, stored};
 use crate::store::{Key, LocalStore, SymlinkPolicy};
 
-/// What the viewer starts from.
+/// The viewer's start page.
 const INDEX: &str = "index.html";
 /// Bytes of a file that are read at a time.
-const CHUNK: usize = 16 << 10;
-/// The longest path of one in bytes.
-const LONGEST: usize = 4096;
-/// How long the disk is waited for when a file is looked for.
-const DEADLINE: Duration = Duration::from_secs(30);
+const READ_BUFFER_BYTES: usize = 16 << 10;
+/// Longest path of a file, in bytes.
+const MAX_PATH_BYTES: usize = 4096;
+/// Maximum wait for the disk when a file is looked up.
+const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A built viewer.
+/// A built Neuroglancer.
 #[derive(Debug, Clone)]
 pub struct Viewer {
     directory: PathBuf,
-    files: ServeDir<DefaultServeDirFallback, Files>,
+    files: ServeDir<DefaultServeDirFallback, ViewerFiles>,
 }
 
 impl Viewer {
-    /// The viewer in `directory`, relative to the working directory and where links lead now; `None` where there is no
-    /// `index.html`, or no directory is named. Links out of the directory are not followed.
+    /// Opens the viewer in `directory`, which is relative to the working directory. Symbolic links on the way to it are
+    /// resolved now. Returns `None` if `directory` is empty or has no `index.html`. Links out of it are not followed.
     ///
-    /// Beside a file may lie `.br` and `.gz`, its compressed copies.
+    /// Compressed copies of a file may lie beside it, with the endings `.br` and `.gz`.
     ///
-    /// Waits for the disk.
+    /// Blocks the thread on disk I/O.
     ///
     /// # Errors
-    /// When that cannot be found out.
-    pub fn find(directory: &Path) -> std::io::Result<Option<Self>> {
+    /// If the directory cannot be examined.
+    pub fn open(directory: &Path) -> std::io::Result<Option<Self>> {
         if directory.as_os_str().is_empty() {
             return Ok(None);
         }
-        let store = match LocalStore::open(directory, SymlinkPolicy::Inside, DEADLINE) {
+        let store = match LocalStore::open(directory, SymlinkPolicy::Inside, STORE_TIMEOUT) {
             Ok(store) => store,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(error),
         };
         let index = Key::root().child(INDEX).map_err(std::io::Error::other)?;
-        if !store.has_file(&index)? {
+        if !store.has_file_blocking(&index)? {
             return Ok(None);
         }
-        let files = ServeDir::with_backend("", Files(store))
+        let files = ServeDir::with_backend("", ViewerFiles(store))
             .append_index_html_on_directories(false)
-            // A few of them are held for each answer: in the file's buffer, between the threads and on the way to the client.
-            .with_buf_chunk_size(CHUNK)
+            // Each response holds a few of them: in the file's buffer, between the threads and on the way to the
+            // client.
+            .with_buf_chunk_size(READ_BUFFER_BYTES)
             .ignore_multi_range_requests(true)
             .precompressed_br()
             .precompressed_gzip();
         Ok(Some(Self { directory: directory.to_owned(), files }))
     }
 
-    /// Where its files are.
+    /// Returns the directory of the viewer's files.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 }
 
-pub(super) async fn answer(ask: &Ask<'_>) -> Answer {
+pub(super) async fn answer(ask: &RequestContext<'_>) -> HandlerResult {
     let segments: Vec<&str> = ask.target.segments.iter().map(String::as_str).collect();
     let Some(viewer) = ask.app.viewer() else {
         return Err(Problem::new(problem::NOT_FOUND, "this server has no viewer; the README says how to add it"));
     };
     match segments.as_slice() {
-        [] if ask.target.bare => Ok(stored::redirect(ask)),
-        [] => viewer.file(ask, &[INDEX]).await,
-        // No directory is listed, and no file is one.
-        _ if ask.target.trailing_slash => Err(Problem::missing()),
-        path => viewer.file(ask, path).await,
+        [] if ask.target.is_bare => Ok(stored::redirect_to_slash(ask)),
+        [] => viewer.file_response(ask, &[INDEX]).await,
+        // Directories are not listed, and the path of a file does not end in a slash.
+        _ if ask.target.trailing_slash => Err(Problem::not_found()),
+        path => viewer.file_response(ask, path).await,
     }
 }
 
 impl Viewer {
-    async fn file(&self, ask: &Ask<'_>, path: &[&str]) -> Answer {
-        let encoded: Vec<String> = path.iter().map(|segment| target::encode(segment).to_string()).collect();
+    async fn file_response(&self, ask: &RequestContext<'_>, path: &[&str]) -> HandlerResult {
+        let encoded: Vec<String> = path.iter().map(|segment| route::encode_segment(segment).to_string()).collect();
         let uri = format!("/{}", encoded.join("/"));
-        if uri.len() > LONGEST {
-            return Err(Problem::missing());
+        if uri.len() > MAX_PATH_BYTES {
+            return Err(Problem::not_found());
         }
         let mut request = Request::new(Body::empty());
         *request.method_mut() = ask.method().clone();
-        *request.uri_mut() = uri.parse().map_err(|_invalid| Problem::missing())?;
+        *request.uri_mut() = uri.parse().map_err(|_invalid| Problem::not_found())?;
         for name in [ACCEPT_ENCODING, IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE, RANGE] {
             if let Some(value) = ask.headers().get(&name) {
                 request.headers_mut().insert(name, value.clone());
             }
         }
-        let response = self.files.clone().try_call(request).await.map_err(|error| self.unreadable(&error))?;
+        let response = self.files.clone().try_call(request).await.map_err(|error| self.read_problem(&error))?;
         match response.status() {
             StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED => {}
             StatusCode::PRECONDITION_FAILED => {
-                return Err(Problem::new(problem::PRECONDITION_FAILED, "the file has another entity tag now"));
+                return Err(Problem::new(problem::PRECONDITION_FAILED, "the entity tag of the file has changed"));
             }
-            StatusCode::RANGE_NOT_SATISFIABLE => return Err(Problem::range(length_of(response.headers()))),
-            _ => return Err(Problem::missing()),
+            StatusCode::RANGE_NOT_SATISFIABLE => {
+                return Err(Problem::range_not_satisfiable(complete_length(response.headers())));
+            }
+            _ => return Err(Problem::not_found()),
         }
-        let mut response: Response<Body> = response.map(|body| relayed(Body::new(body)));
+        let mut response: Response<Body> = response.map(|body| read_on_this_runtime(Body::new(body)));
         let headers = response.headers_mut();
         let name = path.last().copied().unwrap_or_default();
-        let policy = if is_hashed(name) { "public, max-age=31536000, immutable" } else { "no-cache" };
+        let policy = if has_content_hash(name) { "public, max-age=31536000, immutable" } else { "no-cache" };
         headers.insert(CACHE_CONTROL, HeaderValue::from_static(policy));
         let text = headers.get(CONTENT_TYPE).and_then(|found| found.to_str().ok()).filter(|t| t.starts_with("text/"));
         if let Some(Ok(typed)) = text.map(|text| HeaderValue::from_str(&format!("{text}; charset=utf-8"))) {
             headers.insert(CONTENT_TYPE, typed);
         }
         if name == INDEX {
-            page::protect(headers, page::VIEWER_POLICY, &ask.app.options.frame_ancestors);
+            page::add_security_headers(headers, page::VIEWER_CSP, &ask.app.options.frame_ancestors);
         }
         if response.status() == StatusCode::NOT_MODIFIED {
-            vary(response.headers_mut(), "accept-encoding");
+            add_vary(response.headers_mut(), "accept-encoding");
         }
         Ok(response)
     }
 
-    fn unreadable(&self, error: &std::io::Error) -> Problem {
+    fn read_problem(&self, error: &std::io::Error) -> Problem {
         let absent =
             [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::IsADirectory, ErrorKind::InvalidFilename];
         if absent.contains(&error.kind()) {
-            return Problem::missing();
+            return Problem::not_found();
         }
         let cause = format!("{}: {error}", self.directory.display());
-        Problem::own(problem::STORAGE_UNAVAILABLE, "the viewer's files cannot be read", cause)
+        Problem::with_cause(problem::STORAGE_UNAVAILABLE, "the viewer's files cannot be read", cause)
     }
 }
 
-/// A body read by the runtime that this runs in, whoever sends it: files are waited for, and who serves connections must not.
-fn relayed(mut body: Body) -> Body {
+/// Returns a body that a task of the current runtime reads, whichever thread sends it. Reading a file may block, which
+/// the threads that serve connections must not do.
+fn read_on_this_runtime(mut body: Body) -> Body {
     if http_body::Body::is_end_stream(&body) {
         return body;
     }
@@ -158,14 +163,14 @@ fn relayed(mut body: Body) -> Body {
     Body::new(StreamBody::new(futures_util::stream::unfold(sent, next)))
 }
 
-/// The length that an answer to an unsatisfiable range gives.
-fn length_of(headers: &HeaderMap) -> u64 {
+/// Returns the complete length of the file, from a response to an unsatisfiable range.
+fn complete_length(headers: &HeaderMap) -> u64 {
     let range = headers.get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
     range.and_then(|range| range.strip_prefix("bytes */")?.parse().ok()).unwrap_or(0)
 }
 
-/// Whether a file's name has a hash of its content (`main.0123456789abcdef.js`), so that it never changes.
-fn is_hashed(name: &str) -> bool {
+/// Returns true if a file's name has a hash of its content (`main.0123456789abcdef.js`), so that it never changes.
+fn has_content_hash(name: &str) -> bool {
     name.split('.').skip(1).any(|part| part.len() == 16 && part.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
@@ -175,20 +180,20 @@ mod tests {
 
     #[test]
     fn only_names_with_a_hash_are_kept_for_ever() {
-        assert!(is_hashed("main.0123456789abcdef.js"));
-        assert!(is_hashed("main.0123456789abcdef.js.map"));
+        assert!(has_content_hash("main.0123456789abcdef.js"));
+        assert!(has_content_hash("main.0123456789abcdef.js.map"));
         for name in ["index.html", "0123456789abcdef", "main.0123456789abcde.js", "main.0123456789abcdeg.js", ""] {
-            assert!(!is_hashed(name), "{name}");
+            assert!(!has_content_hash(name), "{name}");
         }
     }
 
     #[test]
     fn a_directory_without_an_index_is_no_viewer() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(Viewer::find(directory.path()).unwrap().is_none());
+        assert!(Viewer::open(directory.path()).unwrap().is_none());
         std::fs::create_dir(directory.path().join(INDEX)).unwrap();
-        assert!(Viewer::find(directory.path()).unwrap().is_none());
-        assert!(Viewer::find(Path::new("")).unwrap().is_none());
-        assert!(Viewer::find(Path::new(&"x".repeat(300))).is_err());
+        assert!(Viewer::open(directory.path()).unwrap().is_none());
+        assert!(Viewer::open(Path::new("")).unwrap().is_none());
+        assert!(Viewer::open(Path::new(&"x".repeat(300))).is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! The files of a viewer as `tower_http` wants them: read by a [`LocalStore`], which follows no link out of their directory.
+//! The viewer's files as a `tower_http` backend, read by a [`LocalStore`], which follows no link out of their
+//! directory.
 
 use std::fs::Metadata;
 use std::future::Future;
@@ -12,50 +13,52 @@ use tower_http::services::fs::{Backend, File};
 
 use crate::store::{Key, LocalStore, StoreError};
 
-/// The directory.
+/// The directory of the viewer's files.
 #[derive(Debug, Clone)]
-pub(super) struct Files(pub(super) LocalStore);
+pub(super) struct ViewerFiles(pub(super) LocalStore);
 
-type Answer<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
+type IoFuture<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
 
-impl Backend for Files {
-    type File = Opened;
+impl Backend for ViewerFiles {
+    type File = ViewerFile;
     type Metadata = Metadata;
-    type OpenFuture = Answer<Opened>;
-    type MetadataFuture = Answer<Metadata>;
+    type OpenFuture = IoFuture<ViewerFile>;
+    type MetadataFuture = IoFuture<Metadata>;
 
     fn open(&self, path: PathBuf) -> Self::OpenFuture {
         let files = self.0.clone();
-        Box::pin(async move { found(files.file(&key(&path)?).await).map(|file| Opened(file.into())) })
+        Box::pin(async move {
+            into_io_result(files.open_for_reading(&key_from_path(&path)?).await).map(|file| ViewerFile(file.into()))
+        })
     }
 
     fn metadata(&self, path: PathBuf) -> Self::MetadataFuture {
         let files = self.0.clone();
-        Box::pin(async move { found(files.metadata(&key(&path)?).await) })
+        Box::pin(async move { into_io_result(files.metadata(&key_from_path(&path)?).await) })
     }
 }
 
-fn key(path: &Path) -> io::Result<Key> {
-    // It begins with `.`; a key has no other such segment.
+fn key_from_path(path: &Path) -> io::Result<Key> {
+    // The path begins with `.`. A key has no such segment.
     let segments: Option<Vec<&str>> =
         path.strip_prefix(".").unwrap_or(path).iter().map(|segment| segment.to_str()).collect();
     let key = segments.and_then(|segments| Key::from_segments(segments).ok());
     key.ok_or_else(|| ErrorKind::NotFound.into())
 }
 
-fn found<T>(answer: Result<Option<T>, StoreError>) -> io::Result<T> {
+fn into_io_result<T>(answer: Result<Option<T>, StoreError>) -> io::Result<T> {
     match answer {
         Ok(Some(found)) => Ok(found),
-        Ok(None) | Err(StoreError::NotFollowed(_) | StoreError::LeadsNowhere(_)) => Err(ErrorKind::NotFound.into()),
+        Ok(None) | Err(StoreError::LinkNotFollowed(_) | StoreError::DanglingLink(_)) => Err(ErrorKind::NotFound.into()),
         Err(StoreError::Io { cause, .. }) => Err(io::Error::new(cause.kind(), cause)),
         Err(other) => Err(io::Error::other(other)),
     }
 }
 
-/// An open file.
-pub(super) struct Opened(tokio::fs::File);
+/// An open file of the viewer.
+pub(super) struct ViewerFile(tokio::fs::File);
 
-impl AsyncRead for Opened {
+impl AsyncRead for ViewerFile {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -65,7 +68,7 @@ impl AsyncRead for Opened {
     }
 }
 
-impl AsyncSeek for Opened {
+impl AsyncSeek for ViewerFile {
     fn start_seek(mut self: Pin<&mut Self>, position: SeekFrom) -> io::Result<()> {
         Pin::new(&mut self.0).start_seek(position)
     }
@@ -75,7 +78,7 @@ impl AsyncSeek for Opened {
     }
 }
 
-impl File for Opened {
+impl File for ViewerFile {
     type Metadata = Metadata;
     type MetadataFuture<'a> = Pin<Box<dyn Future<Output = io::Result<Metadata>> + Send + 'a>>;
 

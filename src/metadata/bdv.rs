@@ -1,50 +1,59 @@
-//! BigDataViewer's N5: `setup<i>/timepoint<t>/s<k>`.
+//! BigDataViewer's N5 layout: `setup<i>/timepoint<t>/s<k>`.
 //!
-//! The setup group holds `downsamplingFactors`, a list of lists, and `dataType`; each timepoint group
-//! is a pyramid of the levels `s<k>` and may hold `resolution`. The calibration proper lies in an XML
-//! file beside the container. Lists are in N5 order.
+//! The setup group holds `downsamplingFactors`, a list of lists, and `dataType`. Each timepoint group is a pyramid of
+//! the levels `s<k>` and may hold `resolution`. The full calibration is in an XML file beside the container. Lists are
+//! in N5 axis order.
 //!
-//! Recognised by the group directly above, which has factors of all levels and is no dataset, while
-//! the group itself has none. Wants the children named `s<number>`.
+//! A group is recognised if the group directly above it has factors for all levels and is not a dataset, and the group
+//! itself has no factors. It requires the attributes of the children named `s<number>`.
 //!
 //! Source: bigdataviewer-core `BDV N5 format.md`, `bdv/img/n5/BdvN5Format.java`.
 
-use super::fields::one_per_axis;
-use super::problem::Problem;
+use super::json_values::one_per_axis;
+use super::numbered_levels::{BasePlacement, build_levels, default_xyz_axes, level_names, level_paths, listed_factors};
+use super::problem::MetadataProblem;
 use super::pyramid::{Convention, Pyramid};
-use super::scales::{Placement, level_names, level_paths, levels, listed_factors, xyz};
-use super::{Node, fields};
+use super::{Node, json_values};
 
-pub(super) fn wanted(node: &Node) -> Vec<String> {
+pub(super) fn required_paths(node: &Node) -> Vec<String> {
     if recognised(node) { level_paths(node) } else { Vec::new() }
 }
 
 fn recognised(node: &Node) -> bool {
     listed_factors(node.attributes()).is_none()
-        && node.parent().get("downsamplingFactors").and_then(fields::number_lists).is_some()
-        && !node.parent().contains_key("dimensions")
+        && node.parent_attributes().get("downsamplingFactors").and_then(json_values::number_lists).is_some()
+        && !node.parent_attributes().contains_key("dimensions")
 }
 
-pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
+pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
     if !recognised(node) {
         return None;
     }
-    let listed = listed_factors(node.parent());
+    let listed = listed_factors(node.parent_attributes());
     let mut sized = false;
-    let place = |first: &super::pyramid::Found, problems: &mut Vec<Problem>| {
+    let place = |first: &super::pyramid::LevelDataset, problems: &mut Vec<MetadataProblem>| {
         let rank = first.dataset.rank();
         let given = node.attributes().get("resolution");
         let given = given.and_then(|value| one_per_axis(value, rank));
         sized = given.is_some();
         let base = given.unwrap_or_else(|| {
-            fields::note(problems, "the voxel size is not in the container but in BigDataViewer's XML file".to_owned());
+            json_values::push_unique(
+                problems,
+                "the voxel size is not in the container but in BigDataViewer's XML file".to_owned(),
+            );
             vec![1.0; rank]
         });
-        Placement { base, offset: vec![0.0; rank] }
+        BasePlacement { resolution: base, offset: vec![0.0; rank] }
     };
-    let levels = levels(node, level_names(node), listed.as_deref(), place, problems);
+    let levels = build_levels(node, level_names(node), listed.as_deref(), place, problems);
     let rank = levels.first()?.factors.len();
-    Some(Pyramid { convention: Convention::Bdv, axes: xyz(rank), units: None, sized, levels })
+    Some(Pyramid {
+        convention: Convention::Bdv,
+        axes: default_xyz_axes(rank),
+        units: None,
+        is_calibrated: sized,
+        levels,
+    })
 }
 
 #[cfg(test)]
@@ -52,10 +61,10 @@ mod tests {
     use serde_json::json;
 
     use super::super::testing::*;
-    use super::super::{Kind, describe};
+    use super::super::{NodeKind, describe};
     use super::*;
 
-    /// pybdv's: factors on the setup, `resolution` on the timepoint.
+    /// A timepoint as pybdv writes it: factors on the setup, `resolution` on the timepoint.
     fn timepoint(own: &serde_json::Value, level: &serde_json::Value) -> Node {
         let setup = json!({"dataType": "uint16", "downsamplingFactors": [[1, 1, 1], [2, 2, 1]]});
         let below = [("s0", array(&[44, 40, 24], &json!({}))), ("s1", array(&[22, 20, 24], level))];
@@ -88,6 +97,6 @@ mod tests {
     fn a_setup_is_a_plain_group() {
         let setup = json!({"dataType": "uint16", "downsamplingFactors": [[1, 1, 1], [2, 2, 1]]});
         let description = describe(&group(&[json!({})], &setup, &[("timepoint0", json!({}))]));
-        assert_eq!((description.kind, description.problems.len()), (Kind::Group, 0));
+        assert_eq!((description.kind, description.problems.len()), (NodeKind::Group, 0));
     }
 }

@@ -1,7 +1,7 @@
-//! `attributes.json` as the strictest readers want it, whatever the stored one looks like.
+//! `attributes.json` in the form that the strictest readers accept, whatever form is stored.
 //!
-//! TensorStore's keys alone, in its spelling, which are also Neuroglancer's; and
-//! `downsamplingFactors`, which TensorStore passes over.
+//! It holds only TensorStore's keys, in TensorStore's spelling, which Neuroglancer also reads, and
+//! `downsamplingFactors`, which TensorStore ignores.
 //!
 //! Source: TensorStore `driver/n5/metadata.cc`; Neuroglancer `src/datasource/n5/frontend.ts`.
 
@@ -9,81 +9,83 @@ use serde_json::{Map, Value, json};
 
 use crate::n5::{DataType, DescribedDataset};
 
-use super::fields::{level_number, note, one_per_axis, shown, strings};
+use super::coordinate_space::{Axis, CoordinateSpace};
+use super::json_values::{level_number, one_per_axis, push_unique, strings, truncated_json};
 use super::pyramid::{Pyramid, integer_if_whole};
-use super::space::{Axis, Space};
 use super::tensorstore::MAX_BLOCK_BYTES;
 
-/// The attributes of a dataset that every reader of N5 opens, and in sentences what was mended or left
-/// out for that. Attributes that no reader of arrays interprets are left out without a word.
+/// Returns attributes of a dataset that every N5 reader accepts, and a sentence for each member that was changed or
+/// left out. Attributes that no array reader interprets are left out silently.
 ///
-/// - `data_type` and `compression` are those that the blocks are served with.
-/// - `axes` only when the metadata names one; `units` only when it names one; `resolution` when it gives
-///   one or units. Lengths of units without an SI spelling are converted: 3 angstrom are 0.3 `nm`.
-/// - `blockSize` is as stored, but for full blocks beyond 2 GiB, which TensorStore refuses: these are
-///   cut to the dimensions, which leaves the grid of blocks as it is.
-/// - `factors`, voxels of the finest level per voxel, become `downsamplingFactors` unless a voxel size
-///   is written: Neuroglancer takes that for the finest level's when it finds both, TensorStore for
-///   the dataset's own.
-pub fn canonical(
+/// - `data_type` and `compression` are those of the served blocks.
+/// - `axes` is written only if the metadata names an axis, `units` only if it names a unit, and `resolution` only if it
+///   gives a voxel size or a unit. Sizes in units without an SI spelling are converted: 3 angstrom become 0.3 `nm`.
+/// - `blockSize` is as stored, unless a full block exceeds 2 GiB, which TensorStore refuses. It is then cut to the
+///   dimensions, which leaves the block grid unchanged.
+/// - `factors`, in voxels of the finest level per voxel, become `downsamplingFactors` unless a voxel size is written.
+///   If both exist, Neuroglancer takes the voxel size for that of the finest level, but TensorStore takes it for the
+///   dataset's own.
+pub fn canonical_attributes(
     dataset: &DescribedDataset,
-    space: &Space,
+    space: &CoordinateSpace,
     data_type: &DataType,
     compression: Value,
     factors: Option<&[f64]>,
 ) -> (Map<String, Value>, Vec<String>) {
     let (mut members, mut mended) = (Map::new(), Vec::new());
     if dataset.has_legacy_compression() {
-        note(&mut mended, "compressionType becomes compression".to_owned());
+        push_unique(&mut mended, "compressionType becomes compression".to_owned());
     }
     for key in ["dimensions", "blockSize"] {
         let list = dataset.members().get(key).and_then(Value::as_array);
         if list.into_iter().flatten().any(|value| value.as_u64().is_none()) {
-            note(&mut mended, format!("{key} is written in whole numbers"));
+            push_unique(&mut mended, format!("{key} is written as whole numbers"));
         }
     }
     let mut blocks = dataset.block_size().to_vec();
-    if data_type.size_bytes().is_some() && bytes(&blocks, data_type).is_none_or(|bytes| bytes > MAX_BLOCK_BYTES) {
+    if data_type.size_bytes().is_some()
+        && full_block_bytes(&blocks, data_type).is_none_or(|bytes| bytes > MAX_BLOCK_BYTES)
+    {
         let cut = blocks.iter().zip(dataset.dimensions()).map(|(block, size)| (*block).min((*size).max(1)));
         blocks = cut.collect();
-        note(&mut mended, format!("blockSize is cut to {blocks:?}, as a full block exceeds 2 GiB"));
+        push_unique(&mut mended, format!("blockSize is cut to {blocks:?}, because a full block exceeds 2 GiB"));
     }
     members.insert("dimensions".to_owned(), json!(dataset.dimensions().to_vec()));
     members.insert("blockSize".to_owned(), json!(blocks));
     members.insert("dataType".to_owned(), Value::from(data_type.name()));
     members.insert("compression".to_owned(), compression);
-    place(&mut members, space);
-    mended_place(dataset.members(), space, &mut mended);
+    insert_space_members(&mut members, space);
+    note_normalized_space(dataset.members(), space, &mut mended);
     let rank = dataset.rank();
     let usable = |list: &[f64]| list.len() == rank && list.iter().all(|factor| factor.is_normal() && *factor > 0.0);
     if let Some(factors) = factors.filter(|list| usable(list) && !members.contains_key("resolution")) {
-        members.insert("downsamplingFactors".to_owned(), numbers(factors));
+        members.insert("downsamplingFactors".to_owned(), numbers_to_json(factors));
     }
     (members, mended)
 }
 
-/// The attributes of a group by which Neuroglancer's `n5` source opens the pyramid: the place of its
-/// finest level, and the factors of all levels, which it looks for as `s0`, `s1`, ….
-pub fn canonical_group(pyramid: &Pyramid) -> Map<String, Value> {
+/// Returns the group attributes by which Neuroglancer's `n5` source opens the pyramid: axes, units and voxel size of
+/// the finest level, and the factors of all levels. The source expects the levels at `s0`, `s1`, ….
+pub fn canonical_group_attributes(pyramid: &Pyramid) -> Map<String, Value> {
     let mut members = Map::new();
     if pyramid.levels.is_empty() {
         return members;
     }
-    place(&mut members, &Space::of_level(pyramid, 0));
-    // Levels of other names are found by number, unless another one has that name.
+    insert_space_members(&mut members, &CoordinateSpace::of_level(pyramid, 0));
+    // The view `as` resolves `s<n>` to level n, unless another level has that name.
     let others =
         |n: usize, path: &str| level_number(path).is_some_and(|number| number != n && number < pyramid.levels.len());
     let found = pyramid.levels.iter().enumerate().all(|(n, level)| !others(n, &level.path));
     let usable = |list: &[f64]| list.iter().all(|factor| factor.is_normal() && *factor > 0.0);
     if found && pyramid.levels.iter().all(|level| usable(&level.factors)) {
-        let factors = pyramid.levels.iter().map(|level| numbers(&level.factors)).collect();
+        let factors = pyramid.levels.iter().map(|level| numbers_to_json(&level.factors)).collect();
         members.insert("downsamplingFactors".to_owned(), factors);
     }
     members
 }
 
-/// Whether Neuroglancer takes a group's attribute of this name for one of every dataset below.
-pub fn is_inherited(key: &str) -> bool {
+/// Returns true if Neuroglancer applies a group's attribute of this name to every dataset below.
+pub fn is_inherited_by_neuroglancer(key: &str) -> bool {
     const KEYS: [&str; 12] = [
         "dimensions",
         "blockSize",
@@ -101,98 +103,102 @@ pub fn is_inherited(key: &str) -> bool {
     KEYS.contains(&key)
 }
 
-/// What [`canonical_group`] mends or leaves out, in sentences.
-pub(super) fn mended_group(attributes: &Map<String, Value>, pyramid: &Pyramid) -> Vec<String> {
+/// Returns a sentence for each member that [`canonical_group_attributes`] changes or leaves out.
+pub(super) fn group_normalization_notes(attributes: &Map<String, Value>, pyramid: &Pyramid) -> Vec<String> {
     let mut mended = Vec::new();
-    mended_place(attributes, &Space::of_level(pyramid, 0), &mut mended);
-    if !canonical_group(pyramid).contains_key("downsamplingFactors") {
-        let text = "the group has no downsamplingFactors, as its levels are not in the order of their names";
+    note_normalized_space(attributes, &CoordinateSpace::of_level(pyramid, 0), &mut mended);
+    if !canonical_group_attributes(pyramid).contains_key("downsamplingFactors") {
+        let text = "the group gets no downsamplingFactors, because its levels are not in the order of their names";
         mended.push(text.to_owned());
     }
     mended
 }
 
-fn place(members: &mut Map<String, Value>, space: &Space) {
-    if space.axes.iter().any(|axis| axis.named) {
+fn insert_space_members(members: &mut Map<String, Value>, space: &CoordinateSpace) {
+    if space.axes.iter().any(|axis| axis.has_given_name) {
         let names: Vec<&str> = space.axes.iter().map(|axis| axis.name.as_str()).collect();
         members.insert("axes".to_owned(), json!(names));
     }
     let scaled: Vec<(f64, String)> =
         space.axes.iter().map(|axis| axis.unit.map_or((1.0, String::new()), |unit| unit.si_scaled())).collect();
-    // Without units Neuroglancer assumes nm, which a unit that nobody understands is not.
+    // Without units Neuroglancer assumes nm, which is wrong for a unit that cannot be parsed.
     let units = space.axes.iter().any(|axis| !axis.unit_text.is_empty());
     if units {
         members.insert("units".to_owned(), scaled.iter().map(|(_, unit)| Value::from(unit.as_str())).collect());
     }
-    if units || space.known {
+    if units || space.is_calibrated {
         let sizes = space.scale.iter().zip(&scaled).map(|(size, (factor, _))| size * factor);
         members.insert("resolution".to_owned(), sizes.map(|size| Value::from(usable_size(size))).collect());
     }
 }
 
-/// A size that the conversion of its unit has not driven out of range.
+/// Returns the size, or 1 if the conversion of its unit took it out of range.
 fn usable_size(size: f64) -> f64 {
     if size.is_normal() { size } else { 1.0 }
 }
 
-fn mended_place(attributes: &Map<String, Value>, space: &Space, mended: &mut Vec<String>) {
+fn note_normalized_space(attributes: &Map<String, Value>, space: &CoordinateSpace, mended: &mut Vec<String>) {
     let rank = space.axes.len();
     if let Some(given) = attributes.get("axes") {
         match strings(given).filter(|list| list.len() == rank) {
-            None => note(mended, format!("axes {} is left out", shown(given))),
-            Some(list) if space.axes.iter().any(|axis| axis.named) => {
+            None => push_unique(mended, format!("axes {} is left out", truncated_json(given))),
+            Some(list) if space.axes.iter().any(|axis| axis.has_given_name) => {
                 for (given, axis) in list.iter().zip(&space.axes).filter(|(given, axis)| **given != axis.name) {
-                    note(mended, format!("the axis {given:?} becomes {:?}", axis.name));
+                    push_unique(mended, format!("the axis {given:?} becomes {:?}", axis.name));
                 }
             }
             Some(_) => {}
         }
     }
     if let Some(given) = attributes.get("units").filter(|value| strings(value).is_none_or(|list| list.len() != rank)) {
-        note(mended, format!("units {} is left out", shown(given)));
+        push_unique(mended, format!("units {} is left out", truncated_json(given)));
     }
     for Axis { unit, unit_text, .. } in space.axes.iter().filter(|axis| !axis.unit_text.is_empty()) {
         match unit.map(|unit| unit.si_scaled()) {
-            None => note(mended, format!("the unit {unit_text:?} is not understood and becomes \"\"")),
+            None => push_unique(mended, format!("the unit {unit_text:?} is not understood and becomes \"\"")),
             Some((_, si)) if si == *unit_text => {}
             Some((factor, si)) if (factor - 1.0).abs() < 1e-12 => {
-                note(mended, format!("the unit {unit_text:?} becomes {si:?}"));
+                push_unique(mended, format!("the unit {unit_text:?} becomes {si:?}"));
             }
-            Some((factor, si)) => note(mended, format!("the unit {unit_text:?} becomes {factor} {si:?}")),
+            Some((factor, si)) => push_unique(mended, format!("the unit {unit_text:?} becomes {factor} {si:?}")),
         }
     }
     if let Some(given) = attributes.get("resolution") {
         let positive = |list: Vec<f64>| list.iter().all(|size| *size > 0.0);
         match one_per_axis(given, rank).map(positive) {
-            None => note(mended, format!("resolution {} is left out", shown(given))),
-            Some(false) => note(mended, format!("of resolution {} what is not positive becomes 1", shown(given))),
+            None => push_unique(mended, format!("resolution {} is left out", truncated_json(given))),
+            Some(false) => push_unique(
+                mended,
+                format!("values of resolution {} that are not positive become 1", truncated_json(given)),
+            ),
             Some(true) => {}
         }
     }
 }
 
-fn bytes(blocks: &[u64], data_type: &DataType) -> Option<u128> {
+fn full_block_bytes(blocks: &[u64], data_type: &DataType) -> Option<u128> {
     let item = u128::try_from(data_type.size_bytes()?).ok()?;
     blocks.iter().try_fold(item, |bytes, size| bytes.checked_mul(u128::from(*size)))
 }
 
-fn numbers(list: &[f64]) -> Value {
+fn numbers_to_json(list: &[f64]) -> Value {
     list.iter().map(|number| integer_if_whole(*number)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::testing::*;
-    use super::super::{neuroglancer, pyramid, tensorstore};
+    use super::super::{neuroglancer, pyramid, tensorstore_info};
     use super::*;
 
     fn of(further: &Value, factors: Option<&[f64]>) -> (Map<String, Value>, Vec<String>) {
         let dataset = dataset(&array(&[40, 36], further));
-        let space = Space::of_dataset(&dataset, &[]);
-        let (members, mended) = canonical(&dataset, &space, dataset.data_type(), json!({"type": "raw"}), factors);
+        let space = CoordinateSpace::of_dataset(&dataset, &[]);
+        let (members, mended) =
+            canonical_attributes(&dataset, &space, dataset.data_type(), json!({"type": "raw"}), factors);
         let served = super::super::testing::dataset(&Value::Object(members.clone()));
-        tensorstore(&served).unwrap();
-        neuroglancer::dataset(&served, &[]).unwrap();
+        tensorstore_info(&served).unwrap();
+        neuroglancer::check_dataset(&served, &[]).unwrap();
         (members, mended)
     }
 
@@ -236,7 +242,7 @@ mod tests {
                 json!({"resolution": [-4, 4]}),
                 "resolution",
                 json!([1.0, 4.0]),
-                "of resolution [-4,4] what is not positive becomes 1",
+                "values of resolution [-4,4] that are not positive become 1",
             ),
             (
                 json!({"pixelResolution": {"unit": "micron", "dimensions": [4, 4]}}),
@@ -254,13 +260,13 @@ mod tests {
                 json!({"dimensions": ["40", 36.0]}),
                 "dimensions",
                 json!([40, 36]),
-                "dimensions is written in whole numbers",
+                "dimensions is written as whole numbers",
             ),
             (
                 json!({"blockSize": [1_u64 << 40, 1_u64 << 40]}),
                 "blockSize",
                 json!([40, 36]),
-                "blockSize is cut to [40, 36], as a full block exceeds 2 GiB",
+                "blockSize is cut to [40, 36], because a full block exceeds 2 GiB",
             ),
             (json!({"blockSize": [1 << 20, 16]}), "blockSize", json!([1 << 20, 16]), ""),
         ] {
@@ -288,14 +294,18 @@ mod tests {
         let read = |below: &[(&str, Value)]| pyramid(&group(&[], &json!({}), below), &mut Vec::new()).unwrap();
         let sound = read(&[("s0", level(json!([1, 1]))), ("s1", level(json!([2, 1.5])))]);
         assert_eq!(
-            Value::Object(canonical_group(&sound)),
+            Value::Object(canonical_group_attributes(&sound)),
             json!({"units": ["um", "um"], "resolution": [1.0, 2.0], "downsamplingFactors": [[1, 1], [2, 1.5]]})
         );
-        assert_eq!(mended_group(&Map::new(), &sound), ["the unit \"micron\" becomes \"um\""]);
+        assert_eq!(group_normalization_notes(&Map::new(), &sound), ["the unit \"micron\" becomes \"um\""]);
         let gap = read(&[("s0", level(json!([1, 1]))), ("s2", level(json!([4, 4])))]);
-        assert_eq!(canonical_group(&gap)["downsamplingFactors"], json!([[1, 1], [4, 4]]), "found by number");
+        assert_eq!(
+            canonical_group_attributes(&gap)["downsamplingFactors"],
+            json!([[1, 1], [4, 4]]),
+            "levels are found by number"
+        );
         let turned = Pyramid { levels: sound.levels.iter().rev().cloned().collect(), ..sound };
-        assert!(!canonical_group(&turned).contains_key("downsamplingFactors"));
-        assert_eq!(mended_group(&Map::new(), &turned).len(), 2);
+        assert!(!canonical_group_attributes(&turned).contains_key("downsamplingFactors"));
+        assert_eq!(group_normalization_notes(&Map::new(), &turned).len(), 2);
     }
 }

@@ -1,20 +1,19 @@
-//! The forms that a compression has outside N5: with its defaults, as numcodecs names it, as HDF5
-//! filters do.
+//! Equivalents of an N5 compression: with defaults filled in, as a numcodecs configuration and as an HDF5 filter.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::n5::{Compression, DatasetAttributes};
 
-use super::fields::whole;
+use super::json_values::bounded_integer;
 
-/// How other libraries name the decoder of a dataset's payloads (a block without its header).
+/// The decoder of a dataset's payloads (a block without its header) in terms of other libraries.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct CodecForms {
-    /// numcodecs' configuration; `None` for raw data and where numcodecs has no such decoder. Decoded
-    /// elements are big-endian.
+pub struct CodecEquivalents {
+    /// numcodecs configuration; `None` for raw data and if numcodecs has no such decoder. Decoded elements are
+    /// big-endian.
     pub numcodecs: Option<Value>,
-    /// HDF5's filter; `None` as above.
+    /// HDF5 filter; `None` for raw data and if HDF5 has no such filter.
     pub hdf5: Option<Hdf5Filter>,
 }
 
@@ -23,12 +22,12 @@ pub struct CodecForms {
 pub struct Hdf5Filter {
     /// Registered filter number.
     pub id: u32,
-    /// The filter's parameters.
+    /// Parameters of the filter.
     pub cd_values: Vec<u32>,
 }
 
-/// The attribute `compression` as an object with `type`, members as stored, and what every reader
-/// assumes for those left out.
+/// Returns the attribute `compression` as an object with `type`, the stored members, and the defaults that every reader
+/// assumes for missing ones.
 pub fn compression_with_defaults(compression: &Compression) -> Value {
     let mut members = compression.parameters().clone();
     members.insert("type".to_owned(), Value::from(compression.name()));
@@ -46,15 +45,15 @@ pub fn compression_with_defaults(compression: &Compression) -> Value {
     Value::Object(members)
 }
 
-/// The forms of a dataset's compression.
+/// Returns the equivalents of a dataset's compression.
 ///
-/// gzip members are no HDF5 deflate data, only zlib streams are. `lz4` has an outside form only as
-/// numcodecs itself writes it; the other three encodings of that name have none. Encoder parameters
-/// that are missing or odd are replaced by usual ones: decoders ignore them.
-pub fn codec_forms(dataset: &DatasetAttributes) -> CodecForms {
+/// HDF5's deflate filter decodes zlib streams, but not gzip members. `lz4` has an equivalent only in numcodecs' own
+/// encoding; the other three encodings of that name have none. Missing or invalid encoder parameters are replaced by
+/// common values, because decoders ignore them.
+pub fn codec_equivalents(dataset: &DatasetAttributes) -> CodecEquivalents {
     let parameters = dataset.compression().parameters();
     let number = |key: &str, low: i64, high: i64, otherwise: i64| {
-        let given = parameters.get(key).and_then(|value| whole(value, low.into(), high.into()));
+        let given = parameters.get(key).and_then(|value| bounded_integer(value, low.into(), high.into()));
         given.and_then(|n| i64::try_from(n).ok()).unwrap_or(otherwise)
     };
     let filter = |id: u32, level: i64| Some(Hdf5Filter { id, cd_values: vec![u32::try_from(level).unwrap_or(1)] });
@@ -77,13 +76,13 @@ pub fn codec_forms(dataset: &DatasetAttributes) -> CodecForms {
         "zstd" => {
             let level = number("level", -131_072, 22, 3);
             let checksum = parameters.get("checksum") == Some(&Value::Bool(true));
-            // Filters take no negative level, and none below 1 is of use to a decoder.
+            // The filter takes no negative level. Decoders ignore the level, so 1 replaces any lower one.
             (Some(json!({"id": "zstd", "level": level, "checksum": checksum})), filter(32015, level.max(1)))
         }
         "blosc" => blosc(dataset, &number),
         name => (numcodecs_passed_through(name, parameters), None),
     };
-    CodecForms { numcodecs, hdf5 }
+    CodecEquivalents { numcodecs, hdf5 }
 }
 
 const BLOSC_NAMES: [&str; 6] = ["blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd"];
@@ -98,7 +97,7 @@ fn blosc(
     let blocksize = number("blocksize", 0, i64::from(i32::MAX), 0);
     let form = json!({"id": "blosc", "cname": cname, "clevel": clevel, "shuffle": shuffle, "blocksize": blocksize});
     let item = dataset.data_type().size_bytes().unwrap_or(1);
-    // Automatic shuffle means bits for bytes, bytes for anything wider.
+    // Automatic shuffle (-1) means bit shuffle for elements of 1 byte and byte shuffle for wider ones.
     let shuffle = if shuffle < 0 { if item == 1 { 2 } else { 1 } } else { shuffle };
     let narrow = |n: u64| u32::try_from(n).ok();
     let bytes = block_bytes(dataset).and_then(|n| u32::try_from(n).ok());
@@ -109,13 +108,14 @@ fn blosc(
     (Some(form), cd_values.map(|cd_values| Hdf5Filter { id: 32001, cd_values }))
 }
 
-/// Bytes of a full block; `None` for a type without size, or beyond 2^128.
+/// Returns the size of a full block in bytes; `None` for a type without a size and beyond 2^128.
 pub(super) fn block_bytes(dataset: &DatasetAttributes) -> Option<u128> {
     let item = u128::try_from(dataset.data_type().size_bytes()?).ok()?;
     dataset.block_size().iter().try_fold(item, |bytes, size| bytes.checked_mul(u128::from(*size)))
 }
 
-/// zarr-python 2 writes any numcodecs configuration verbatim, with `id` repeated as `type`.
+/// Returns the numcodecs configuration that zarr-python 2 stores verbatim, with `id` repeated as `type`; `None` for
+/// other parameters.
 fn numcodecs_passed_through(name: &str, parameters: &Map<String, Value>) -> Option<Value> {
     let ours = parameters.get("id").and_then(Value::as_str) == Some(name);
     (ours || (name == "lz4" && parameters.contains_key("acceleration"))).then(|| {
@@ -132,7 +132,7 @@ mod tests {
 
     fn forms(compression: &Value, data_type: &str) -> (Value, Value) {
         let value = array(&[4, 4], &json!({"compression": compression, "dataType": data_type}));
-        let forms = serde_json::to_value(codec_forms(&dataset(&value))).unwrap();
+        let forms = serde_json::to_value(codec_equivalents(&dataset(&value))).unwrap();
         (forms["numcodecs"].clone(), forms["hdf5"].clone())
     }
 

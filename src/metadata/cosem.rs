@@ -1,20 +1,21 @@
 //! COSEM / CellMap: `transform: {axes, scale, translate, units}` per level.
 //!
-//! On each dataset, and for the group as `multiscales: [{"datasets": [{"path": …, "transform": …}]}]`.
-//! The lists are in C order, slowest axis first, unless `ordering` (or `order`) is `"F"`; they are
-//! reversed here.
+//! The transform is on each dataset, and on the group as `multiscales: [{"datasets": [{"path": …, "transform": …}]}]`.
+//! Lists are in C order, slowest axis first, unless `ordering` (or `order`) is `"F"`. Lists in C order are reversed
+//! here.
 //!
-//! Wants the listed paths, and the children named `s<number>` when nothing is listed: a group of
-//! those with a `transform` each counts too. Told from OME-NGFF by the member `transform`.
+//! Requires the attributes of the listed paths or, if no path is listed, of the children named `s<number>`: a group is
+//! also recognised if each of these has a `transform`. The member `transform` distinguishes this convention from
+//! OME-NGFF.
 //!
 //! Source: n5-universe `N5CosemMetadata.java`; janelia-cellmap/schemas `multiscale.md`.
 
 use serde_json::{Map, Value};
 
-use super::fields::{note, numbers, path_below, shown, strings};
-use super::problem::{About, Problem};
-use super::pyramid::{Convention, Level, Pyramid, factors_from_resolution, find_levels};
-use super::scales::level_names;
+use super::json_values::{numbers, path_below, push_unique, strings, truncated_json};
+use super::numbered_levels::level_names;
+use super::problem::{MetadataProblem, MetadataProblemKind};
+use super::pyramid::{Convention, Pyramid, PyramidLevel, factors_from_resolution, find_levels};
 use super::{MAX_LEVELS, Node};
 
 /// A `transform` in N5 axis order.
@@ -26,12 +27,12 @@ pub(super) struct Transform {
     pub(super) translate: Vec<f64>,
 }
 
-/// Reads a `transform` of `rank` axes.
+/// Parses a `transform` of `rank` axes.
 ///
 /// # Errors
-/// A sentence about what is wrong with it.
+/// Returns a sentence that describes the fault.
 pub(super) fn transform(value: &Value, rank: usize) -> Result<Transform, String> {
-    let wrong = || format!("transform {} is not usable for {rank} axes", shown(value));
+    let wrong = || format!("transform {} is not usable for {rank} axes", truncated_json(value));
     let members = value.as_object().ok_or_else(wrong)?;
     let fortran = ["ordering", "order"].iter().any(|key| members.get(*key).and_then(Value::as_str) == Some("F"));
     let list = |key: &str| -> Result<Option<Vec<f64>>, String> {
@@ -58,17 +59,17 @@ pub(super) fn transform(value: &Value, rank: usize) -> Result<Transform, String>
     Ok(Transform { axes: names("axes"), units: names("units"), scale, translate })
 }
 
-/// Notes axes that look as if they were listed fastest first without saying so.
-pub(super) fn note_order(axes: Option<&[String]>, problems: &mut Vec<Problem>) {
+/// Adds a problem if the axes appear to be listed fastest first although the metadata does not say so.
+pub(super) fn note_axis_order(axes: Option<&[String]>, problems: &mut Vec<MetadataProblem>) {
     let at = |name: &str| axes.into_iter().flatten().position(|axis| axis == name);
     if at("x").zip(at("y")).is_some_and(|(x, y)| x > y) {
         let text = "transform lists x before y without ordering F; it is read slowest axis first, as in n5-universe";
-        note(problems, text.to_owned());
+        push_unique(problems, text.to_owned());
     }
 }
 
-/// The levels that the group lists: path and `transform`; `None` when it lists none in this form.
-fn listed(attributes: &Map<String, Value>) -> Option<Vec<(String, Option<&Value>)>> {
+/// Returns path and `transform` of each level that the group lists; `None` if no listed level has a `transform`.
+fn listed_levels(attributes: &Map<String, Value>) -> Option<Vec<(String, Option<&Value>)>> {
     let datasets = attributes.get("multiscales")?.get(0)?.get("datasets")?.as_array()?;
     let ours = datasets.iter().any(|dataset| dataset.get("transform").is_some_and(Value::is_object));
     let paths = datasets.iter().take(MAX_LEVELS).filter_map(|dataset| {
@@ -78,15 +79,15 @@ fn listed(attributes: &Map<String, Value>) -> Option<Vec<(String, Option<&Value>
     ours.then(|| paths.collect())
 }
 
-pub(super) fn wanted(node: &Node) -> Vec<String> {
-    match listed(node.attributes()) {
+pub(super) fn required_paths(node: &Node) -> Vec<String> {
+    match listed_levels(node.attributes()) {
         Some(levels) => levels.into_iter().map(|(path, _)| path).collect(),
         None => level_names(node).into_iter().map(|(_, name)| name).collect(),
     }
 }
 
-pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
-    let listed = listed(node.attributes()).unwrap_or_else(|| unlisted(node));
+pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
+    let listed = listed_levels(node.attributes()).unwrap_or_else(|| unlisted_levels(node));
     if listed.is_empty() {
         return None;
     }
@@ -97,7 +98,10 @@ pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> 
         let rank = found.dataset.rank();
         let own = found.dataset.members().get("transform");
         let Some(value) = listed.get(found.number).and_then(|(_, value)| *value).or(own) else {
-            note(problems, About::Level.says(format!("level {} has no transform", found.path)));
+            push_unique(
+                problems,
+                MetadataProblemKind::InvalidLevel.with_text(format!("level {} has no transform", found.path)),
+            );
             continue;
         };
         match transform(value, rank) {
@@ -105,18 +109,21 @@ pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> 
                 let base = first.get_or_insert_with(|| transform.clone());
                 let factors = factors_from_resolution(&transform.scale, &base.scale);
                 let (resolution, translation) = (transform.scale, transform.translate);
-                levels.push(Level { path: found.path, factors, resolution, translation });
+                levels.push(PyramidLevel { path: found.path, factors, resolution, translation });
             }
-            Err(problem) => note(problems, About::Level.says(format!("level {}: {problem}", found.path))),
+            Err(problem) => push_unique(
+                problems,
+                MetadataProblemKind::InvalidLevel.with_text(format!("level {}: {problem}", found.path)),
+            ),
         }
     }
     let first = first?;
-    note_order(first.axes.as_deref(), problems);
-    Some(Pyramid { convention: Convention::Cosem, axes: first.axes, units: first.units, sized: true, levels })
+    note_axis_order(first.axes.as_deref(), problems);
+    Some(Pyramid { convention: Convention::Cosem, axes: first.axes, units: first.units, is_calibrated: true, levels })
 }
 
-/// The children `s<number>` when each has a `transform` of its own.
-fn unlisted(node: &Node) -> Vec<(String, Option<&Value>)> {
+/// Returns the children `s<number>` if each of them has its own `transform`, otherwise an empty list.
+fn unlisted_levels(node: &Node) -> Vec<(String, Option<&Value>)> {
     let names: Vec<String> = level_names(node).into_iter().map(|(_, name)| name).collect();
     let has_transform = |name: &String| {
         let transform = node.child_documents.get(name).and_then(|document| document.members().get("transform"));
@@ -181,7 +188,7 @@ mod tests {
         let mut problems = Vec::new();
         let value = json!({"axes": ["x", "y", "z"], "scale": [7, 11, 13]});
         let read = transform(&value, 3).unwrap();
-        note_order(read.axes.as_deref(), &mut problems);
+        note_axis_order(read.axes.as_deref(), &mut problems);
         assert_eq!((read.scale, problems.len()), (vec![13.0, 11.0, 7.0], 1));
     }
 

@@ -1,26 +1,26 @@
-//! The document about a group or dataset, without what only the server knows (`path`, `urls`).
+//! Description of a group or dataset, without the parts that only the server knows (`path`, `urls`).
 
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::n5::{CODECS, DescribedDataset, DocumentError, Unread};
+use crate::n5::{CODECS, DescribedDataset, DocumentError, UnreadableMember};
 
-use super::canonical::{canonical, mended_group};
-use super::codec::{CodecForms, codec_forms, compression_with_defaults};
-use super::fields::note;
-use super::physical::Physical;
-use super::problem::{About, Problem};
+use super::calibration::Calibration;
+use super::canonical::{canonical_attributes, group_normalization_notes};
+use super::codec::{CodecEquivalents, codec_equivalents, compression_with_defaults};
+use super::compatibility::{self, Compatibility};
+use super::coordinate_space::CoordinateSpace;
+use super::json_values::push_unique;
+use super::problem::{MetadataProblem, MetadataProblemKind};
 use super::pyramid::Pyramid;
-use super::readers::{self, Readable};
-use super::space::Space;
-use super::tensorstore::{TensorStore, tensorstore};
+use super::tensorstore::{TensorStoreInfo, tensorstore_info};
 use super::{Node, lint, pyramid};
 
-/// What a directory is.
+/// Kind of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// A directory, with or without attributes, also one whose attributes are broken.
+pub enum NodeKind {
+    /// A directory with or without attributes, or with broken ones.
     Group,
     /// An array.
     Dataset,
@@ -28,44 +28,44 @@ pub enum Kind {
     Multiscale,
 }
 
-/// Everything that is known about a directory. Members that only a dataset has are `None` for groups;
-/// lists have one entry per axis, N5 order.
+/// Everything that is known about a directory. Members that apply only to datasets are `None` for groups. Lists have
+/// one entry per axis, in N5 axis order.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Description {
-    /// What it is.
-    pub kind: Kind,
+    /// Kind of the directory.
+    pub kind: NodeKind,
     /// Size in elements.
     pub dimensions: Option<Vec<u64>>,
     /// Size of a full block in elements.
     pub block_size: Option<Vec<u64>>,
-    /// Name of the type of the elements.
+    /// Name of the element type.
     pub data_type: Option<String>,
-    /// `type` and parameters, defaults filled in.
+    /// `type` and parameters, with defaults filled in.
     pub compression: Option<Value>,
     /// Number of blocks along each axis.
     pub grid: Option<Vec<u64>>,
-    /// Size of all elements in bytes, decimal, as it may exceed 2^64; `None` for a type without a size.
+    /// Size of all elements in bytes, as a decimal string because it may exceed 2^64; `None` for a type without a size.
     pub size_bytes: Option<String>,
     /// Names of the axes.
     pub axes: Option<Vec<String>>,
-    /// Units of the axes as written, `""` for none.
+    /// Units of the axes as written, `""` for an axis without a unit.
     pub units: Option<Vec<String>>,
-    /// Size of a voxel in these units; of a pyramid, of its finest level.
+    /// Voxel size in these units; for a pyramid, that of its finest level.
     pub resolution: Option<Vec<f64>>,
-    /// The levels, for [`Kind::Multiscale`].
+    /// Levels, for [`NodeKind::Multiscale`].
     pub multiscale: Option<Pyramid>,
-    /// What TensorStore reports of the dataset; `None` when it cannot open it.
-    pub tensorstore: Option<TensorStore>,
-    /// The compression in other libraries' terms.
-    pub codec: Option<CodecForms>,
-    /// Which programs read it; of a pyramid, all its levels.
-    pub readable: Option<Readable>,
-    /// What is wrong or unusual, in sentences.
-    pub problems: Vec<Problem>,
+    /// Spec and schema that TensorStore reports for the dataset; `None` if TensorStore cannot open it.
+    pub tensorstore: Option<TensorStoreInfo>,
+    /// Equivalents of the compression in other libraries.
+    pub codec: Option<CodecEquivalents>,
+    /// Programs that can read the dataset; for a pyramid, all of its levels.
+    pub readable: Option<Compatibility>,
+    /// Problems and unusual properties, as sentences.
+    pub problems: Vec<MetadataProblem>,
 }
 
 impl Description {
-    /// Whether this is a dataset whose blocks are decoded by this build.
+    /// Returns true if this is a dataset whose blocks this build decodes.
     pub fn is_decoded(&self) -> bool {
         let scheme = self.compression.as_ref().and_then(|compression| compression.get("type")).and_then(Value::as_str);
         let is_known = scheme.is_some_and(|scheme| CODECS.iter().any(|(name, _)| *name == scheme));
@@ -75,18 +75,18 @@ impl Description {
     pub(super) fn new(node: &Node) -> Self {
         let mut group = Self::empty();
         if let Some(Err(error)) = &node.document {
-            group.problems.push(broken(error).into());
+            group.problems.push(truncated_error(error).into());
             return group;
         }
-        for Unread { name, reason } in node.own().unread() {
-            note(&mut group.problems, format!("the attribute {name} counts as missing: {reason}"));
+        for UnreadableMember { name, reason } in node.own_document().unreadable() {
+            push_unique(&mut group.problems, format!("the attribute {name} counts as missing: {reason}"));
         }
-        if node.own().describes_dataset() {
-            match DescribedDataset::parse(node.own().clone()) {
-                Ok(dataset) => return group.dataset(node, &dataset),
+        if node.own_document().describes_dataset() {
+            match DescribedDataset::parse(node.own_document().clone()) {
+                Ok(dataset) => return group.describe_dataset(node, &dataset),
                 Err(error) => {
-                    let text = format!("its attributes describe no dataset: {error}");
-                    note(&mut group.problems, About::NoDataset.says(text));
+                    let text = format!("the attributes do not describe a dataset: {error}");
+                    push_unique(&mut group.problems, MetadataProblemKind::InvalidDataset.with_text(text));
                 }
             }
             return group;
@@ -95,15 +95,15 @@ impl Description {
         if own("dimensions") || own("blockSize") {
             let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !own(key));
             let missing = missing.unwrap_or_default();
-            let text = format!("its attributes describe no dataset: {missing} is missing");
-            note(&mut group.problems, About::NoDataset.says(text));
+            let text = format!("the attributes do not describe a dataset: {missing} is missing");
+            push_unique(&mut group.problems, MetadataProblemKind::InvalidDataset.with_text(text));
         }
-        group.group(node)
+        group.describe_group(node)
     }
 
     fn empty() -> Self {
         Self {
-            kind: Kind::Group,
+            kind: NodeKind::Group,
             dimensions: None,
             block_size: None,
             data_type: None,
@@ -121,16 +121,16 @@ impl Description {
         }
     }
 
-    fn dataset(mut self, node: &Node, dataset: &DescribedDataset) -> Self {
+    fn describe_dataset(mut self, node: &Node, dataset: &DescribedDataset) -> Self {
         let mut problems = std::mem::take(&mut self.problems);
-        let physical = Physical::of(dataset, &mut problems);
+        let physical = Calibration::of(dataset, &mut problems);
         lint::lint(dataset, &node.ancestors, &mut problems);
-        let space = Space::of_dataset(dataset, &node.ancestors);
-        let (_, mended) = canonical(dataset, &space, dataset.data_type(), Value::Null, None);
-        note_mended(mended, &mut problems);
-        let readable = readers::of_dataset(dataset, &node.ancestors, &mut problems);
+        let space = CoordinateSpace::of_dataset(dataset, &node.ancestors);
+        let (_, mended) = canonical_attributes(dataset, &space, dataset.data_type(), Value::Null, None);
+        push_normalization_notes(mended, &mut problems);
+        let readable = compatibility::dataset_compatibility(dataset, &node.ancestors, &mut problems);
         Self {
-            kind: Kind::Dataset,
+            kind: NodeKind::Dataset,
             dimensions: Some(dataset.dimensions().to_vec()),
             block_size: Some(dataset.block_size().to_vec()),
             data_type: Some(dataset.data_type().name().to_owned()),
@@ -140,46 +140,46 @@ impl Description {
             axes: physical.axes,
             units: physical.units,
             resolution: physical.resolution,
-            tensorstore: tensorstore(dataset).ok(),
-            codec: Some(codec_forms(dataset)),
+            tensorstore: tensorstore_info(dataset).ok(),
+            codec: Some(codec_equivalents(dataset)),
             readable: Some(readable),
             problems,
             ..self
         }
     }
 
-    fn group(mut self, node: &Node) -> Self {
+    fn describe_group(mut self, node: &Node) -> Self {
         if let Some(pyramid) = pyramid(node, &mut self.problems) {
-            self.kind = Kind::Multiscale;
+            self.kind = NodeKind::Multiscale;
             self.axes.clone_from(&pyramid.axes);
             self.units.clone_from(&pyramid.units);
             self.resolution = pyramid.resolution().map(<[f64]>::to_vec);
-            self.readable = Some(readers::of_pyramid(node, &pyramid, &mut self.problems));
-            note_mended(mended_group(node.attributes(), &pyramid), &mut self.problems);
+            self.readable = Some(compatibility::pyramid_compatibility(node, &pyramid, &mut self.problems));
+            push_normalization_notes(group_normalization_notes(node.attributes(), &pyramid), &mut self.problems);
             self.multiscale = Some(pyramid);
         }
         self
     }
 }
 
-/// What the view `as` changes so that strict readers open it.
-fn note_mended(mended: Vec<String>, problems: &mut Vec<Problem>) {
+/// Adds a problem for each change that the view `as` makes so that strict readers open the directory.
+fn push_normalization_notes(mended: Vec<String>, problems: &mut Vec<MetadataProblem>) {
     for sentence in mended {
-        note(problems, About::Mended.says(format!("as/: {sentence}")));
+        push_unique(problems, MetadataProblemKind::Normalized.with_text(format!("as/: {sentence}")));
     }
 }
 
-fn broken(error: &DocumentError) -> String {
+fn truncated_error(error: &DocumentError) -> String {
     let mut text = error.to_string();
     text.truncate(text.char_indices().nth(300).map_or(text.len(), |(at, _)| at));
     text
 }
 
-/// Size of all elements in decimal digits. Thirty-two axes of 2^63 exceed every integer type.
+/// Returns the size of all elements in bytes, as decimal digits. Thirty-two axes of 2^63 exceed every integer type.
 fn size_bytes(dataset: &DescribedDataset) -> Option<String> {
     const BASE: u128 = 1_000_000_000;
     let item = u64::try_from(dataset.data_type().size_bytes()?).ok()?;
-    // Digits to the base 10^9, least first.
+    // Digits in base 10^9, least significant first.
     let mut digits: Vec<u128> = vec![1];
     for factor in dataset.dimensions().iter().copied().chain([item]) {
         let mut carry: u128 = 0;
@@ -216,7 +216,7 @@ mod tests {
         let text = serde_json::to_string(&description).unwrap();
         let start = r#"{"kind":"dataset","#;
         let middle = r#""dimensions":[40,36],"block_size":[16,16],"data_type":"uint16","compression":{"preset":6,"type":"xz"},"grid":[3,3],"size_bytes":"2880","axes":null,"units":null,"resolution":null,"multiscale":null,"tensorstore":{"schema":{"#;
-        let end = r#""codec":{"numcodecs":{"check":-1,"filters":null,"format":1,"id":"lzma","preset":6},"hdf5":null},"readable":{"neuroglancer":false,"tensorstore":true,"java":true,"zarr":false,"z5":false},"problems":["Neuroglancer cannot read it: it has no compression \"xz\"","zarr-python 2 cannot read it: it wants compression.preset","z5 cannot read it: it wants compression.preset"]}"#;
+        let end = r#""codec":{"numcodecs":{"check":-1,"filters":null,"format":1,"id":"lzma","preset":6},"hdf5":null},"readable":{"neuroglancer":false,"tensorstore":true,"java":true,"zarr":false,"z5":false},"problems":["Neuroglancer cannot read it: it does not support the compression \"xz\"","zarr-python 2 cannot read it: it requires compression.preset","z5 cannot read it: it requires compression.preset"]}"#;
         assert!(text.starts_with(&(start.to_owned() + middle)), "{text}");
         assert!(text.ends_with(end), "{text}");
     }
@@ -226,7 +226,7 @@ mod tests {
         let own = json!({"scales": [[1, 1], [2, 2]], "pixelResolution": {"unit": "nm", "dimensions": [4, 8]}});
         let below = [("s0", array(&[8, 8], &json!({}))), ("s1", array(&[4, 4], &json!({"dataType": "float64"})))];
         let description = describe(&group(&[json!({})], &own, &below));
-        assert_eq!(description.kind, Kind::Multiscale);
+        assert_eq!(description.kind, NodeKind::Multiscale);
         assert_eq!(description.resolution.unwrap(), [4.0, 8.0]);
         assert_eq!((description.dimensions, description.tensorstore), (None, None));
         assert!(!description.readable.unwrap().neuroglancer);
@@ -237,10 +237,10 @@ mod tests {
     fn a_broken_document_is_a_group_that_says_why() {
         let broken = |node: &Node| {
             let description = describe(node);
-            assert_eq!((description.kind, description.readable), (Kind::Group, None));
+            assert_eq!((description.kind, description.readable), (NodeKind::Group, None));
             description.problems.join("|")
         };
-        let mut node = Node { document: Some(crate::n5::Document::parse(b"{'a':1}")), ..Node::default() };
+        let mut node = Node { document: Some(crate::n5::AttributesDocument::parse(b"{'a':1}")), ..Node::default() };
         assert!(broken(&node).starts_with("attributes.json is not JSON"));
         node.document = None;
         assert_eq!(broken(&node), "");

@@ -1,66 +1,73 @@
-//! What is unusual in attributes and may trip other programs.
+//! Unusual attributes that may cause trouble in other programs.
 
 use serde_json::Value;
 
-use crate::n5::{DescribedDataset, Document};
+use crate::n5::{AttributesDocument, DescribedDataset};
 
 use super::codec::block_bytes;
-use super::fields::{note, shown};
-use super::problem::{About, Problem};
+use super::json_values::{push_unique, truncated_json};
+use super::problem::{MetadataProblem, MetadataProblemKind};
 use super::tensorstore::MAX_BLOCK_BYTES;
 
-/// Appends what is unusual about a dataset and its ancestors, root first.
-pub(super) fn lint(dataset: &DescribedDataset, ancestors: &[Document], problems: &mut Vec<Problem>) {
+/// Appends a problem for each unusual attribute of a dataset and its ancestors, root first.
+pub(super) fn lint(dataset: &DescribedDataset, ancestors: &[AttributesDocument], problems: &mut Vec<MetadataProblem>) {
     if dataset.has_legacy_compression() {
-        note(
+        push_unique(
             problems,
-            "compressionType is the form of N5 before 2.0.0; TensorStore, zarr and rust-n5 refuse it".to_owned(),
+            "compressionType was used before N5 2.0.0; TensorStore, zarr and rust-n5 refuse it".to_owned(),
         );
     } else if dataset.members().contains_key("compressionType") {
-        note(problems, "both compression and compressionType are given; compression counts".to_owned());
+        push_unique(problems, "both compression and compressionType are given; compression is used".to_owned());
     }
     if dataset.members().get("compression").is_some_and(|c| c.is_object() && c.get("type").is_none()) {
-        note(problems, "compression has no type and is read as raw, as N5 for Java does".to_owned());
+        push_unique(problems, "compression has no type and is read as raw, as N5 for Java does".to_owned());
     }
     for key in ["dimensions", "blockSize"] {
         let list = dataset.members().get(key).and_then(Value::as_array);
         if let Some(odd) = list.into_iter().flatten().find(|value| value.as_u64().is_none()) {
-            note(problems, format!("{key} holds {}; not every program reads that as a whole number", shown(odd)));
+            push_unique(
+                problems,
+                format!("{key} holds {}; some programs do not read that as a whole number", truncated_json(odd)),
+            );
         }
     }
     if dataset.dimensions().iter().any(|size| *size > 1 << 53) {
-        note(problems, "a dimension exceeds 2^53, beyond which JavaScript loses digits".to_owned());
+        push_unique(problems, "a dimension exceeds 2^53; JavaScript cannot represent all larger integers".to_owned());
     }
     if block_bytes(dataset).is_some_and(|bytes| bytes > MAX_BLOCK_BYTES) {
-        note(problems, "a full block is larger than 2 GiB, more than N5 allows".to_owned());
+        push_unique(problems, "a full block is larger than 2 GiB, which N5 does not allow".to_owned());
     }
     if dataset.compression().codec().is_none() {
         let name = dataset.compression().name();
-        note(
+        push_unique(
             problems,
-            About::Undecoded
-                .says(format!("this server does not decode the compression {name:?}; its blocks are served as stored")),
+            MetadataProblemKind::Undecoded.with_text(format!(
+                "this server does not decode the compression {name:?}; its blocks are served as stored"
+            )),
         );
     }
     if dataset.data_type().size_bytes().is_none() {
         let name = dataset.data_type().name();
         let text = format!("this server does not decode the data type {name:?}; its blocks are served as stored");
-        note(problems, About::Undecoded.says(text));
+        push_unique(problems, MetadataProblemKind::Undecoded.with_text(text));
     }
-    inherited(dataset, ancestors, problems);
+    lint_inherited(dataset, ancestors, problems);
 }
 
-/// Neuroglancer merges the attributes of all directories above into a dataset's.
-fn inherited(dataset: &DescribedDataset, ancestors: &[Document], problems: &mut Vec<Problem>) {
+/// Checks attributes of groups above, which Neuroglancer merges into those of a dataset.
+fn lint_inherited(dataset: &DescribedDataset, ancestors: &[AttributesDocument], problems: &mut Vec<MetadataProblem>) {
     let own = |key: &str| dataset.members().contains_key(key);
-    for members in ancestors.iter().map(Document::members) {
+    for members in ancestors.iter().map(AttributesDocument::members) {
         if members.contains_key("dimensions") {
-            note(problems, "a group above has dimensions; Neuroglancer takes such a group for a dataset".to_owned());
+            push_unique(
+                problems,
+                "a group above has dimensions; Neuroglancer treats such a group as a dataset".to_owned(),
+            );
         }
         let scalar =
             members.get("downsamplingFactors").and_then(|factors| factors.get(0)).is_some_and(Value::is_number);
         if scalar && !own("downsamplingFactors") {
-            note(
+            push_unique(
                 problems,
                 "a group above has downsamplingFactors, which Neuroglancer applies to this dataset".to_owned(),
             );
@@ -75,7 +82,7 @@ mod tests {
     use super::super::testing::{array, dataset, document};
     use super::*;
 
-    fn problems(above: &Value, further: &Value) -> Vec<Problem> {
+    fn problems(above: &Value, further: &Value) -> Vec<MetadataProblem> {
         let mut problems = Vec::new();
         lint(&dataset(&array(&[7, 5], further)), &[document(above)], &mut problems);
         problems

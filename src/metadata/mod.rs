@@ -1,31 +1,31 @@
-//! What the attributes of groups and datasets mean: everything that `/info` says, and the typed parts
-//! (axes, pyramids, TensorStore's schema, forms of a compression) that views read.
+//! Meaning of the attributes of groups and datasets: everything that `/info` reports, and the typed parts (axes,
+//! pyramids, TensorStore's schema, equivalents of a compression) that views read.
 //!
-//! Imports `n5` only; pure. The caller does the I/O, in two phases: it reads a directory's own
-//! attributes, its ancestors' and its listing into a [`Node`], asks [`wanted`] which documents below
-//! the directory matter, adds them, and then calls [`describe`]. Nothing malformed makes this fail;
-//! what cannot be used is said in [`Description::problems`].
+//! The module is pure and imports only `n5`. The caller does the I/O in two phases. It reads a directory's own
+//! attributes, its ancestors' attributes and its listing into a [`Node`], and asks [`required_paths`] which documents
+//! below the directory are needed. It adds these and then calls [`describe`], which never fails on malformed metadata;
+//! [`Description::problems`] lists the parts that cannot be used.
 //!
-//! Axis order is N5's everywhere, the first axis fastest.
+//! Axis order is N5's everywhere: the first axis is the fastest.
 
 mod bdv;
+mod calibration;
 mod canonical;
 mod codec;
+mod compatibility;
+mod coordinate_space;
 mod cosem;
 mod description;
-mod fields;
+mod json_values;
 mod lint;
 mod n5_viewer;
 mod neuroglancer;
+mod neuroglancer_source;
+mod numbered_levels;
 mod ome_ngff;
 mod paintera;
-mod physical;
 mod problem;
 mod pyramid;
-mod readers;
-mod recommended;
-mod scales;
-mod space;
 mod tensorstore;
 mod units;
 mod volume;
@@ -35,96 +35,96 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-use crate::n5::{DescribedDataset, Document, DocumentError};
+use crate::n5::{AttributesDocument, DescribedDataset, DocumentError};
 
-pub use canonical::{canonical, canonical_group, is_inherited};
-pub use codec::{CodecForms, Hdf5Filter, codec_forms, compression_with_defaults};
-pub use description::{Description, Kind};
-pub use physical::Physical;
-pub use problem::{About, Problem};
-pub use pyramid::{Convention, Level, Pyramid};
-pub use readers::Readable;
-pub use recommended::{Recommended, recommended};
-pub use space::{Axis, AxisKind, Space};
-pub use tensorstore::{MAX_BLOCK_BYTES, TensorStore, http_kvstore, tensorstore};
-pub use units::{Base, Unit};
-pub use volume::{Volume, volume_of};
+pub use calibration::Calibration;
+pub use canonical::{canonical_attributes, canonical_group_attributes, is_inherited_by_neuroglancer};
+pub use codec::{CodecEquivalents, Hdf5Filter, codec_equivalents, compression_with_defaults};
+pub use compatibility::Compatibility;
+pub use coordinate_space::{Axis, AxisKind, CoordinateSpace};
+pub use description::{Description, NodeKind};
+pub use neuroglancer_source::{NeuroglancerSource, recommended_source};
+pub use problem::{MetadataProblem, MetadataProblemKind};
+pub use pyramid::{Convention, Pyramid, PyramidLevel};
+pub use tensorstore::{MAX_BLOCK_BYTES, TensorStoreInfo, http_kvstore, tensorstore_info};
+pub use units::{BaseUnit, Unit};
+pub use volume::{VolumeKind, classify_volume};
 
-/// Most documents that [`wanted`] asks for.
+/// Maximum number of documents that [`required_paths`] asks for.
 pub const MAX_LEVELS: usize = 64;
 
-/// A directory of a container, as far as its description needs it.
+/// A directory of a container, with the data that its description needs.
 #[derive(Debug, Clone, Default)]
 pub struct Node {
-    /// Attributes of the directories above, the container's root first; an empty document where one
-    /// has none. Empty for the root itself.
-    pub ancestors: Vec<Document>,
-    /// The directory's own attributes; `None` without an `attributes.json`.
-    pub document: Option<Result<Document, DocumentError>>,
+    /// Attributes of the directories above, the container's root first; an empty document for a directory without
+    /// attributes. Empty for the root itself.
+    pub ancestors: Vec<AttributesDocument>,
+    /// The directory's own attributes; `None` if it has no `attributes.json`.
+    pub document: Option<Result<AttributesDocument, DocumentError>>,
     /// Names of the directories directly below. The grid directories of a dataset may be left out.
     pub children: Vec<String>,
-    /// Of the paths named by [`wanted`] those that have attributes, by that path.
-    pub child_documents: BTreeMap<String, Document>,
+    /// Documents at those of the [`required_paths`] that have attributes, by path.
+    pub child_documents: BTreeMap<String, AttributesDocument>,
 }
 
-static NO_ATTRIBUTES: LazyLock<Document> = LazyLock::new(Document::default);
+static NO_ATTRIBUTES: LazyLock<AttributesDocument> = LazyLock::new(AttributesDocument::default);
 
 impl Node {
-    /// Those of the directory's own attributes that have a meaning, empty where there are none.
+    /// Returns those of the directory's own attributes that have a meaning; empty if there are none.
     pub fn attributes(&self) -> &Map<String, Value> {
-        self.own().members()
+        self.own_document().members()
     }
 
-    fn own(&self) -> &Document {
+    fn own_document(&self) -> &AttributesDocument {
         match &self.document {
             Some(Ok(document)) => document,
             Some(Err(_)) | None => &NO_ATTRIBUTES,
         }
     }
 
-    /// Attributes of the directory directly above, empty where there are none.
-    fn parent(&self) -> &Map<String, Value> {
+    /// Returns the attributes of the directory directly above; empty if there are none.
+    fn parent_attributes(&self) -> &Map<String, Value> {
         self.ancestors.last().unwrap_or(&NO_ATTRIBUTES).members()
     }
 
-    /// The dataset at a path below, when its attributes were fetched and make sense.
+    /// Returns the dataset at a path below, if its attributes were fetched and are valid.
     pub fn dataset_below(&self, path: &str) -> Option<DescribedDataset> {
         let document = self.child_documents.get(path)?;
         document.describes_dataset().then(|| DescribedDataset::parse(document.clone()).ok()).flatten()
     }
 }
 
-/// A multiscale convention.
-struct Reader {
-    /// Paths below the directory whose attributes decide and describe; empty when the directory's own
-    /// attributes and listing already speak against this convention.
-    wanted: fn(&Node) -> Vec<String>,
-    /// The pyramid; `None` when the directory does not follow this convention.
-    read: fn(&Node, &mut Vec<Problem>) -> Option<Pyramid>,
+/// Functions that read one multiscale convention.
+struct ConventionReader {
+    /// Paths below the directory whose attributes the convention needs; empty if the directory's own attributes and
+    /// listing already rule the convention out.
+    required_paths: fn(&Node) -> Vec<String>,
+    /// Reads the pyramid; `None` if the directory does not follow this convention.
+    read: fn(&Node, &mut Vec<MetadataProblem>) -> Option<Pyramid>,
 }
 
 /// Every convention; the first that fits a group describes it.
 ///
-/// The order is n5-universe's (`N5DatasetDiscoverer.java`), with the two that it does not know before
-/// n5-viewer's, whose keys they share.
-static CONVENTIONS: &[Reader] = &[
-    Reader { wanted: ome_ngff::wanted, read: ome_ngff::read },
-    Reader { wanted: cosem::wanted, read: cosem::read },
-    Reader { wanted: paintera::wanted, read: paintera::read },
-    Reader { wanted: bdv::wanted, read: bdv::read },
-    Reader { wanted: n5_viewer::wanted, read: n5_viewer::read },
+/// The order is that of n5-universe (`N5DatasetDiscoverer.java`). Paintera and BDV, which n5-universe does not know,
+/// come before n5-viewer, because they share its keys.
+static CONVENTIONS: &[ConventionReader] = &[
+    ConventionReader { required_paths: ome_ngff::required_paths, read: ome_ngff::read },
+    ConventionReader { required_paths: cosem::required_paths, read: cosem::read },
+    ConventionReader { required_paths: paintera::required_paths, read: paintera::read },
+    ConventionReader { required_paths: bdv::required_paths, read: bdv::read },
+    ConventionReader { required_paths: n5_viewer::required_paths, read: n5_viewer::read },
 ];
 
-/// Paths below a directory whose `attributes.json` [`describe`] needs, at most [`MAX_LEVELS`].
+/// Returns the paths below a directory whose `attributes.json` [`describe`] needs, at most [`MAX_LEVELS`].
 ///
-/// They are relative, made of sound segments only, and need not exist. A dataset needs none. Which
-/// ones each convention asks for is said in its file.
-pub fn wanted(node: &Node) -> Vec<String> {
-    if node.own().describes_dataset() {
+/// The paths are relative, consist of valid segments only and need not exist. A dataset needs none. The file of each
+/// convention says which paths it needs.
+pub fn required_paths(node: &Node) -> Vec<String> {
+    if node.own_document().describes_dataset() {
         return Vec::new();
     }
     let mut paths = Vec::new();
-    for path in CONVENTIONS.iter().flat_map(|convention| (convention.wanted)(node)) {
+    for path in CONVENTIONS.iter().flat_map(|convention| (convention.required_paths)(node)) {
         if !paths.contains(&path) {
             paths.push(path);
         }
@@ -133,50 +133,50 @@ pub fn wanted(node: &Node) -> Vec<String> {
     paths
 }
 
-/// The pyramid that a group is; `None` for a plain group and for a dataset. What is wrong with it is
-/// appended to `problems`.
-pub fn pyramid(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
-    if node.own().describes_dataset() {
+/// Returns the pyramid that a group describes; `None` for a plain group and for a dataset. Appends the pyramid's faults
+/// to `problems`.
+pub fn pyramid(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
+    if node.own_document().describes_dataset() {
         return None;
     }
     CONVENTIONS.iter().find_map(|convention| (convention.read)(node, problems))
 }
 
-/// Whether a dataset or pyramid named `path` shows an image or segments;
-/// `None` for a plain group and for a type that is not decoded.
-pub fn volume(node: &Node, path: &str) -> Option<Volume> {
-    let data_type = if node.own().describes_dataset() {
-        DescribedDataset::parse(node.own().clone()).ok()?.data_type().clone()
+/// Returns the kind of volume, image or segmentation, of a dataset or pyramid named `path`; `None` for a plain group
+/// and for a type that is not decoded.
+pub fn volume_kind(node: &Node, path: &str) -> Option<VolumeKind> {
+    let data_type = if node.own_document().describes_dataset() {
+        DescribedDataset::parse(node.own_document().clone()).ok()?.data_type().clone()
     } else {
         let first = pyramid(node, &mut Vec::new())?.levels.into_iter().next()?;
         node.dataset_below(&first.path)?.data_type().clone()
     };
-    let above = node.ancestors.iter().rev().map(Document::members);
+    let above = node.ancestors.iter().rev().map(AttributesDocument::members);
     let attributes: Vec<&Map<String, Value>> = std::iter::once(node.attributes()).chain(above).collect();
-    volume_of(path, &data_type, &attributes)
+    classify_volume(path, &data_type, &attributes)
 }
 
-/// Everything that is known about a directory.
+/// Returns everything that is known about a directory.
 pub fn describe(node: &Node) -> Description {
     Description::new(node)
 }
 
-/// What tests of several files build their nodes with.
+/// Builders of nodes for the tests of several files.
 #[cfg(test)]
 mod testing {
     use serde_json::Value;
 
     use super::*;
 
-    pub(super) fn document(value: &Value) -> Document {
-        Document::parse(value.to_string().as_bytes()).unwrap()
+    pub(super) fn document(value: &Value) -> AttributesDocument {
+        AttributesDocument::parse(value.to_string().as_bytes()).unwrap()
     }
 
     pub(super) fn dataset(value: &Value) -> DescribedDataset {
         DescribedDataset::parse(document(value)).unwrap()
     }
 
-    /// Attributes of a uint8 dataset of these dimensions, with further members.
+    /// Returns the attributes of a uint8 dataset with these dimensions and further members.
     pub(super) fn array(dimensions: &[u64], further: &Value) -> Value {
         let blocks: Vec<u64> = dimensions.iter().map(|_| 16).collect();
         let mut value = serde_json::json!({"dimensions": dimensions, "blockSize": blocks, "dataType": "uint8",
@@ -185,8 +185,8 @@ mod testing {
         value
     }
 
-    /// A group with the attributes of its ancestors, its own, and those of everything below; `wanted`
-    /// decides which of the latter it gets.
+    /// Returns a group with the attributes of its ancestors, its own, and those of the documents in `below` that
+    /// [`required_paths`] asks for.
     pub(super) fn group(ancestors: &[Value], own: &Value, below: &[(&str, Value)]) -> Node {
         let mut children: Vec<String> =
             below.iter().filter_map(|(path, _)| path.split('/').next()).map(str::to_owned).collect();
@@ -197,7 +197,7 @@ mod testing {
             children,
             child_documents: BTreeMap::new(),
         };
-        let wanted = wanted(&node);
+        let wanted = required_paths(&node);
         assert!(wanted.len() <= MAX_LEVELS);
         for (path, value) in below {
             if wanted.iter().any(|wanted| wanted == path) {
@@ -207,9 +207,8 @@ mod testing {
         node
     }
 
-    /// The pyramid of such a group as convention, then path, factors, resolution and translation of its
-    /// levels; and the problems found.
-    pub(super) fn read_levels(node: &Node) -> (Pyramid, Value, Vec<Problem>) {
+    /// Returns the pyramid of a group; path, factors, resolution and translation of its levels; and the problems found.
+    pub(super) fn read_levels(node: &Node) -> (Pyramid, Value, Vec<MetadataProblem>) {
         let mut problems = Vec::new();
         let pyramid = pyramid(node, &mut problems).unwrap();
         let levels = pyramid.levels.iter().map(|level| {
@@ -233,14 +232,14 @@ mod tests {
     fn a_dataset_wants_nothing_and_is_no_pyramid() {
         let node =
             group(&[], &array(&[4], &json!({"downsamplingFactors": [[1], [2]]})), &[("s0", array(&[4], &json!({})))]);
-        assert!(wanted(&node).is_empty());
+        assert!(required_paths(&node).is_empty());
         assert!(pyramid(&node, &mut Vec::new()).is_none());
     }
 
     #[test]
     fn a_group_that_only_has_level_names_is_no_pyramid() {
         let node = group(&[], &json!({}), &[("s0", array(&[4], &json!({}))), ("s1", array(&[2], &json!({})))]);
-        assert_eq!(describe(&node).kind, Kind::Group);
+        assert_eq!(describe(&node).kind, NodeKind::Group);
     }
 
     #[test]
@@ -250,7 +249,7 @@ mod tests {
         assert!(pyramid(&node, &mut Vec::new()).is_none());
     }
 
-    /// Any JSON of small size, with the names and shapes that conventions look for.
+    /// Generates any small JSON value, with the names and shapes that conventions look for.
     fn json() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             Just(json!(null)),
@@ -314,10 +313,10 @@ mod tests {
     fn what_is_wanted_is_bounded_and_stays_below() {
         let datasets: Vec<_> = (0..1000).map(|n| json!({"path": format!("l{n}"), "transform": {}})).collect();
         let node = group(&[], &json!({"multiscales": [{"datasets": datasets}], "painteraData": {}}), &[]);
-        assert_eq!(wanted(&node).len(), MAX_LEVELS);
+        assert_eq!(required_paths(&node).len(), MAX_LEVELS);
         let datasets =
             json!([{"path": "../../secret", "transform": {}}, {"path": "/etc", "transform": {}}, {"path": 3}]);
         let node = group(&[], &json!({"multiscales": [{"datasets": datasets}]}), &[]);
-        assert!(wanted(&node).is_empty());
+        assert!(required_paths(&node).is_empty());
     }
 }

@@ -1,12 +1,13 @@
 //! n5-viewer, and Neuroglancer's reading of it: levels `s0`, `s1`, … in one group.
 //!
-//! Modern: each level has `downsamplingFactors` and `pixelResolution`, the voxel size at *full*
-//! resolution, as `{"unit": …, "dimensions": […]}` or a plain list. Deprecated: the group has `scales`
-//! and `pixelResolution`. Neuroglancer also takes `downsamplingFactors` as a list of lists and
-//! `axes`, `units`, `resolution` on the group. Lists are in N5 order.
+//! Modern form: each level has `downsamplingFactors` and `pixelResolution`, the voxel size at *full* resolution, as
+//! `{"unit": …, "dimensions": […]}` or a plain list. Deprecated form: the group has `scales` and `pixelResolution`. On
+//! the group, Neuroglancer also reads `downsamplingFactors` as a list of lists, and `axes`, `units` and `resolution`.
+//! Lists are in N5 axis order.
 //!
-//! Wants the children named `s<number>`; a group with such datasets counts when it or one of them has
-//! one of these keys or `multiScale`.
+//! Requires the attributes of the children named `s<number>`. A group with such datasets is recognised if it has
+//! `scales`, `downsamplingFactors`, `pixelResolution` or `multiScale`, or if one of them has `downsamplingFactors` or
+//! `pixelResolution`.
 //!
 //! Source: n5-universe `N5SingleScaleMetadataParser.java`, `N5ViewerMultiscaleMetadataParser.java`;
 //! Neuroglancer `src/datasource/n5/frontend.ts`.
@@ -14,17 +15,17 @@
 use serde_json::{Map, Value};
 
 use super::Node;
-use super::fields::{note, one_per_axis, shown, strings};
-use super::physical::pixel_resolution;
-use super::problem::Problem;
-use super::pyramid::{Convention, Found, Pyramid};
-use super::scales::{Placement, level_names, level_paths, levels, listed_factors, xyz};
+use super::calibration::pixel_resolution;
+use super::json_values::{one_per_axis, push_unique, strings, truncated_json};
+use super::numbered_levels::{BasePlacement, build_levels, default_xyz_axes, level_names, level_paths, listed_factors};
+use super::problem::MetadataProblem;
+use super::pyramid::{Convention, LevelDataset, Pyramid};
 
-pub(super) fn wanted(node: &Node) -> Vec<String> {
+pub(super) fn required_paths(node: &Node) -> Vec<String> {
     level_paths(node)
 }
 
-pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
+pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
     let group = node.attributes();
     let names: Vec<(usize, String)> =
         level_names(node).into_iter().filter(|(_, name)| node.child_documents.contains_key(name)).collect();
@@ -43,48 +44,56 @@ pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> 
         let odd = |name: &str| stated(name).is_some_and(|own| stated(finest).is_some_and(|first| first != own));
         if let Some((_, name)) = names.iter().find(|(_, name)| odd(name)) {
             let text = format!(
-                "pixelResolution of {name} differs from {finest}'s, which counts: it is that of full resolution"
+                "pixelResolution of {name} differs from that of {finest}, which is used: it is the voxel size at full resolution"
             );
-            note(problems, text);
+            push_unique(problems, text);
         }
     }
     let listed = listed_factors(group);
     let (mut units, mut sized) = (None, false);
-    let place = |first: &Found, problems: &mut Vec<Problem>| {
+    let place = |first: &LevelDataset, problems: &mut Vec<MetadataProblem>| {
         let rank = first.dataset.rank();
         let (base, given) = base_resolution(group, first, problems);
         units = given;
         sized = base.is_some();
         let base = base.unwrap_or_else(|| vec![1.0; rank]);
-        Placement { base, offset: vec![0.0; rank] }
+        BasePlacement { resolution: base, offset: vec![0.0; rank] }
     };
     let first = names.first().cloned();
-    let levels = levels(node, names, listed.as_deref(), place, problems);
+    let levels = build_levels(node, names, listed.as_deref(), place, problems);
     let rank = levels.first()?.factors.len();
     if let (Some(listed), Some((start, _))) = (&listed, first) {
         for number in start..listed.len() {
             if !levels.iter().any(|level| level.path == format!("s{number}")) {
-                note(problems, format!("the group lists factors for s{number}, which is not a readable dataset"));
+                push_unique(
+                    problems,
+                    format!("the group lists factors for s{number}, which is not a readable dataset"),
+                );
             }
         }
     }
-    let axes = group.get("axes").and_then(strings).filter(|axes| axes.len() == rank).or_else(|| xyz(rank));
-    Some(Pyramid { convention: Convention::N5Viewer, axes, units, sized, levels })
+    let axes = group.get("axes").and_then(strings).filter(|axes| axes.len() == rank).or_else(|| default_xyz_axes(rank));
+    Some(Pyramid { convention: Convention::N5Viewer, axes, units, is_calibrated: sized, levels })
 }
 
-/// Voxel size at full resolution and its units: the first level's `pixelResolution`, the group's, the
-/// group's `resolution` and `units`.
+/// Returns the voxel size at full resolution and its units. The sources, in order of precedence, are the first level's
+/// `pixelResolution`, the group's `pixelResolution`, and the group's `resolution` and `units`.
 fn base_resolution(
     group: &Map<String, Value>,
-    first: &Found,
-    problems: &mut Vec<Problem>,
+    first: &LevelDataset,
+    problems: &mut Vec<MetadataProblem>,
 ) -> (Option<Vec<f64>>, Option<Vec<String>>) {
     let rank = first.dataset.rank();
     for (attributes, place) in [(first.dataset.members(), first.path.as_str()), (group, "the group")] {
         if let Some(given) = attributes.get("pixelResolution") {
             match pixel_resolution(given, rank) {
                 Some((base, unit)) => return (Some(base), unit.map(|unit| vec![unit; rank])),
-                None => note(problems, format!("pixelResolution {} of {place} is not usable", shown(given))),
+                None => {
+                    push_unique(
+                        problems,
+                        format!("pixelResolution {} of {place} is not usable", truncated_json(given)),
+                    );
+                }
             }
         }
     }
@@ -92,7 +101,10 @@ fn base_resolution(
     match group.get("resolution").map(|given| (given, one_per_axis(given, rank))) {
         Some((_, Some(base))) => (Some(base), units),
         Some((given, None)) => {
-            note(problems, format!("resolution {} of the group is not one number per axis", shown(given)));
+            push_unique(
+                problems,
+                format!("resolution {} of the group is not one number per axis", truncated_json(given)),
+            );
             (None, units)
         }
         None => (None, units),

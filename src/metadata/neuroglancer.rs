@@ -1,24 +1,24 @@
-//! What Neuroglancer's `n5` data source accepts.
+//! Requirements of Neuroglancer's `n5` data source.
 //!
-//! It merges the attributes of a directory with those of every directory above, so that a stray key
-//! in a parent can make a sound dataset unreadable.
+//! Neuroglancer merges the attributes of a directory with those of every directory above, so a stray key in a parent
+//! can make a valid dataset unreadable.
 //!
 //! Source: Neuroglancer `src/datasource/n5/frontend.ts`, `src/util/json.ts`, `src/util/si_units.ts`.
 
 use serde_json::{Map, Value};
 
-use crate::n5::{DataType, DescribedDataset, Document};
+use crate::n5::{AttributesDocument, DataType, DescribedDataset};
 
 use super::Node;
-use super::fields::{level_number, number_lists, shown};
+use super::json_values::{level_number, number_lists, truncated_json};
+use super::numbered_levels::listed_factors;
 use super::pyramid::Pyramid;
-use super::scales::listed_factors;
 
-/// Whether Neuroglancer opens a dataset below these ancestors, root first.
+/// Checks that Neuroglancer opens a dataset below these ancestors, root first.
 ///
 /// # Errors
-/// Why it does not.
-pub(super) fn dataset(dataset: &DescribedDataset, ancestors: &[Document]) -> Result<(), String> {
+/// Returns the reason why Neuroglancer refuses it.
+pub(super) fn check_dataset(dataset: &DescribedDataset, ancestors: &[AttributesDocument]) -> Result<(), String> {
     let mut merged = Map::new();
     for document in ancestors {
         merged.extend(document.members().clone());
@@ -27,31 +27,32 @@ pub(super) fn dataset(dataset: &DescribedDataset, ancestors: &[Document]) -> Res
     let unsupported = [DataType::Int64, DataType::Float64];
     let known = DataType::from_name(&dataset.data_type().name().to_ascii_lowercase());
     if unsupported.contains(&known) || known.size_bytes().is_none() {
-        return Err(format!("it has no {}", dataset.data_type()));
+        return Err(format!("it does not support the data type {}", dataset.data_type()));
     }
     let encoding = match merged.get("compression") {
         Some(compression) => compression.get("type"),
         None => merged.get("compressionType"),
     };
-    let encoding = encoding.and_then(Value::as_str).ok_or("it wants compression with a type, or compressionType")?;
+    let encoding = encoding.and_then(Value::as_str).ok_or("it requires compression with a type, or compressionType")?;
     if !["raw", "gzip", "blosc", "zstd"].iter().any(|name| name.eq_ignore_ascii_case(encoding)) {
-        return Err(format!("it has no compression {encoding:?}"));
+        return Err(format!("it does not support the compression {encoding:?}"));
     }
-    // It views raw elements where they lie, after a header of 4 bytes and 4 for each axis.
+    // Neuroglancer reads raw elements in place, after a header of 4 bytes plus 4 bytes per axis, which is a multiple of
+    // 8 only if the number of axes is odd.
     if encoding.eq_ignore_ascii_case("raw") && known == DataType::UInt64 && dataset.rank().is_multiple_of(2) {
-        return Err("it reads raw uint64 only where the number of axes is odd".to_owned());
+        return Err("it reads raw uint64 only if the number of axes is odd".to_owned());
     }
     if dataset.dimensions().contains(&0) {
         return Err("a dimension is 0".to_owned());
     }
-    space(&merged, dataset.rank())
+    check_coordinate_space(&merged, dataset.rank())
 }
 
-/// Checks the keys that describe the coordinate space, which must agree with the rank.
-fn space(merged: &Map<String, Value>, rank: usize) -> Result<(), String> {
+/// Checks that the keys of the coordinate space are valid and match the rank.
+fn check_coordinate_space(merged: &Map<String, Value>, rank: usize) -> Result<(), String> {
     let one_per_axis = |key: &str, value: &Value, sound: fn(&Value) -> bool| {
         let list = value.as_array().filter(|list| list.iter().all(sound));
-        let list = list.ok_or_else(|| format!("it refuses {key} {}", shown(value)))?;
+        let list = list.ok_or_else(|| format!("it refuses {key} {}", truncated_json(value)))?;
         if list.len() == rank {
             Ok(())
         } else {
@@ -68,9 +69,9 @@ fn space(merged: &Map<String, Value>, rank: usize) -> Result<(), String> {
     for key in ["downsamplingFactors", "scales"] {
         match merged.get(key) {
             Some(value) if value.get(0).is_some_and(Value::is_array) => {
-                let lists = number_lists(value).ok_or_else(|| format!("it refuses {key} {}", shown(value)))?;
+                let lists = number_lists(value).ok_or_else(|| format!("it refuses {key} {}", truncated_json(value)))?;
                 if lists.iter().any(|list| list.len() != rank) {
-                    return Err(format!("{key}, here or in a group above, is not for {rank} axes"));
+                    return Err(format!("{key}, here or in a group above, does not have {rank} entries per level"));
                 }
             }
             Some(value) => one_per_axis(key, value, is_positive)?,
@@ -78,10 +79,10 @@ fn space(merged: &Map<String, Value>, rank: usize) -> Result<(), String> {
         }
     }
     if let Some(value) = merged.get("pixelResolution") {
-        let members = value.as_object().ok_or("it wants pixelResolution as an object with unit and dimensions")?;
+        let members = value.as_object().ok_or("it requires pixelResolution as an object with unit and dimensions")?;
         let unit = members.get("unit").unwrap_or(&Value::Null);
         if !is_unit(unit) {
-            return Err(format!("it refuses the pixelResolution.unit {}", shown(unit)));
+            return Err(format!("it refuses the pixelResolution.unit {}", truncated_json(unit)));
         }
         if let Some(value) = members.get("dimensions") {
             one_per_axis("pixelResolution.dimensions", value, is_positive)?;
@@ -95,7 +96,7 @@ fn is_positive(value: &Value) -> bool {
     number.is_some_and(|number: f64| number.is_finite() && number > 0.0)
 }
 
-/// `""`, or an SI prefix and one of m, s, Hz, rad/s.
+/// Returns true for `""`, and for an SI prefix followed by `m`, `s`, `Hz` or `rad/s`.
 pub(super) fn is_unit(value: &Value) -> bool {
     const PREFIXES: [&str; 20] =
         ["", "Y", "Z", "E", "P", "T", "G", "M", "k", "h", "c", "m", "u", "µ", "n", "p", "f", "a", "z", "y"];
@@ -105,28 +106,28 @@ pub(super) fn is_unit(value: &Value) -> bool {
     })
 }
 
-/// Whether Neuroglancer opens the group of a pyramid with all its levels.
+/// Checks that Neuroglancer opens the group of a pyramid with all its levels.
 ///
 /// # Errors
-/// Why it does not.
-pub(super) fn group(node: &Node, pyramid: &Pyramid) -> Result<(), String> {
+/// Returns the reason why Neuroglancer refuses it.
+pub(super) fn check_group(node: &Node, pyramid: &Pyramid) -> Result<(), String> {
     let mut numbers = Vec::new();
     for level in &pyramid.levels {
         match level_number(&level.path) {
             Some(number) => numbers.push(number),
-            None => return Err(format!("it wants levels named s0, s1, …, not {}", level.path)),
+            None => return Err(format!("it requires levels named s0, s1, …, not {}", level.path)),
         }
     }
     let inherited = || node.ancestors.iter().rev().find_map(|document| listed_factors(document.members()));
     let mut ancestors = node.ancestors.clone();
-    ancestors.push(node.own().clone());
+    ancestors.push(node.own_document().clone());
     let listed = listed_factors(node.attributes()).or_else(inherited);
-    let tells_rank = |document: &Document| {
+    let tells_rank = |document: &AttributesDocument| {
         let keys = ["dimensions", "axes", "units", "resolution", "pixelResolution", "downsamplingFactors", "scales"];
         keys.iter().any(|key| document.members().contains_key(*key))
     };
     if !ancestors.iter().any(tells_rank) {
-        return Err("nothing in the group or above it tells the number of axes".to_owned());
+        return Err("no attribute of the group or of a group above gives the number of axes".to_owned());
     }
     let mut data_type: Option<DataType> = None;
     for (level, number) in pyramid.levels.iter().zip(numbers) {
@@ -135,7 +136,7 @@ pub(super) fn group(node: &Node, pyramid: &Pyramid) -> Result<(), String> {
         if listed.as_ref().map_or(!own && number > 0, |lists| lists.len() <= number) {
             return Err(format!("it finds no downsampling factors for {}", level.path));
         }
-        dataset(&attributes, &ancestors).map_err(|reason| format!("{}: {reason}", level.path))?;
+        check_dataset(&attributes, &ancestors).map_err(|reason| format!("{}: {reason}", level.path))?;
         let this = attributes.data_type().clone();
         if data_type.get_or_insert_with(|| this.clone()) != &this {
             return Err("the levels differ in data type".to_owned());
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
 
     fn opens(above: &Value, further: &Value) -> Result<(), String> {
-        dataset(&testing::dataset(&testing::array(&[7, 5], further)), &[testing::document(above)])
+        check_dataset(&testing::dataset(&testing::array(&[7, 5], further)), &[testing::document(above)])
     }
 
     #[test]
@@ -186,7 +187,7 @@ mod tests {
         let above = json!({"resolution": [4, 4, 40]});
         let reason = opens(&above, &json!({})).unwrap_err();
         assert_eq!(reason, "resolution, here or in a group above, has 3 entries for 2 axes");
-        assert!(opens(&above, &json!({"resolution": [4, 4]})).is_ok(), "the dataset's own wins");
+        assert!(opens(&above, &json!({"resolution": [4, 4]})).is_ok(), "the dataset's own value takes precedence");
         assert!(opens(&json!({"axes": null}), &json!({})).is_err());
         assert!(opens(&json!({"downsamplingFactors": [[1, 1], [2, 2]]}), &json!({})).is_ok());
         assert!(opens(&json!({"scales": [[1, 1, 1]]}), &json!({})).is_err());

@@ -1,25 +1,26 @@
-//! OME-NGFF inside N5: `multiscales: [{"version", "axes", "datasets"}]`, from 0.5 on under `ome`.
+//! OME-NGFF inside N5: `multiscales: [{"version", "axes", "datasets"}]`, under `ome` since version 0.5.
 //!
-//! n5-universe writes and reads the lists in N5 order (x, y, z, …). Programs that put OME-NGFF through
-//! a Zarr library's N5 store write them as in Zarr, slowest axis first (…, z, y, x). Both exist, so
-//! the names decide: when `x` comes after `y`, or without these two a time or channel axis comes
-//! before a spatial one, the lists are reversed here. Versions 0.1 and 0.2 name no axes and mean
-//! t, c, z, y, x; 0.3 has plain strings; before 0.4 there is no scale.
+//! n5-universe writes and reads the lists in N5 axis order (x, y, z, …). Programs that write OME-NGFF through a Zarr
+//! library's N5 store list them as in Zarr, slowest axis first (…, z, y, x). Both forms exist, so the axis names
+//! decide. The lists are reversed here if `x` comes after `y` or, without these two, if the first axis is not spatial
+//! and the last one is. Versions 0.1 and 0.2 name no axes and mean t, c, z, y, x. Version 0.3 has plain strings.
+//! Versions before 0.4 have no scale.
 //!
-//! Wants the listed paths. Told from the other uses of the key `multiscales` by its shape: a list whose
-//! datasets have no `transform` (COSEM), not an object (n5-universe's canonical form).
+//! Requires the attributes of the listed paths. The shape of the key `multiscales` distinguishes this convention from
+//! the others that use it: a list whose datasets have no `transform` (COSEM), not an object (n5-universe's canonical
+//! form).
 //!
 //! Source: <https://ngff.openmicroscopy.org>; n5-universe `OmeNgffMetadataParser.java`.
 
 use serde_json::{Map, Value};
 
-use super::fields::{note, numbers, path_below, shown};
-use super::problem::{About, Problem};
-use super::pyramid::{Convention, Found, Level, Pyramid, factors_from_resolution, find_levels};
+use super::json_values::{numbers, path_below, push_unique, truncated_json};
+use super::problem::{MetadataProblem, MetadataProblemKind};
+use super::pyramid::{Convention, LevelDataset, Pyramid, PyramidLevel, factors_from_resolution, find_levels};
 use super::{MAX_LEVELS, Node};
 
-/// The first multiscale image that the attributes describe.
-fn image(attributes: &Map<String, Value>) -> Option<&Map<String, Value>> {
+/// Returns the first multiscale image that the attributes describe.
+fn first_multiscale(attributes: &Map<String, Value>) -> Option<&Map<String, Value>> {
     let root = attributes.get("ome").and_then(Value::as_object).unwrap_or(attributes);
     let image = root.get("multiscales")?.as_array()?.first()?.as_object()?;
     let datasets = image.get("datasets")?.as_array()?;
@@ -30,46 +31,47 @@ fn image(attributes: &Map<String, Value>) -> Option<&Map<String, Value>> {
     (ours && !foreign).then_some(image)
 }
 
-fn datasets(image: &Map<String, Value>) -> Vec<(String, Option<&Value>)> {
+fn listed_levels(image: &Map<String, Value>) -> Vec<(String, Option<&Value>)> {
     let datasets = image.get("datasets").and_then(Value::as_array).into_iter().flatten().take(MAX_LEVELS);
     let level = |dataset: &'_ Value| path_below(dataset.get("path")?.as_str()?);
     datasets.filter_map(|dataset| Some((level(dataset)?, dataset.get("coordinateTransformations")))).collect()
 }
 
-pub(super) fn wanted(node: &Node) -> Vec<String> {
-    image(node.attributes())
-        .map(|image| datasets(image).into_iter().map(|(path, _)| path).collect())
+pub(super) fn required_paths(node: &Node) -> Vec<String> {
+    first_multiscale(node.attributes())
+        .map(|image| listed_levels(image).into_iter().map(|(path, _)| path).collect())
         .unwrap_or_default()
 }
 
-pub(super) fn read(node: &Node, problems: &mut Vec<Problem>) -> Option<Pyramid> {
-    let image = image(node.attributes())?;
-    let listed = datasets(image);
+pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
+    let image = first_multiscale(node.attributes())?;
+    let listed = listed_levels(image);
     let names = listed.iter().enumerate().map(|(number, (path, _))| (number, path.clone()));
     let found = find_levels(node, names, problems);
     let first = found.first()?;
     let rank = first.dataset.rank();
-    let axes = Axes::read(image, rank, problems);
-    let (mut levels, mut sized) = (Vec::<Level>::new(), false);
+    let axes = NgffAxes::read(image, rank, problems);
+    let (mut levels, mut sized) = (Vec::<PyramidLevel>::new(), false);
     for level in &found {
         let own = listed.get(level.number).and_then(|(_, transformations)| *transformations);
         let both = [own, image.get("coordinateTransformations")];
-        let placed = place(&both, axes.reversed, level, problems);
+        let placed = compose_transformations(&both, axes.reversed, level, problems);
         sized |= placed.is_some();
-        let (resolution, translation) = placed.unwrap_or_else(|| (by_size(level, first), vec![0.0; rank]));
+        let (resolution, translation) =
+            placed.unwrap_or_else(|| (resolution_from_sizes(level, first), vec![0.0; rank]));
         let base = levels.first().map_or(&resolution, |finest| &finest.resolution);
         let factors = factors_from_resolution(&resolution, base);
-        levels.push(Level { path: level.path.clone(), factors, resolution, translation });
+        levels.push(PyramidLevel { path: level.path.clone(), factors, resolution, translation });
     }
-    Some(Pyramid { convention: Convention::OmeNgff, axes: axes.names, units: axes.units, sized, levels })
+    Some(Pyramid { convention: Convention::OmeNgff, axes: axes.names, units: axes.units, is_calibrated: sized, levels })
 }
 
-/// Voxel size and origin after all `scale` and `translation`s, N5 order; `None` without any scale.
-fn place(
+/// Returns voxel size and origin after all `scale` and `translation` steps, in N5 axis order; `None` without any scale.
+fn compose_transformations(
     lists: &[Option<&Value>],
     reversed: bool,
-    level: &Found,
-    problems: &mut Vec<Problem>,
+    level: &LevelDataset,
+    problems: &mut Vec<MetadataProblem>,
 ) -> Option<(Vec<f64>, Vec<f64>)> {
     let rank = level.dataset.rank();
     let (mut scale, mut translation, mut scaled) = (vec![1.0; rank], vec![0.0; rank], false);
@@ -79,8 +81,8 @@ fn place(
             continue;
         }
         let Some(mut list) = step.get(kind).and_then(numbers).filter(|list| list.len() == rank) else {
-            let text = format!("level {}: transformation {} is not usable", level.path, shown(step));
-            note(problems, About::Level.says(text));
+            let text = format!("level {}: transformation {} is not usable", level.path, truncated_json(step));
+            push_unique(problems, MetadataProblemKind::InvalidLevel.with_text(text));
             continue;
         };
         if reversed {
@@ -100,36 +102,36 @@ fn place(
     scaled.then_some((scale, translation))
 }
 
-/// Where no scale is given, voxels of the finest level are the unit.
+/// Estimates the voxel size of a level without a scale from its dimensions, in voxels of the finest level.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-fn by_size(level: &Found, first: &Found) -> Vec<f64> {
+fn resolution_from_sizes(level: &LevelDataset, first: &LevelDataset) -> Vec<f64> {
     let sizes = level.dataset.dimensions().iter().zip(first.dataset.dimensions());
     sizes.map(|(size, full)| if *size == 0 { 1.0 } else { (*full as f64 / *size as f64).round().max(1.0) }).collect()
 }
 
-/// Axis names and units in N5 order.
-struct Axes {
+/// Axis names and units in N5 axis order.
+struct NgffAxes {
     names: Option<Vec<String>>,
     units: Option<Vec<String>>,
-    /// Whether the metadata lists axes slowest first.
+    /// True if the metadata lists the slowest axis first.
     reversed: bool,
 }
 
-impl Axes {
-    fn read(image: &Map<String, Value>, rank: usize, problems: &mut Vec<Problem>) -> Self {
+impl NgffAxes {
+    fn read(image: &Map<String, Value>, rank: usize, problems: &mut Vec<MetadataProblem>) -> Self {
         let Some(given) = image.get("axes") else {
             let names = (rank == 5).then(|| ["x", "y", "z", "c", "t"].map(str::to_owned).to_vec());
             return Self { names, units: None, reversed: true };
         };
-        let parsed: Option<Vec<Axis>> = given.as_array().and_then(|list| list.iter().map(Axis::read).collect());
+        let parsed: Option<Vec<NgffAxis>> = given.as_array().and_then(|list| list.iter().map(NgffAxis::read).collect());
         let Some(mut axes) = parsed.filter(|axes| axes.len() == rank) else {
-            note(problems, format!("axes {} do not name the {rank} axes", shown(given)));
+            push_unique(problems, format!("axes {} do not name the {rank} axes", truncated_json(given)));
             return Self { names: None, units: None, reversed: false };
         };
         let reversed = slowest_first(&axes);
         if reversed {
             axes.reverse();
-            note(
+            push_unique(
                 problems,
                 "axes are listed slowest first, as in Zarr; n5-universe reads them fastest first".to_owned(),
             );
@@ -143,13 +145,13 @@ impl Axes {
     }
 }
 
-struct Axis {
+struct NgffAxis {
     name: String,
     spatial: bool,
     unit: String,
 }
 
-impl Axis {
+impl NgffAxis {
     fn read(value: &Value) -> Option<Self> {
         let member = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let name = value.as_str().or_else(|| value.get("name")?.as_str())?.to_owned();
@@ -159,7 +161,7 @@ impl Axis {
     }
 }
 
-fn slowest_first(axes: &[Axis]) -> bool {
+fn slowest_first(axes: &[NgffAxis]) -> bool {
     let at = |name: &str| axes.iter().position(|axis| axis.name.eq_ignore_ascii_case(name));
     if let (Some(x), Some(y)) = (at("x"), at("y")) {
         return x > y;
@@ -177,14 +179,14 @@ mod tests {
     use super::super::testing::*;
     use super::*;
 
-    fn levels_of(own: &Value, dimensions: [&[u64]; 2]) -> (Pyramid, Value, Vec<Problem>) {
+    fn levels_of(own: &Value, dimensions: [&[u64]; 2]) -> (Pyramid, Value, Vec<MetadataProblem>) {
         let below = [("0", array(dimensions[0], &json!({}))), ("1", array(dimensions[1], &json!({})))];
         read_levels(&group(&[], own, &below))
     }
 
     #[test]
     fn zarr_order_is_recognised_by_the_axis_names_and_reversed() {
-        // ome-zarr 0.9 through zarr-python's N5FSStore.
+        // Written by ome-zarr 0.9 through zarr-python's N5FSStore.
         let own = json!({"multiscales": [{"version": "0.4", "axes": [{"name": "t", "type": "time", "unit": "second"},
             {"name": "c", "type": "channel"}, {"name": "z", "type": "space", "unit": "micrometer"},
             {"name": "y", "type": "space", "unit": "micrometer"}, {"name": "x", "type": "space", "unit": "micrometer"}],

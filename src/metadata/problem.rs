@@ -1,51 +1,51 @@
-//! What is wrong or unusual about attributes: a sentence for people, and what it is about for programs.
+//! Problems and unusual properties of attributes: a sentence for people and a kind for programs.
 
 use std::borrow::Borrow;
 use std::ops::Deref;
 
 use serde::{Serialize, Serializer};
 
-/// A sentence, and what it is about. As JSON, the sentence alone.
+/// A problem with attributes: a sentence and its kind. Serializes as the sentence alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
-    /// What it is about.
-    pub about: About,
+pub struct MetadataProblem {
+    /// Kind of the problem.
+    pub kind: MetadataProblemKind,
     text: String,
 }
 
-/// What a problem is about.
+/// Kind of a [`MetadataProblem`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum About {
-    /// The program of that name refuses the dataset, or the group as one image.
+pub enum MetadataProblemKind {
+    /// The program of this name refuses the dataset, or the group as one image.
     RefusedBy(&'static str),
-    /// A level of a pyramid is missing, does not fit the others or has no usable place.
-    Level,
-    /// A level as its own dataset: what is said of that is the same.
+    /// A level of a pyramid is missing, does not fit the others or has no usable position.
+    InvalidLevel,
+    /// A problem of a level that is also reported for the level as a dataset.
     DatasetOfLevel,
-    /// Attributes that are meant to describe a dataset do not.
-    NoDataset,
+    /// Attributes that are meant to describe a dataset do not describe one.
+    InvalidDataset,
     /// This build does not decode the blocks.
     Undecoded,
-    /// What the view `as` has in its place.
-    Mended,
-    /// Anything else that is unusual.
+    /// A change that the view `as` makes.
+    Normalized,
+    /// Any other unusual property.
     Other,
 }
 
-impl About {
-    /// The problem that this sentence tells.
-    pub(super) fn says(self, text: impl Into<String>) -> Problem {
-        Problem { about: self, text: text.into() }
+impl MetadataProblemKind {
+    /// Returns a problem of this kind with the given sentence.
+    pub(super) fn with_text(self, text: impl Into<String>) -> MetadataProblem {
+        MetadataProblem { kind: self, text: text.into() }
     }
 }
 
-impl From<String> for Problem {
+impl From<String> for MetadataProblem {
     fn from(text: String) -> Self {
-        About::Other.says(text)
+        MetadataProblemKind::Other.with_text(text)
     }
 }
 
-impl Deref for Problem {
+impl Deref for MetadataProblem {
     type Target = str;
 
     fn deref(&self) -> &str {
@@ -53,19 +53,19 @@ impl Deref for Problem {
     }
 }
 
-impl Borrow<str> for Problem {
+impl Borrow<str> for MetadataProblem {
     fn borrow(&self) -> &str {
         &self.text
     }
 }
 
-impl PartialEq<&str> for Problem {
+impl PartialEq<&str> for MetadataProblem {
     fn eq(&self, text: &&str) -> bool {
         self.text == *text
     }
 }
 
-impl Serialize for Problem {
+impl Serialize for MetadataProblem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.text)
     }

@@ -1,4 +1,4 @@
-//! One form for every multiscale convention.
+//! Common form of all multiscale conventions.
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -6,13 +6,13 @@ use serde_json::Value;
 use crate::n5::DescribedDataset;
 
 use super::Node;
-use super::fields::{note, snapped};
-use super::problem::{About, Problem};
+use super::json_values::{push_unique, snap_to_integer};
+use super::problem::{MetadataProblem, MetadataProblemKind};
 
 /// The convention that a pyramid's metadata follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Convention {
-    /// n5-viewer and what Neuroglancer made of it: `downsamplingFactors` or `scales`, `pixelResolution`.
+    /// n5-viewer, and Neuroglancer's extension of it: `downsamplingFactors` or `scales`, `pixelResolution`.
     #[serde(rename = "n5-viewer")]
     N5Viewer,
     /// BigDataViewer: `setup<i>/timepoint<t>/s<k>`.
@@ -29,43 +29,43 @@ pub enum Convention {
     Paintera,
 }
 
-/// A multiscale image: datasets of decreasing resolution that show the same thing.
+/// A multiscale image: datasets of decreasing resolution that show the same volume.
 ///
-/// - `levels` is not empty, the finest first; all have the same rank.
-/// - `axes` and `units`, when known, have one entry per axis, N5 order (first axis fastest).
+/// - `levels` is not empty. The finest level comes first, and all levels have the same rank.
+/// - `axes` and `units`, if known, have one entry per axis, in N5 axis order (first axis fastest).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Pyramid {
-    /// Where this was read from.
+    /// Convention that the metadata follows.
     pub convention: Convention,
-    /// Names of the axes; `None` when neither the metadata nor the convention names them.
+    /// Names of the axes; `None` if neither the metadata nor the convention names them.
     #[serde(skip)]
     pub axes: Option<Vec<String>>,
-    /// Units of the axes as written, `""` for none; `None` when the metadata names none at all.
+    /// Units of the axes as written, `""` for an axis without a unit; `None` if the metadata names no unit.
     #[serde(skip)]
     pub units: Option<Vec<String>>,
-    /// Whether the metadata gives a voxel size; without one the finest level's is 1 by convention.
+    /// True if the metadata gives a voxel size; otherwise that of the finest level is 1 by convention.
     #[serde(skip)]
-    pub sized: bool,
-    /// The levels.
-    pub levels: Vec<Level>,
+    pub is_calibrated: bool,
+    /// Levels of the pyramid, finest first.
+    pub levels: Vec<PyramidLevel>,
 }
 
-/// One level of a pyramid. Every list has one number per axis, N5 order.
+/// One level of a pyramid. Every list has one number per axis, in N5 axis order.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Level {
+pub struct PyramidLevel {
     /// Path of the dataset, relative to the group.
     pub path: String,
-    /// Voxels of the finest level per voxel of this one.
+    /// Voxels of the finest level per voxel of this level.
     #[serde(serialize_with = "whole_as_integers")]
     pub factors: Vec<f64>,
-    /// Size of a voxel in the pyramid's units.
+    /// Voxel size in the pyramid's units.
     pub resolution: Vec<f64>,
     /// Position of the centre of the first voxel in the pyramid's units.
     pub translation: Vec<f64>,
 }
 
 impl Pyramid {
-    /// Size of a voxel of the finest level, in the pyramid's units.
+    /// Returns the voxel size of the finest level, in the pyramid's units.
     pub fn resolution(&self) -> Option<&[f64]> {
         self.levels.first().map(|level| level.resolution.as_slice())
     }
@@ -75,9 +75,9 @@ fn whole_as_integers<S: Serializer>(numbers: &[f64], serializer: S) -> Result<S:
     serializer.collect_seq(numbers.iter().map(|number| integer_if_whole(*number)))
 }
 
-/// A JSON number without a fraction where there is none.
+/// Returns a JSON number, as an integer if it has no fraction.
 pub(super) fn integer_if_whole(number: f64) -> Value {
-    #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and below 2^53")]
+    #[expect(clippy::cast_possible_truncation, reason = "checked to be an integer below 2^53")]
     if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
         Value::from(number as i64)
     } else {
@@ -85,50 +85,52 @@ pub(super) fn integer_if_whole(number: f64) -> Value {
     }
 }
 
-/// A level listed by the metadata whose dataset was found.
-pub(super) struct Found {
+/// A level that the metadata lists, with its dataset.
+pub(super) struct LevelDataset {
     /// Path relative to the group.
     pub(super) path: String,
-    /// Place in the metadata's list, or the number in the name `s<number>`.
+    /// Index in the metadata's list, or the number in the name `s<number>`.
     pub(super) number: usize,
-    /// The dataset.
     pub(super) dataset: DescribedDataset,
 }
 
-/// The levels that exist, in the order given; one that is missing or differs in rank from the first
-/// is left out with a problem, one of another data type only gets the problem.
+/// Returns the levels that exist, in the given order. A level that is missing or differs in rank from the first is left
+/// out with a problem. A level of another data type is kept, also with a problem.
 pub(super) fn find_levels(
     node: &Node,
     listed: impl IntoIterator<Item = (usize, String)>,
-    problems: &mut Vec<Problem>,
-) -> Vec<Found> {
-    let mut found: Vec<Found> = Vec::new();
+    problems: &mut Vec<MetadataProblem>,
+) -> Vec<LevelDataset> {
+    let mut found: Vec<LevelDataset> = Vec::new();
     for (number, path) in listed {
         let Some(dataset) = node.dataset_below(&path) else {
-            note(problems, About::Level.says(format!("level {path} is not a readable dataset")));
+            push_unique(
+                problems,
+                MetadataProblemKind::InvalidLevel.with_text(format!("level {path} is not a readable dataset")),
+            );
             continue;
         };
         if let Some(first) = found.first() {
             if first.dataset.rank() != dataset.rank() {
                 let (a, b) = (dataset.rank(), first.dataset.rank());
                 let text = format!("level {path} has {a} axes, level {} has {b}", first.path);
-                note(problems, About::Level.says(text));
+                push_unique(problems, MetadataProblemKind::InvalidLevel.with_text(text));
                 continue;
             }
             if first.dataset.data_type() != dataset.data_type() {
                 let (a, b) = (dataset.data_type(), first.dataset.data_type());
                 let text = format!("level {path} is {a}, level {} is {b}", first.path);
-                note(problems, About::Level.says(text));
+                push_unique(problems, MetadataProblemKind::InvalidLevel.with_text(text));
             }
         }
-        found.push(Found { path, number, dataset });
+        found.push(LevelDataset { path, number, dataset });
     }
     found
 }
 
-/// Factors of each level from its voxel size, relative to the first level.
+/// Returns the factors of a level: its voxel size relative to that of the first level.
 pub(super) fn factors_from_resolution(level: &[f64], first: &[f64]) -> Vec<f64> {
-    level.iter().zip(first).map(|(r, base)| if *base == 0.0 { 1.0 } else { snapped(r / base) }).collect()
+    level.iter().zip(first).map(|(r, base)| if *base == 0.0 { 1.0 } else { snap_to_integer(r / base) }).collect()
 }
 
 #[cfg(test)]
@@ -137,7 +139,7 @@ mod tests {
 
     #[test]
     fn whole_factors_are_written_as_integers() {
-        let level = Level {
+        let level = PyramidLevel {
             path: "s1".into(),
             factors: vec![2.0, 1.5],
             resolution: vec![8.0, 6.0],

@@ -1,10 +1,10 @@
-//! Units of length, time, frequency and angular velocity: from any spelling to those that readers take.
+//! Units of length, time, frequency and angular velocity: parses any spelling and writes those that readers accept.
 //!
 //! Source: Neuroglancer `src/util/si_units.ts` (symbols); OME-NGFF 0.4 §3.1 (UDUNITS-2 names).
 
-/// What a [`Unit`] measures.
+/// Base unit of a [`Unit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Base {
+pub enum BaseUnit {
     /// Length.
     Metre,
     /// Time.
@@ -15,18 +15,18 @@ pub enum Base {
     RadianPerSecond,
 }
 
-/// `factor` · 10^`exponent` of its base, e.g. 1 · 10^-9 metres.
+/// A unit: `factor` · 10^`exponent` of its base unit, e.g. 1 · 10^-9 metres.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Unit {
-    /// What it measures.
-    pub base: Base,
-    /// Power of ten of the base.
+    /// Base unit.
+    pub base: BaseUnit,
+    /// Power of ten of the base unit.
     pub exponent: i8,
-    /// Further factor, positive; 1 for all but minute, hour, day, inch, foot and their like.
+    /// Further factor, positive; 1 except for minute, hour, day, inch, foot and the like.
     pub factor: f64,
 }
 
-/// Symbol, name and power of ten of a prefix.
+/// Symbol, name and power of ten of each prefix.
 const PREFIXES: [(&str, &str, i8); 21] = [
     ("y", "yocto", -24),
     ("z", "zepto", -21),
@@ -51,58 +51,58 @@ const PREFIXES: [(&str, &str, i8); 21] = [
     ("Y", "yotta", 24),
 ];
 
-/// Prefixes that neither Neuroglancer nor everyday use knows.
-const RARE: [&str; 2] = ["d", "da"];
+/// Prefixes that Neuroglancer does not know and that are not in everyday use.
+const RARE_PREFIXES: [&str; 2] = ["d", "da"];
 
-const SYMBOLS: [(&str, Base); 7] = [
-    ("m", Base::Metre),
-    ("s", Base::Second),
-    ("sec", Base::Second),
-    ("secs", Base::Second),
-    ("Hz", Base::Hertz),
-    ("rad/s", Base::RadianPerSecond),
-    ("rad s-1", Base::RadianPerSecond),
+const SYMBOLS: [(&str, BaseUnit); 7] = [
+    ("m", BaseUnit::Metre),
+    ("s", BaseUnit::Second),
+    ("sec", BaseUnit::Second),
+    ("secs", BaseUnit::Second),
+    ("Hz", BaseUnit::Hertz),
+    ("rad/s", BaseUnit::RadianPerSecond),
+    ("rad s-1", BaseUnit::RadianPerSecond),
 ];
 
-const NAMES: [(&str, Base); 5] = [
-    ("meter", Base::Metre),
-    ("metre", Base::Metre),
-    ("second", Base::Second),
-    ("hertz", Base::Hertz),
-    ("radian/second", Base::RadianPerSecond),
+const NAMES: [(&str, BaseUnit); 5] = [
+    ("meter", BaseUnit::Metre),
+    ("metre", BaseUnit::Metre),
+    ("second", BaseUnit::Second),
+    ("hertz", BaseUnit::Hertz),
+    ("radian/second", BaseUnit::RadianPerSecond),
 ];
 
-/// Units that are no prefix and base. A name also counts with an `s` at its end.
-const OTHERS: [(&str, Unit); 16] = [
-    ("angstrom", Unit::new(Base::Metre, -10, 1.0)),
-    ("ångström", Unit::new(Base::Metre, -10, 1.0)),
-    ("ångstrom", Unit::new(Base::Metre, -10, 1.0)),
-    ("å", Unit::new(Base::Metre, -10, 1.0)),
-    ("micron", Unit::new(Base::Metre, -6, 1.0)),
-    ("inch", Unit::new(Base::Metre, -2, 2.54)),
-    ("inche", Unit::new(Base::Metre, -2, 2.54)),
-    ("foot", Unit::new(Base::Metre, -2, 30.48)),
-    ("yard", Unit::new(Base::Metre, -2, 91.44)),
-    ("min", Unit::new(Base::Second, 0, 60.0)),
-    ("minute", Unit::new(Base::Second, 0, 60.0)),
-    ("h", Unit::new(Base::Second, 0, 3600.0)),
-    ("hr", Unit::new(Base::Second, 0, 3600.0)),
-    ("hour", Unit::new(Base::Second, 0, 3600.0)),
-    ("d", Unit::new(Base::Second, 0, 86400.0)),
-    ("day", Unit::new(Base::Second, 0, 86400.0)),
+/// Units that do not consist of a prefix and a base unit. A name is also accepted with a final `s`.
+const NON_SI_UNITS: [(&str, Unit); 16] = [
+    ("angstrom", Unit::new(BaseUnit::Metre, -10, 1.0)),
+    ("ångström", Unit::new(BaseUnit::Metre, -10, 1.0)),
+    ("ångstrom", Unit::new(BaseUnit::Metre, -10, 1.0)),
+    ("å", Unit::new(BaseUnit::Metre, -10, 1.0)),
+    ("micron", Unit::new(BaseUnit::Metre, -6, 1.0)),
+    ("inch", Unit::new(BaseUnit::Metre, -2, 2.54)),
+    ("inche", Unit::new(BaseUnit::Metre, -2, 2.54)),
+    ("foot", Unit::new(BaseUnit::Metre, -2, 30.48)),
+    ("yard", Unit::new(BaseUnit::Metre, -2, 91.44)),
+    ("min", Unit::new(BaseUnit::Second, 0, 60.0)),
+    ("minute", Unit::new(BaseUnit::Second, 0, 60.0)),
+    ("h", Unit::new(BaseUnit::Second, 0, 3600.0)),
+    ("hr", Unit::new(BaseUnit::Second, 0, 3600.0)),
+    ("hour", Unit::new(BaseUnit::Second, 0, 3600.0)),
+    ("d", Unit::new(BaseUnit::Second, 0, 86400.0)),
+    ("day", Unit::new(BaseUnit::Second, 0, 86400.0)),
 ];
 
 impl Unit {
-    /// 10^`exponent` of `base`, times `factor`.
-    pub const fn new(base: Base, exponent: i8, factor: f64) -> Self {
+    /// Returns 10^`exponent` of `base`, times `factor`.
+    pub const fn new(base: BaseUnit, exponent: i8, factor: f64) -> Self {
         Self { base, exponent, factor }
     }
 
-    /// The unit that a program means by `text`: symbols (`nm`, `µm` with either mu, `s`, `rad/s`),
-    /// names in English, singular or plural, any case (`Micrometre`, `microns`, `seconds`), angstrom as
-    /// `Å` or `A`, minutes, hours and days. `None` for anything else (`pixel`, `""`).
+    /// Parses a unit in any common spelling: symbols (`nm`, `µm` with either mu, `s`, `rad/s`), English names in
+    /// singular or plural and any case (`Micrometre`, `microns`, `seconds`), angstrom as `Å` or `A`, minutes, hours and
+    /// days. Returns `None` for anything else (`pixel`, `""`).
     pub fn parse(text: &str) -> Option<Self> {
-        // ImageJ writes the escape of a mu instead of the letter.
+        // ImageJ writes a mu as its escape sequence.
         let text = text.trim().replace("\\u00B5", "u").replace("\\u00b5", "u").replace(['µ', 'μ'], "u");
         for (symbol, base) in SYMBOLS {
             let prefix = text.strip_suffix(symbol);
@@ -111,78 +111,79 @@ impl Unit {
             }
         }
         if text == "A" {
-            return Some(Self::new(Base::Metre, -10, 1.0));
+            return Some(Self::new(BaseUnit::Metre, -10, 1.0));
         }
-        // The angstrom sign and the letter with a ring are different code points.
+        // The angstrom sign and the letter å are different code points.
         let text = text.to_lowercase().replace('\u{212b}', "å");
         let singular = text.strip_suffix('s').filter(|rest| rest.chars().count() > 2);
-        [Some(text.as_str()), singular].into_iter().flatten().find_map(Self::named)
+        [Some(text.as_str()), singular].into_iter().flatten().find_map(Self::from_name)
     }
 
-    fn named(text: &str) -> Option<Self> {
-        if let Some((_, unit)) = OTHERS.iter().find(|row| row.0 == text) {
+    fn from_name(text: &str) -> Option<Self> {
+        if let Some((_, unit)) = NON_SI_UNITS.iter().find(|row| row.0 == text) {
             return Some(*unit);
         }
         NAMES.iter().find_map(|(name, base)| {
             let prefix = text.strip_suffix(name)?.trim_end();
-            // "umeter" mixes both ways.
+            // "umeter" combines the symbol of a prefix with the name of a unit.
             let row = PREFIXES.iter().find(|row| row.1 == prefix || (prefix == "u" && row.0 == "u"))?;
             Some(Self::new(*base, row.2, 1.0))
         })
     }
 
-    /// The unit as TensorStore and Neuroglancer spell it: an SI prefix and `m`, `s`, `Hz` or `rad/s`.
-    /// Exact only where the factor of [`Self::si_scaled`] is 1.
-    pub fn si(&self) -> String {
+    /// Returns the unit as TensorStore and Neuroglancer spell it: an SI prefix and `m`, `s`, `Hz` or `rad/s`. It is
+    /// exact only if the factor of [`Self::si_scaled`] is 1.
+    pub fn si_symbol(&self) -> String {
         self.si_scaled().1
     }
 
-    /// That spelling, and how many of it one of this unit is: an angstrom is 0.1 `nm`, an hour 3600 `s`.
+    /// Returns this unit as a factor and an SI symbol: an angstrom is 0.1 `nm`, an hour 3600 `s`.
     pub fn si_scaled(&self) -> (f64, String) {
-        let known = PREFIXES.iter().filter(|row| !RARE.contains(&row.0));
+        let known = PREFIXES.iter().filter(|row| !RARE_PREFIXES.contains(&row.0));
         let (prefix, exponent) =
             known.filter(|row| row.2 <= self.exponent).map(|row| (row.0, row.2)).next_back().unwrap_or(("y", -24));
         let symbol = match self.base {
-            Base::Metre => "m",
-            Base::Second => "s",
-            Base::Hertz => "Hz",
-            Base::RadianPerSecond => "rad/s",
+            BaseUnit::Metre => "m",
+            BaseUnit::Second => "s",
+            BaseUnit::Hertz => "Hz",
+            BaseUnit::RadianPerSecond => "rad/s",
         };
-        // Hundredths of a unit are written in metres alone.
-        let (prefix, exponent) = if prefix == "c" && self.base != Base::Metre { ("m", -3) } else { (prefix, exponent) };
-        // An angstrom, -10, becomes tenths of nanometres rather than hundreds of picometres.
+        // The prefix for hundredths is used only with metres.
+        let (prefix, exponent) =
+            if prefix == "c" && self.base != BaseUnit::Metre { ("m", -3) } else { (prefix, exponent) };
+        // An angstrom (exponent -10) becomes 0.1 nm rather than 100 pm.
         let (prefix, exponent) = if self.exponent == -10 { ("n", -9) } else { (prefix, exponent) };
-        (self.factor * power(self.exponent - exponent), format!("{prefix}{symbol}"))
+        (self.factor * power_of_ten(self.exponent - exponent), format!("{prefix}{symbol}"))
     }
 
-    /// The name that OME-NGFF wants for a unit of length or time; `None` where it has none.
-    pub fn ngff(&self) -> Option<&'static str> {
+    /// Returns the OME-NGFF name of a unit of length or time; `None` if it has none.
+    pub fn ngff_name(&self) -> Option<&'static str> {
         #[expect(clippy::float_cmp, reason = "factors are constants of this file")]
-        let name = NGFF.iter().find(|(unit, _)| unit == self && unit.factor == self.factor);
+        let name = NGFF_UNIT_NAMES.iter().find(|(unit, _)| unit == self && unit.factor == self.factor);
         name.map(|(_, name)| *name)
     }
 
-    /// Nanometres per unit, for lengths.
+    /// Returns nanometres per unit; `None` if this is not a unit of length.
     pub fn nanometers(&self) -> Option<f64> {
-        (self.base == Base::Metre).then(|| self.factor * power(self.exponent.saturating_add(9)))
+        (self.base == BaseUnit::Metre).then(|| self.factor * power_of_ten(self.exponent.saturating_add(9)))
     }
 }
 
-/// A power of ten, exact wherever one is.
-fn power(exponent: i8) -> f64 {
+/// Returns a power of ten, exact where `f64` can represent it.
+fn power_of_ten(exponent: i8) -> f64 {
     let magnitude = 10_f64.powi(i32::from(exponent.unsigned_abs()));
     if exponent < 0 { 1.0 / magnitude } else { magnitude }
 }
 
 const fn length(exponent: i8) -> Unit {
-    Unit::new(Base::Metre, exponent, 1.0)
+    Unit::new(BaseUnit::Metre, exponent, 1.0)
 }
 
 const fn time(exponent: i8) -> Unit {
-    Unit::new(Base::Second, exponent, 1.0)
+    Unit::new(BaseUnit::Second, exponent, 1.0)
 }
 
-const NGFF: [(Unit, &str); 38] = [
+const NGFF_UNIT_NAMES: [(Unit, &str); 38] = [
     (length(-10), "angstrom"),
     (length(-24), "yoctometer"),
     (length(-21), "zeptometer"),
@@ -202,9 +203,9 @@ const NGFF: [(Unit, &str); 38] = [
     (length(12), "terameter"),
     (length(15), "petameter"),
     (length(18), "exameter"),
-    (Unit::new(Base::Metre, -2, 2.54), "inch"),
-    (Unit::new(Base::Metre, -2, 30.48), "foot"),
-    (Unit::new(Base::Metre, -2, 91.44), "yard"),
+    (Unit::new(BaseUnit::Metre, -2, 2.54), "inch"),
+    (Unit::new(BaseUnit::Metre, -2, 30.48), "foot"),
+    (Unit::new(BaseUnit::Metre, -2, 91.44), "yard"),
     (time(-24), "yoctosecond"),
     (time(-21), "zeptosecond"),
     (time(-18), "attosecond"),
@@ -218,9 +219,9 @@ const NGFF: [(Unit, &str); 38] = [
     (time(0), "second"),
     (time(3), "kilosecond"),
     (time(6), "megasecond"),
-    (Unit::new(Base::Second, 0, 60.0), "minute"),
-    (Unit::new(Base::Second, 0, 3600.0), "hour"),
-    (Unit::new(Base::Second, 0, 86400.0), "day"),
+    (Unit::new(BaseUnit::Second, 0, 60.0), "minute"),
+    (Unit::new(BaseUnit::Second, 0, 3600.0), "hour"),
+    (Unit::new(BaseUnit::Second, 0, 86400.0), "day"),
 ];
 
 #[cfg(test)]
@@ -249,7 +250,7 @@ mod tests {
             "micro meter",
         ] {
             let unit = Unit::parse(text).unwrap_or_else(|| panic!("{text}"));
-            assert_eq!((unit.si().as_str(), unit.ngff()), ("um", Some("micrometer")), "{text}");
+            assert_eq!((unit.si_symbol().as_str(), unit.ngff_name()), ("um", Some("micrometer")), "{text}");
             assert!((unit.nanometers().unwrap() - 1000.0).abs() < 1e-9);
         }
     }
@@ -298,8 +299,8 @@ mod tests {
             let (scale, unit) = si(text).unwrap_or_else(|| panic!("{text}"));
             assert!((scale - factor).abs() < 1e-12 && unit == symbol, "{text}: {scale} {unit}");
         }
-        assert_eq!(Unit::parse("Å").unwrap().ngff(), Some("angstrom"));
-        assert_eq!(Unit::parse("hour").unwrap().ngff(), Some("hour"));
+        assert_eq!(Unit::parse("Å").unwrap().ngff_name(), Some("angstrom"));
+        assert_eq!(Unit::parse("hour").unwrap().ngff_name(), Some("hour"));
         assert!((Unit::parse("A").unwrap().nanometers().unwrap() - 0.1).abs() < 1e-12);
         assert_eq!(Unit::parse("s").unwrap().nanometers(), None);
     }
@@ -313,8 +314,8 @@ mod tests {
 
     #[test]
     fn every_unit_has_a_spelling_that_neuroglancer_takes() {
-        for (unit, name) in NGFF {
-            assert_eq!(Unit::parse(name).map(|unit| unit.ngff()), Some(Some(name)));
+        for (unit, name) in NGFF_UNIT_NAMES {
+            assert_eq!(Unit::parse(name).map(|unit| unit.ngff_name()), Some(Some(name)));
             let (factor, symbol) = unit.si_scaled();
             assert!(factor > 0.0 && super::super::neuroglancer::is_unit(&serde_json::Value::from(symbol)));
         }

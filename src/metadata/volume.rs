@@ -1,48 +1,54 @@
-//! Whether a volume shows an image or the segments of one.
+//! Classification of a volume as an image or a segmentation.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::n5::DataType;
 
-use super::fields::level_number;
+use super::json_values::level_number;
 
-/// How the elements of a volume are meant.
+/// Meaning of a volume's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Volume {
+pub enum VolumeKind {
     /// Intensities.
     Image,
-    /// Numbers of segments.
+    /// Segment identifiers.
     Segmentation,
 }
 
-/// Directories whose attributes and names count: Paintera's levels lie two below `painteraData`.
-const NEAR: usize = 3;
+/// Number of directories, the volume's own included, whose attributes and names count. Paintera's levels are two below
+/// `painteraData`.
+const MAX_ANCESTOR_DISTANCE: usize = 3;
 
-/// What a dataset, or a pyramid whose levels have this data type, shows; `None` for a type that is not
+/// Returns the kind of a dataset, or of a pyramid whose levels have this data type; `None` for a type that is not
 /// decoded.
 ///
-/// `path` names it; `attributes` are its own and those of the directories above, the
-/// nearest first, of which a few count. In this order: floating point is an image; Paintera's
-/// `painteraData.type`, `isLabelMultiset` and `maxId`, OME-NGFF's `image-label`, CellMap's
-/// `cellmap.annotation`; 64 unsigned bits are segments; then the last names of the path.
-pub fn volume_of(path: &str, data_type: &DataType, attributes: &[&Map<String, Value>]) -> Option<Volume> {
+/// `path` is its path. `attributes` are its own and those of the directories above, nearest first; only the first few
+/// count. The first of these criteria that applies decides:
+///
+/// 1. A floating-point volume is an image.
+/// 2. Paintera's `painteraData.type`, `isLabelMultiset` and `maxId`, OME-NGFF's `image-label`, and CellMap's
+///    `cellmap.annotation` declare the kind.
+/// 3. A uint64 volume is a segmentation.
+/// 4. The last names of the path suggest the kind.
+pub fn classify_volume(path: &str, data_type: &DataType, attributes: &[&Map<String, Value>]) -> Option<VolumeKind> {
     let wide = match data_type {
         DataType::Other(_) => return None,
-        DataType::Float32 | DataType::Float64 => return Some(Volume::Image),
+        DataType::Float32 | DataType::Float64 => return Some(VolumeKind::Image),
         DataType::UInt64 | DataType::UInt32 | DataType::Int64 | DataType::Int32 => true,
         DataType::UInt8 | DataType::UInt16 | DataType::Int8 | DataType::Int16 => false,
     };
-    if let Some(said) = attributes.iter().take(NEAR).find_map(|members| said(members)) {
+    if let Some(said) = attributes.iter().take(MAX_ANCESTOR_DISTANCE).find_map(|members| declared_kind(members)) {
         return Some(said);
     }
-    let mut names = path.rsplit('/').filter(|name| !name.is_empty() && level_number(name).is_none()).take(NEAR);
-    let segments = *data_type == DataType::UInt64 || names.any(|name| named_so(name, wide));
-    Some(if segments { Volume::Segmentation } else { Volume::Image })
+    let mut names =
+        path.rsplit('/').filter(|name| !name.is_empty() && level_number(name).is_none()).take(MAX_ANCESTOR_DISTANCE);
+    let segments = *data_type == DataType::UInt64 || names.any(|name| name_suggests_segments(name, wide));
+    Some(if segments { VolumeKind::Segmentation } else { VolumeKind::Image })
 }
 
-fn said(members: &Map<String, Value>) -> Option<Volume> {
+fn declared_kind(members: &Map<String, Value>) -> Option<VolumeKind> {
     let root = members.get("ome").and_then(Value::as_object).unwrap_or(members);
     let flag = |key: &str| members.get(key) == Some(&Value::Bool(true));
     let cellmap = members.get("cellmap").and_then(|cellmap| cellmap.get("annotation"));
@@ -51,18 +57,18 @@ fn said(members: &Map<String, Value>) -> Option<Volume> {
         || root.get("image-label").is_some_and(Value::is_object)
         || cellmap.is_some_and(Value::is_object)
     {
-        return Some(Volume::Segmentation);
+        return Some(VolumeKind::Segmentation);
     }
     match members.get("painteraData")?.get("type")?.as_str()? {
-        "label" => Some(Volume::Segmentation),
-        "raw" | "channel" => Some(Volume::Image),
+        "label" => Some(VolumeKind::Segmentation),
+        "raw" | "channel" => Some(VolumeKind::Image),
         _ => None,
     }
 }
 
-/// Whether a word of a name speaks of segments. Masks and ground truth are often images of 8 or 16
-/// bits, so that these words only count for `wide` integers.
-fn named_so(name: &str, wide: bool) -> bool {
+/// Returns true if a word of the name suggests segments. Masks and ground truth are often images of 8 or 16 bits, so
+/// their words count only for `wide` integers.
+fn name_suggests_segments(name: &str, wide: bool) -> bool {
     let words = name.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase);
     let sure = ["label", "segment", "annotation"];
     words.into_iter().any(|word| {
@@ -78,51 +84,51 @@ mod tests {
 
     use super::*;
 
-    fn of(path: &str, data_type: &str, attributes: &[Value]) -> Option<Volume> {
+    fn of(path: &str, data_type: &str, attributes: &[Value]) -> Option<VolumeKind> {
         let attributes: Vec<_> = attributes.iter().map(|value| value.as_object().unwrap()).collect();
-        volume_of(path, &DataType::from_name(data_type), &attributes)
+        classify_volume(path, &DataType::from_name(data_type), &attributes)
     }
 
     #[test]
     fn metadata_comes_before_type_and_name() {
         for (attributes, volume) in [
-            (json!({"painteraData": {"type": "label"}}), Volume::Segmentation),
-            (json!({"painteraData": {"type": "raw"}}), Volume::Image),
-            (json!({"maxId": 17_295_547_395_306_184_081_u64}), Volume::Segmentation),
-            (json!({"isLabelMultiset": true}), Volume::Segmentation),
-            (json!({"image-label": {"version": "0.4"}}), Volume::Segmentation),
-            (json!({"ome": {"image-label": {}}}), Volume::Segmentation),
-            (json!({"cellmap": {"annotation": {"class_name": "mito"}}}), Volume::Segmentation),
-            (json!({"painteraData": {"type": "x"}, "cellmap": 3, "maxId": "no"}), Volume::Image),
+            (json!({"painteraData": {"type": "label"}}), VolumeKind::Segmentation),
+            (json!({"painteraData": {"type": "raw"}}), VolumeKind::Image),
+            (json!({"maxId": 17_295_547_395_306_184_081_u64}), VolumeKind::Segmentation),
+            (json!({"isLabelMultiset": true}), VolumeKind::Segmentation),
+            (json!({"image-label": {"version": "0.4"}}), VolumeKind::Segmentation),
+            (json!({"ome": {"image-label": {}}}), VolumeKind::Segmentation),
+            (json!({"cellmap": {"annotation": {"class_name": "mito"}}}), VolumeKind::Segmentation),
+            (json!({"painteraData": {"type": "x"}, "cellmap": 3, "maxId": "no"}), VolumeKind::Image),
         ] {
             assert_eq!(
                 of("a/data/s0", "uint8", &[json!({}), json!({}), attributes.clone()]),
                 Some(volume),
                 "{attributes}"
             );
-            assert_eq!(of("a", "float32", std::slice::from_ref(&attributes)), Some(Volume::Image), "{attributes}");
+            assert_eq!(of("a", "float32", std::slice::from_ref(&attributes)), Some(VolumeKind::Image), "{attributes}");
         }
         let far = [json!({}), json!({}), json!({}), json!({"painteraData": {"type": "label"}})];
-        assert_eq!(of("a/b/c/d", "uint8", &far), Some(Volume::Image));
-        assert_eq!(of("a", "uint64", &[json!({"painteraData": {"type": "raw"}})]), Some(Volume::Image));
+        assert_eq!(of("a/b/c/d", "uint8", &far), Some(VolumeKind::Image));
+        assert_eq!(of("a", "uint64", &[json!({"painteraData": {"type": "raw"}})]), Some(VolumeKind::Image));
     }
 
     #[test]
     fn type_and_name_decide_otherwise() {
         for (path, data_type, volume) in [
-            ("em", "uint8", Volume::Image),
-            ("em", "uint64", Volume::Segmentation),
-            ("em", "uint32", Volume::Image),
-            ("volumes/mito_seg/s0", "uint32", Volume::Segmentation),
-            ("volumes/gt", "uint32", Volume::Segmentation),
-            ("length", "uint32", Volume::Image),
-            ("volumes/labels/s3", "uint8", Volume::Segmentation),
-            ("Segmentation", "int16", Volume::Segmentation),
-            ("masks", "uint8", Volume::Image),
-            ("masks", "int64", Volume::Segmentation),
-            ("labels", "float32", Volume::Image),
-            ("labels/a/b/c", "uint8", Volume::Image),
-            ("", "int32", Volume::Image),
+            ("em", "uint8", VolumeKind::Image),
+            ("em", "uint64", VolumeKind::Segmentation),
+            ("em", "uint32", VolumeKind::Image),
+            ("volumes/mito_seg/s0", "uint32", VolumeKind::Segmentation),
+            ("volumes/gt", "uint32", VolumeKind::Segmentation),
+            ("length", "uint32", VolumeKind::Image),
+            ("volumes/labels/s3", "uint8", VolumeKind::Segmentation),
+            ("Segmentation", "int16", VolumeKind::Segmentation),
+            ("masks", "uint8", VolumeKind::Image),
+            ("masks", "int64", VolumeKind::Segmentation),
+            ("labels", "float32", VolumeKind::Image),
+            ("labels/a/b/c", "uint8", VolumeKind::Image),
+            ("", "int32", VolumeKind::Image),
         ] {
             assert_eq!(of(path, data_type, &[]), Some(volume), "{path} {data_type}");
         }

@@ -3,73 +3,73 @@
 use metrics::{Counter, Gauge, counter, gauge};
 
 use super::names::{
-    CONNECTION_POOL_BYTES, CONNECTION_POOL_CAPACITY, CONNECTIONS_ACCEPTED, CONNECTIONS_CLOSED, CONNECTIONS_MOST,
+    CONNECTION_POOL_BYTES, CONNECTION_POOL_CAPACITY, CONNECTIONS_ACCEPTED, CONNECTIONS_CLOSED, CONNECTIONS_MAX,
     CONNECTIONS_OPEN,
 };
-use super::{Closed, ConnectionPool, as_f64};
+use super::{CloseReason, ConnectionPoolLabel, as_f64};
 
-/// Counts connections.
+/// Handles to the metrics of connections.
 #[derive(Clone)]
-pub struct Connections {
+pub struct ConnectionMetrics {
     open: Gauge,
     accepted: Counter,
 }
 
-/// An open connection, counted until dropped.
-pub struct Connection {
+/// Guard of an open connection, which is counted until this is dropped.
+pub struct OpenConnectionGuard {
     open: Gauge,
-    closed: Closed,
+    close_reason: CloseReason,
 }
 
-impl Connections {
-    /// Of which there are at most so many at once.
+impl ConnectionMetrics {
+    /// Creates the handles and sets the maximum number of open connections to `most`.
     pub fn new(most: usize) -> Self {
-        gauge!(CONNECTIONS_MOST).set(as_f64(most as u64));
+        gauge!(CONNECTIONS_MAX).set(as_f64(most as u64));
         Self { open: gauge!(CONNECTIONS_OPEN), accepted: counter!(CONNECTIONS_ACCEPTED) }
     }
 
-    /// One was accepted.
-    pub fn open(&self) -> Connection {
+    /// Counts an accepted connection, which stays open until the guard is dropped.
+    pub fn record_accepted(&self) -> OpenConnectionGuard {
         self.accepted.increment(1);
         self.open.increment(1.0);
-        Connection { open: self.open.clone(), closed: Closed::Error }
+        OpenConnectionGuard { open: self.open.clone(), close_reason: CloseReason::Error }
     }
 }
 
-impl Connection {
-    /// Says why it ends; without this, by an error.
-    pub fn close(&mut self, reason: Closed) {
-        self.closed = reason;
+impl OpenConnectionGuard {
+    /// Sets the reason for closing the connection; without a call, the reason is an error.
+    pub fn set_close_reason(&mut self, reason: CloseReason) {
+        self.close_reason = reason;
     }
 }
 
-impl Drop for Connection {
+impl Drop for OpenConnectionGuard {
     fn drop(&mut self) {
         self.open.decrement(1.0);
-        counter!(CONNECTIONS_CLOSED, "reason" => self.closed.name()).increment(1);
+        counter!(CONNECTIONS_CLOSED, "reason" => self.close_reason.name()).increment(1);
     }
 }
 
-/// How much of a pool that all connections share is taken.
-pub struct PoolBytes(Gauge);
+/// Gauge of the bytes taken from a pool that all connections share.
+pub struct PoolGauge(Gauge);
 
-impl PoolBytes {
-    /// A pool of so many bytes, of which none are taken.
-    pub fn new(pool: ConnectionPool, capacity_bytes: usize) -> Self {
+impl PoolGauge {
+    /// Creates the gauge of a pool of `capacity_bytes`, of which none are taken.
+    pub fn new(pool: ConnectionPoolLabel, capacity_bytes: usize) -> Self {
         gauge!(CONNECTION_POOL_CAPACITY, "pool" => pool.name()).set(as_f64(capacity_bytes as u64));
         let taken = gauge!(CONNECTION_POOL_BYTES, "pool" => pool.name());
         taken.set(0.0);
         Self(taken)
     }
 
-    /// So many bytes were taken.
+    /// Records that `bytes` were taken.
     pub fn add(&self, bytes: usize) {
         if bytes > 0 {
             self.0.increment(as_f64(bytes as u64));
         }
     }
 
-    /// So many bytes were given back.
+    /// Records that `bytes` were returned.
     pub fn subtract(&self, bytes: usize) {
         if bytes > 0 {
             self.0.decrement(as_f64(bytes as u64));
@@ -77,8 +77,8 @@ impl PoolBytes {
     }
 }
 
-impl std::fmt::Debug for PoolBytes {
+impl std::fmt::Debug for PoolGauge {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PoolBytes").finish_non_exhaustive()
+        f.debug_struct("PoolGauge").finish_non_exhaustive()
     }
 }

@@ -1,35 +1,35 @@
-//! Metrics of what happens very often, found once: a search of the recorder by name and labels takes as long as the
-//! smallest answers themselves.
+//! Cached handles to metrics of frequent events. A search of the recorder by name and labels takes as long as one of
+//! the smallest responses.
 
 use std::time::Duration;
 
 use metrics::{Counter, Histogram, counter};
 
-use super::{CACHE_REQUESTS, Cache, HTTP_RESPONSE_BYTES, Lookup, duration, http_request};
+use super::{CACHE_REQUESTS, CacheLabel, HTTP_RESPONSE_BYTES, LookupResult, http_request, request_duration};
 
-/// Methods and statuses of the answers that [`Answers`] records without a search.
+/// Methods and statuses of the responses that [`RouteMetrics`] records without a search.
 const FREQUENT: [(&str, u16); 6] =
     [("GET", 200), ("GET", 304), ("GET", 404), ("HEAD", 200), ("HEAD", 304), ("HEAD", 404)];
 
-/// What is recorded of every answer of one route, found once: a search of the recorder by name and labels for each
-/// takes as long as the smallest answers themselves.
-pub struct Answers {
+/// Handles to the metrics of the responses of one route. A search of the recorder by name and labels for each response
+/// would take as long as one of the smallest responses.
+pub struct RouteMetrics {
     route: &'static str,
     durations: [Histogram; FREQUENT.len()],
     bytes: Counter,
 }
 
-impl Answers {
-    /// The answers of `route`, in the recorder installed now.
+impl RouteMetrics {
+    /// Creates the handles of `route` in the currently installed recorder.
     pub fn new(route: &'static str) -> Self {
         Self {
             route,
-            durations: FREQUENT.map(|(method, status)| duration(method, route, status)),
+            durations: FREQUENT.map(|(method, status)| request_duration(method, route, status)),
             bytes: counter!(HTTP_RESPONSE_BYTES, "route" => route),
         }
     }
 
-    /// A request was answered to the end, with so many bytes of body: [`http_request`] and
+    /// Records a completed request with a response body of `bytes`, like [`http_request`] and
     /// [`http_response_bytes`](super::http_response_bytes).
     pub fn record(&self, method: &'static str, status: u16, elapsed: Duration, bytes: u64) {
         match FREQUENT.iter().position(|known| *known == (method, status)).and_then(|n| self.durations.get(n)) {
@@ -40,32 +40,33 @@ impl Answers {
     }
 }
 
-/// [`cache_requests`](super::cache_requests) of one cache, found once.
+/// Handles to the counters of [`cache_requests`](super::cache_requests) for one cache.
 #[derive(Clone)]
-pub struct Lookups([Counter; Lookup::ALL.len()]);
+pub struct LookupCounters([Counter; LookupResult::ALL.len()]);
 
-impl Lookups {
-    /// Those of `cache`, in the recorder installed now.
-    pub fn new(cache: Cache) -> Self {
-        let counter = |result: Lookup| counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name());
-        Self([Lookup::Hit, Lookup::Miss, Lookup::Stale, Lookup::Absent].map(counter))
+impl LookupCounters {
+    /// Creates the handles of `cache` in the currently installed recorder.
+    pub fn new(cache: CacheLabel) -> Self {
+        let counter =
+            |result: LookupResult| counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name());
+        Self([LookupResult::Hit, LookupResult::Miss, LookupResult::Stale, LookupResult::Absent].map(counter))
     }
 
-    /// So many entries were looked up with that result.
-    pub fn count(&self, result: Lookup, count: u64) {
+    /// Counts `count` look-ups with this result.
+    pub fn count(&self, result: LookupResult, count: u64) {
         let [hit, miss, stale, absent] = &self.0;
         let counter = match result {
-            Lookup::Hit => hit,
-            Lookup::Miss => miss,
-            Lookup::Stale => stale,
-            Lookup::Absent => absent,
+            LookupResult::Hit => hit,
+            LookupResult::Miss => miss,
+            LookupResult::Stale => stale,
+            LookupResult::Absent => absent,
         };
         counter.increment(count);
     }
 }
 
-impl std::fmt::Debug for Lookups {
+impl std::fmt::Debug for LookupCounters {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Lookups")
+        f.write_str("LookupCounters")
     }
 }

@@ -1,4 +1,4 @@
-//! What labels can say, as far as that is a fixed set.
+//! Values of the labels that have a fixed set of values.
 
 /// Declares an enum whose variants are the values of a label.
 macro_rules! label {
@@ -10,10 +10,10 @@ macro_rules! label {
         }
 
         impl $name {
-            /// Every value.
+            /// All values.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// The label's text.
+            /// Returns the value's text.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
@@ -24,8 +24,8 @@ macro_rules! label {
 }
 
 label!(
-    /// Label `cache`.
-    Cache {
+    /// Value of the label `cache`.
+    CacheLabel {
         /// Decoded blocks.
         Decoded = "decoded",
         /// Files as stored.
@@ -36,163 +36,163 @@ label!(
 );
 
 label!(
-    /// Label `result` of a look-up in a cache.
-    Lookup {
-        /// Cached and current.
+    /// Value of the label `result` of a cache look-up.
+    LookupResult {
+        /// The entry was cached and current.
         Hit = "hit",
-        /// Not cached.
+        /// The entry was not cached.
         Miss = "miss",
-        /// Cached, but the file changed.
+        /// The entry was cached, but its file had changed.
         Stale = "stale",
-        /// The file does not exist.
+        /// The file did not exist.
         Absent = "absent",
     }
 );
 
 label!(
-    /// Label `budget`.
-    Budget {
+    /// Value of the label `budget`.
+    BudgetLabel {
         /// `limits.slice_budget`
         Slice = "slice",
         /// `limits.decode_budget`
         Decode = "decode",
         /// `limits.transfer_budget`
         Transfer = "transfer",
-        /// Attributes being parsed, beyond their cache.
+        /// Memory for attributes that are being parsed, in addition to their cache.
         Attributes = "attributes",
     }
 );
 
 label!(
-    /// Label `pool` of memory that all connections share.
-    ConnectionPool {
-        /// Of this process, for streams of HTTP/2 and long heads.
+    /// Value of the label `pool` of memory that all connections share.
+    ConnectionPoolLabel {
+        /// Memory of this process for HTTP/2 streams and long request heads.
         Memory = "memory",
-        /// Of the kernel, for what clients have not taken yet.
+        /// Kernel memory for data that clients have not yet accepted.
         Sockets = "sockets",
     }
 );
 
 label!(
-    /// Label `reason` of a refused request.
-    Shed {
-        /// `limits.concurrent_requests` were being answered.
+    /// Value of the label `reason` of a rejected request.
+    ShedReason {
+        /// `limits.concurrent_requests` requests were in progress.
         Requests = "requests",
-        /// `clients.concurrent_requests` of one client were being answered for `limits.budget_wait`.
+        /// The client's `clients.concurrent_requests` requests were in progress for `limits.budget_wait`.
         Client = "client",
-        /// Waited `limits.budget_wait` for memory for a slice.
+        /// The request waited `limits.budget_wait` for memory for a slice.
         SliceBudget = "slice_budget",
-        /// Waited `limits.budget_wait` for memory for decoding.
+        /// The request waited `limits.budget_wait` for memory for decoding.
         DecodeBudget = "decode_budget",
-        /// Waited `limits.budget_wait` for memory for stored blocks.
+        /// The request waited `limits.budget_wait` for memory for stored blocks.
         TransferBudget = "transfer_budget",
-        /// Waited `limits.budget_wait` for memory for parsing attributes.
+        /// The request waited `limits.budget_wait` for memory for parsing attributes.
         AttributesBudget = "attributes_budget",
-        /// Kept waiting by storage while other containers' requests needed what they held.
+        /// Storage did not respond while requests for other containers needed the resources that the request held.
         Storage = "storage",
     }
 );
 
 label!(
-    /// Label `op` of a request to storage.
+    /// Value of the label `op` of a request to storage.
     StoreOperation {
-        /// Size and time of a file.
+        /// Reads the size and time of a file.
         Head = "head",
-        /// A whole file.
+        /// Reads a whole file.
         Get = "get",
-        /// A part of a file.
+        /// Reads a part of a file.
         GetRange = "get_range",
-        /// The entries of a directory.
+        /// Lists the entries of a directory.
         List = "list",
     }
 );
 
 label!(
-    /// Label `result` of a TLS handshake.
-    Handshake {
-        /// The connection is encrypted.
+    /// Value of the label `result` of a TLS handshake.
+    HandshakeResult {
+        /// The handshake succeeded.
         Done = "done",
-        /// No agreement, or the client has gone.
+        /// The handshake failed, or the client disconnected.
         Failed = "failed",
-        /// Not done within `tls.handshake_timeout`.
+        /// The handshake took longer than `tls.handshake_timeout`.
         TimedOut = "timed_out",
-        /// The client does not speak TLS.
+        /// The client did not speak TLS.
         Plaintext = "plaintext",
     }
 );
 
 label!(
-    /// Label `queue`.
-    Queue {
-        /// For a share of `limits.slice_budget`.
+    /// Value of the label `queue`.
+    QueueLabel {
+        /// Waiting for memory of `limits.slice_budget`.
         Slice = "slice",
-        /// For a share of `limits.decode_budget`.
+        /// Waiting for memory of `limits.decode_budget`.
         Decode = "decode",
-        /// For a share of `limits.transfer_budget`.
+        /// Waiting for memory of `limits.transfer_budget`.
         Transfer = "transfer",
-        /// For memory for parsing attributes.
+        /// Waiting for memory for parsing attributes.
         Attributes = "attributes",
-        /// For a core.
+        /// Waiting for a core.
         Cpu = "cpu",
-        /// For what another request loads or makes.
+        /// Waiting for a result that another request loads or computes.
         Load = "load",
-        /// For another request of the same client to end (`clients.concurrent_requests`).
+        /// Waiting for another request of the same client to end (`clients.concurrent_requests`).
         Client = "client",
-        /// Until a client may have more bytes (`clients.bytes_per_second`).
+        /// Waiting until the client may receive more bytes (`clients.bytes_per_second`).
         Rate = "rate",
-        /// For an issuer's keys.
+        /// Waiting for an issuer's keys.
         Keys = "keys",
-        /// For a TLS handshake (there are at most 256 at once).
+        /// Waiting for a TLS handshake to start (at most 256 run concurrently).
         Handshake = "handshake",
-        /// To be told that there are too many requests.
+        /// Rejected because of too many requests; the response is delayed.
         Refused = "refused",
-        /// For one of `limits.concurrent_requests`.
+        /// Waiting for one of `limits.concurrent_requests`.
         Request = "request",
-        /// A new connection, for another of its address to end (`clients.connections`).
+        /// New connection that waits for another one of its address to end (`clients.connections`).
         Connection = "connection",
-        /// A connection that is not read further, for memory that all connections share.
+        /// Connection whose reading is paused until there is memory in the pool that all connections share.
         ConnectionMemory = "connection_memory",
     }
 );
 
-impl Queue {
-    /// That for a budget.
-    pub const fn of(budget: Budget) -> Self {
+impl QueueLabel {
+    /// Returns the queue of a budget.
+    pub const fn for_budget(budget: BudgetLabel) -> Self {
         match budget {
-            Budget::Slice => Self::Slice,
-            Budget::Decode => Self::Decode,
-            Budget::Transfer => Self::Transfer,
-            Budget::Attributes => Self::Attributes,
+            BudgetLabel::Slice => Self::Slice,
+            BudgetLabel::Decode => Self::Decode,
+            BudgetLabel::Transfer => Self::Transfer,
+            BudgetLabel::Attributes => Self::Attributes,
         }
     }
 }
 
 label!(
-    /// Label `stage` of a request whose client went away.
-    Cancelled {
-        /// The answer was being made.
+    /// Value of the label `stage` of a request whose client disconnected.
+    CancelStage {
+        /// The response was being prepared.
         Waiting = "waiting",
-        /// It was being sent.
+        /// The response was being sent.
         Sending = "sending",
     }
 );
 
 label!(
-    /// Label `reason` of a closed connection.
-    Closed {
-        /// By either side, between answers.
+    /// Value of the label `reason` of a closed connection.
+    CloseReason {
+        /// Either side closed the connection between responses.
         Ended = "ended",
-        /// No request came in time.
+        /// No request arrived in time.
         Idle = "idle",
-        /// The client took nothing of an answer for too long.
+        /// The client accepted no byte of a response for too long.
         SendTimeout = "send_timeout",
-        /// At once or after it waited: its address had `clients.connections`.
+        /// Its address had `clients.connections` connections; rejected at once or after waiting.
         Refused = "refused",
-        /// Idle, to make place for another of its address (`clients.connections`).
+        /// The connection was idle and made room for another one of its address (`clients.connections`).
         Evicted = "evicted",
-        /// A long head came while connections had no memory for it.
+        /// A long request head arrived while the memory pool of all connections had no room for it.
         Memory = "memory",
-        /// It broke.
+        /// The connection failed.
         Error = "error",
     }
 );

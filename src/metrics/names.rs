@@ -1,30 +1,30 @@
-//! The table of all metrics.
+//! Table of all metrics.
 
 use metrics::Unit;
 
-/// How a metric behaves.
+/// Type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Only grows.
+pub enum MetricKind {
+    /// Value that only increases.
     Counter,
-    /// Goes up and down.
+    /// Value that increases and decreases.
     Gauge,
-    /// Counts observations in buckets.
+    /// Counts of observations in buckets.
     Histogram,
 }
 
-/// What `/metrics` says about a metric.
+/// Description of a metric in `/metrics`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Description {
-    /// Name, with the unit.
+pub struct MetricDescription {
+    /// Name, including the unit.
     pub name: &'static str,
-    /// Behaviour.
-    pub kind: Kind,
+    /// Type of the metric.
+    pub kind: MetricKind,
     /// Unit; `None` for plain counts.
     pub unit: Option<Unit>,
     /// Names of its labels.
     pub labels: &'static [&'static str],
-    /// One sentence.
+    /// Help text, one sentence.
     pub help: &'static str,
 }
 
@@ -51,7 +51,7 @@ pub(super) const QUEUE_WAITING: &str = "n5_queue_waiting";
 pub(super) const QUEUE_DURATION: &str = "n5_queue_wait_duration_seconds";
 pub(super) const CPU_RUNNING: &str = "n5_cpu_jobs_running";
 pub(super) const CONNECTIONS_OPEN: &str = "n5_connections_open";
-pub(super) const CONNECTIONS_MOST: &str = "n5_connections_most";
+pub(super) const CONNECTIONS_MAX: &str = "n5_connections_most";
 pub(super) const CONNECTIONS_ACCEPTED: &str = "n5_connections_accepted_total";
 pub(super) const CONNECTIONS_CLOSED: &str = "n5_connections_closed_total";
 pub(super) const CONNECTION_POOL_BYTES: &str = "n5_connection_pool_bytes";
@@ -76,65 +76,65 @@ pub(super) const BUILD_INFO: &str = "n5_build_info";
 
 const fn row(
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     unit: Option<Unit>,
     labels: &'static [&'static str],
     help: &'static str,
-) -> Description {
-    Description { name, kind, unit, labels, help }
+) -> MetricDescription {
+    MetricDescription { name, kind, unit, labels, help }
 }
 
-/// Every metric of this server.
+/// All metrics of this server.
 #[rustfmt::skip] // a table
-pub const NAMES: &[Description] = {
-    use Kind::{Counter, Gauge, Histogram};
+pub const METRICS: &[MetricDescription] = {
+    use MetricKind::{Counter, Gauge, Histogram};
     const BYTES: Option<Unit> = Some(Unit::Bytes);
     const SECONDS: Option<Unit> = Some(Unit::Seconds);
     &[
-        row(HTTP_DURATION, Histogram, SECONDS, &["method", "route", "status"], "Time from a request's headers to the end of its answer; its count is the number of requests."),
-        row(HTTP_RESPONSE_BYTES, Counter, BYTES, &["route"], "Bytes of answers' bodies that were sent."),
-        row(HTTP_IN_FLIGHT, Gauge, None, &[], "Requests whose answers have not been sent to the end, those that wait included."),
-        row(REQUESTS_SHED, Counter, None, &["reason"], "Requests refused with 503, or 429 for one client's own bound, because a bound was reached."),
-        row(CANCELLED, Counter, None, &["stage"], "Requests whose client went away: while the answer was made (waiting) or sent (sending)."),
-        row(BROKEN_ANSWERS, Counter, None, &[], "Streamed answers broken off by a fault after the first byte."),
-        row(ACCESS_REFUSALS, Counter, None, &["reason"], "Requests refused because of who asked, or because a token told nobody."),
-        row(ACCESS_RELOAD_FAILURES, Counter, None, &["what"], "Times that tokens or an issuer's keys could not be read; those before stay in force."),
+        row(HTTP_DURATION, Histogram, SECONDS, &["method", "route", "status"], "Time from the headers of a request to the end of its response; the count is the number of requests."),
+        row(HTTP_RESPONSE_BYTES, Counter, BYTES, &["route"], "Bytes of response bodies that were sent."),
+        row(HTTP_IN_FLIGHT, Gauge, None, &[], "Requests whose responses have not been sent completely, including waiting requests."),
+        row(REQUESTS_SHED, Counter, None, &["reason"], "Requests rejected because a limit was reached: with 503, or with 429 for the client's own limit."),
+        row(CANCELLED, Counter, None, &["stage"], "Requests whose client disconnected while the response was prepared (waiting) or sent (sending)."),
+        row(BROKEN_ANSWERS, Counter, None, &[], "Streamed responses aborted by an error after the first byte."),
+        row(ACCESS_REFUSALS, Counter, None, &["reason"], "Requests refused by access control, including those with an invalid token."),
+        row(ACCESS_RELOAD_FAILURES, Counter, None, &["what"], "Failed reloads of tokens or of an issuer's keys; the previous ones stay in use."),
         row(TLS_HANDSHAKES, Counter, None, &["result"], "TLS handshakes: done, failed, timed_out, or plaintext where TLS was expected."),
-        row(TLS_NOT_AFTER, Gauge, SECONDS, &[], "When the certificate in use expires, in seconds since 1970."),
-        row(TLS_RELOAD_FAILURES, Counter, None, &[], "Times that a new certificate and key could not be used; those before stay in force."),
-        row(CACHE_REQUESTS, Counter, None, &["cache", "result"], "Look-ups: hit, miss (not cached), stale (cached, but the file changed), absent (the file does not exist)."),
+        row(TLS_NOT_AFTER, Gauge, SECONDS, &[], "Time at which the certificate in use expires, in seconds since 1970."),
+        row(TLS_RELOAD_FAILURES, Counter, None, &[], "Failed reloads of the certificate and key; the previous ones stay in use."),
+        row(CACHE_REQUESTS, Counter, None, &["cache", "result"], "Cache look-ups: hit, miss (not cached), stale (cached, but the file changed), absent (the file does not exist)."),
         row(CACHE_BYTES, Gauge, BYTES, &["cache"], "Memory of cached entries."),
-        row(CACHE_CAPACITY, Gauge, BYTES, &["cache"], "Most memory of cached entries."),
+        row(CACHE_CAPACITY, Gauge, BYTES, &["cache"], "Maximum memory of cached entries."),
         row(CACHE_EVICTIONS, Counter, None, &["cache"], "Entries dropped because the cache was full."),
-        row(STORE_DURATION, Histogram, SECONDS, &["op", "backend"], "Time of one request to storage."),
+        row(STORE_DURATION, Histogram, SECONDS, &["op", "backend"], "Duration of a request to storage."),
         row(STORE_READ_BYTES, Counter, BYTES, &["backend"], "Bytes read from storage."),
-        row(STORE_ERRORS, Counter, None, &["op", "kind"], "Requests to storage that failed; kinds are described in docs/FAULTS.md."),
-        row(STORE_CALLS, Gauge, None, &["state"], "Requests to storage that wait: running or queued."),
-        row(STORES_STALLED, Gauge, None, &[], "Containers whose storage has answered nobody for a while."),
-        row(LOG_DROPPED, Counter, None, &[], "Lines of the log that nobody took in time, or that could not be written."),
+        row(STORE_ERRORS, Counter, None, &["op", "kind"], "Failed requests to storage; docs/FAULTS.md describes the kinds."),
+        row(STORE_CALLS, Gauge, None, &["state"], "Requests to storage that are running or queued."),
+        row(STORES_STALLED, Gauge, None, &[], "Containers whose storage has not responded to any request for a while."),
+        row(LOG_DROPPED, Counter, None, &[], "Log lines that were dropped because writing was too slow, or that could not be written."),
         row(BLOCKS_DECODED, Counter, None, &["codec"], "Blocks decoded."),
-        row(DECODE_DURATION, Histogram, SECONDS, &["codec"], "Time to decode one block, without waiting for a thread."),
+        row(DECODE_DURATION, Histogram, SECONDS, &["codec"], "Time to decode a block, without the wait for a thread."),
         row(DECODE_ERRORS, Counter, None, &["codec"], "Blocks that could not be decoded."),
-        row(ENCODE_DURATION, Histogram, SECONDS, &["format"], "Time to encode one slice or a piece of one, without waiting for a thread."),
-        row(QUEUE_WAITING, Gauge, None, &["queue"], "How many wait: for a share of a budget (slice, decode, transfer), a core (cpu), what another request loads (load), another request of the same client (client), bytes that a client may have (rate), an issuer's keys (keys), a TLS handshake (handshake), to be told that there are too many requests (refused), one of limits.concurrent_requests (request), another connection of the same address to end (connection), or memory that all connections share (connection_memory)."),
-        row(QUEUE_DURATION, Histogram, SECONDS, &["queue"], "How long those waited that had to wait at all."),
-        row(CPU_RUNNING, Gauge, None, &[], "Jobs that run on the CPU lane; at most twice server.threads, half of them short ones."),
+        row(ENCODE_DURATION, Histogram, SECONDS, &["format"], "Time to encode a slice or a piece of one, without the wait for a thread."),
+        row(QUEUE_WAITING, Gauge, None, &["queue"], "Number of waits: for memory of a budget (slice, decode, transfer, attributes), a core (cpu), a result that another request loads (load), another request of the same client (client), the client's byte rate (rate), an issuer's keys (keys), a TLS handshake (handshake), a delayed rejection (refused), one of limits.concurrent_requests (request), the end of another connection of the same address (connection), or memory that all connections share (connection_memory)."),
+        row(QUEUE_DURATION, Histogram, SECONDS, &["queue"], "Duration of waits; requests that did not wait are not counted."),
+        row(CPU_RUNNING, Gauge, None, &[], "Jobs that run in the CPU pool; at most twice server.threads, half of them short ones."),
         row(CONNECTIONS_OPEN, Gauge, None, &[], "Open connections."),
-        row(CONNECTIONS_MOST, Gauge, None, &[], "Most open connections: server.max_connections. Further ones wait to be accepted."),
+        row(CONNECTIONS_MAX, Gauge, None, &[], "Maximum number of open connections: server.max_connections. Further ones wait to be accepted."),
         row(CONNECTIONS_ACCEPTED, Counter, None, &[], "Connections accepted."),
         row(CONNECTIONS_CLOSED, Counter, None, &["reason"], "Connections closed: ended (by either side, between answers), idle (server.header_timeout), send_timeout (server.send_timeout), refused (clients.connections), evicted (idle, for another of its address), memory (no memory for a long head), error."),
-        row(CONNECTION_POOL_BYTES, Gauge, BYTES, &["pool"], "Memory taken of what all connections share: for streams of HTTP/2 and long heads (memory), and in the kernel for what clients have not taken yet (sockets)."),
-        row(CONNECTION_POOL_CAPACITY, Gauge, BYTES, &["pool"], "Memory that all connections share."),
-        row(ACCEPT_ERRORS, Counter, None, &[], "Connections that could not be accepted, such as for want of descriptors."),
+        row(CONNECTION_POOL_BYTES, Gauge, BYTES, &["pool"], "Memory taken from the pools that all connections share: for HTTP/2 streams and long request heads (memory), and in the kernel for data that clients have not yet accepted (sockets)."),
+        row(CONNECTION_POOL_CAPACITY, Gauge, BYTES, &["pool"], "Size of the pools that all connections share."),
+        row(ACCEPT_ERRORS, Counter, None, &[], "Connections that could not be accepted, for example because no file descriptor was free."),
         row(BUDGET_BYTES, Gauge, BYTES, &["budget"], "Memory taken from a budget."),
-        row(BUDGET_CAPACITY, Gauge, BYTES, &["budget"], "Memory of a budget."),
-        row(MEMORY_BOUND, Gauge, BYTES, &[], "Memory that caches, budgets and threads take at most, as the start-up line says."),
-        row(TRACES_EXPORTED, Counter, None, &[], "Traces of requests that a collector took."),
-        row(TRACES_DROPPED, Counter, None, &["reason"], "Traces given up: too many at once (queue), or the collector took none (collector)."),
-        row(READY, Gauge, None, &[], "What /readyz says: 1 for ready, 0 for not."),
+        row(BUDGET_CAPACITY, Gauge, BYTES, &["budget"], "Size of a budget."),
+        row(MEMORY_BOUND, Gauge, BYTES, &[], "Maximum memory of caches, budgets and threads, as logged at start-up."),
+        row(TRACES_EXPORTED, Counter, None, &[], "Traces of requests that a collector accepted."),
+        row(TRACES_DROPPED, Counter, None, &["reason"], "Dropped traces: the queue was full (queue), or the collector did not accept them (collector)."),
+        row(READY, Gauge, None, &[], "Readiness reported by /readyz: 1 if ready, 0 if not."),
         row(CONTAINERS_UNREADY, Gauge, None, &[], "Containers that cannot be read."),
-        row(CONFIG_SUCCESSFUL, Gauge, None, &[], "1 where the configuration was taken over when it was last read, 0 where it was at fault and the one before stays in force."),
-        row(CONFIG_TIMESTAMP, Gauge, SECONDS, &[], "When a configuration was last taken over, in seconds since 1970."),
-        row(BUILD_INFO, Gauge, None, &["version"], "Always 1; the label is the version."),
+        row(CONFIG_SUCCESSFUL, Gauge, None, &[], "1 if the configuration was applied when it was last read, 0 if it was invalid and the previous one stays in use."),
+        row(CONFIG_TIMESTAMP, Gauge, SECONDS, &[], "Time at which a configuration was last applied, in seconds since 1970."),
+        row(BUILD_INFO, Gauge, None, &["version"], "Always 1; the label contains the version."),
     ]
 };

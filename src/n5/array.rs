@@ -1,4 +1,4 @@
-//! Decoded results, and the one copy that moves elements from blocks into them.
+//! Decoded arrays, and the strided copy that moves elements from blocks into them.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -12,7 +12,7 @@ pub struct Array {
     pub shape: Coords,
     /// Type of the elements.
     pub data_type: DataType,
-    /// The elements, `product(shape)` times the element size in bytes.
+    /// The elements: `product(shape)` times the element size in bytes.
     pub data: Bytes,
 }
 
@@ -28,12 +28,13 @@ struct Loop {
 ///
 /// - `to`: the region's samples, first axis fastest, `product(region.shape())` elements.
 /// - `from`: the block's elements, first axis fastest, `product(size)` elements.
-/// - `origin`: the block's first element in the dataset; `size`: the block's own shape.
-/// - `dimensions`: the dataset's; elements of the block beyond them are padding and never copied.
-/// - `width`: bytes of one element.
+/// - `origin`: the block's first element in the dataset.
+/// - `size`: the block's own shape.
+/// - `dimensions`: the dataset's shape. Elements of the block beyond it are padding and are never copied.
+/// - `width`: bytes per element.
 ///
-/// All lists have the region's rank. Where `to` or `from` is shorter than its shape says, nothing is copied. Returns
-/// whether all of what the two have in common was copied, at least one element.
+/// All lists have the region's rank. If `to` or `from` is shorter than its shape requires, nothing is copied. Returns
+/// true if the region and the block share at least one sample and all shared samples were copied.
 pub fn paste(
     to: &mut [u8],
     region: &Region,
@@ -43,12 +44,12 @@ pub fn paste(
     dimensions: &[u64],
     width: usize,
 ) -> bool {
-    let plan = Plan::within(to, region, from, origin, size, dimensions, width);
+    let plan = CopyPlan::for_buffers(to, region, from, origin, size, dimensions, width);
     plan.is_some_and(|plan| plan.run(to, from, width, false))
 }
 
-/// As [`paste`], from elements as they are stored, big-endian: they are turned round on the way.
-pub fn paste_stored(
+/// Like [`paste`], but from big-endian elements as stored. Their bytes are swapped during the copy.
+pub fn paste_big_endian(
     to: &mut [u8],
     region: &Region,
     from: &[u8],
@@ -57,18 +58,25 @@ pub fn paste_stored(
     dimensions: &[u64],
     width: usize,
 ) -> bool {
-    let plan = Plan::within(to, region, from, origin, size, dimensions, width);
+    let plan = CopyPlan::for_buffers(to, region, from, origin, size, dimensions, width);
     plan.is_some_and(|plan| plan.run(to, from, width, true))
 }
 
-/// As [`paste`], of a block of zeros.
-pub fn clear(to: &mut [u8], region: &Region, origin: &[u64], size: &[u64], dimensions: &[u64], width: usize) -> bool {
-    let plan = Plan::new(region, origin, size, dimensions, width).filter(|plan| plan.to_end <= to.len());
+/// Like [`paste`], for a block of zeros.
+pub fn paste_zeros(
+    to: &mut [u8],
+    region: &Region,
+    origin: &[u64],
+    size: &[u64],
+    dimensions: &[u64],
+    width: usize,
+) -> bool {
+    let plan = CopyPlan::new(region, origin, size, dimensions, width).filter(|plan| plan.to_end <= to.len());
     plan.is_some_and(|plan| plan.fill(to, width))
 }
 
 /// Offsets and loops of one paste, innermost loop first.
-struct Plan {
+struct CopyPlan {
     from_offset: usize,
     to_offset: usize,
     from_end: usize,
@@ -76,8 +84,8 @@ struct Plan {
     loops: SmallVec<[Loop; 6]>,
 }
 
-impl Plan {
-    fn within(
+impl CopyPlan {
+    fn for_buffers(
         to: &[u8],
         region: &Region,
         from: &[u8],
@@ -115,7 +123,7 @@ impl Plan {
                 from_last = from_last.checked_add((count - 1).checked_mul(new.from_stride)?)?;
                 to_last = to_last.checked_add((count - 1).checked_mul(to_stride)?)?;
                 match loops.last_mut() {
-                    // An axis that continues where the one before ends joins its loop.
+                    // An axis that continues where the previous one ends is merged into its loop.
                     Some(inner)
                         if inner.from_stride * inner.count == new.from_stride
                             && inner.to_stride * inner.count == new.to_stride =>
@@ -140,14 +148,14 @@ impl Plan {
         let outer = self.loops.get(2..).unwrap_or_default();
         let contiguous = inner.from_stride == width && inner.to_stride == width;
         let copy: fn(&mut [u8], &[u8], Loop, Loop) = match (contiguous, turn, width) {
-            (true, true, 2) => turn_runs::<2>,
-            (true, true, 4) => turn_runs::<4>,
-            (true, true, 8) => turn_runs::<8>,
-            // Of a length that the compiler knows, a run is a few instructions instead of a call.
+            (true, true, 2) => swap_runs::<2>,
+            (true, true, 4) => swap_runs::<4>,
+            (true, true, 8) => swap_runs::<8>,
+            // With a length known at compile time, a run is a few instructions instead of a call.
             (true, ..) => match inner.count * width {
-                32 => copy_runs_of::<32>,
-                64 => copy_runs_of::<64>,
-                128 => copy_runs_of::<128>,
+                32 => copy_fixed_runs::<32>,
+                64 => copy_fixed_runs::<64>,
+                128 => copy_fixed_runs::<128>,
                 _ => copy_runs,
             },
             (false, _, 1) => copy_strided::<1, false>,
@@ -171,7 +179,7 @@ impl Plan {
         true
     }
 
-    /// Calls `visit` with the offsets in both for every turn of the loops `outer`.
+    /// Calls `visit` with the offsets in `to` and `from` for every iteration of the loops `outer`.
     fn walk(&self, outer: &[Loop], mut visit: impl FnMut(usize, usize)) {
         let mut cursor: SmallVec<[usize; 6]> = outer.iter().map(|_| 0).collect();
         let (mut from_at, mut to_at) = (self.from_offset, self.to_offset);
@@ -202,15 +210,15 @@ fn copy_runs(to: &mut [u8], from: &[u8], bytes: Loop, rows: Loop) {
     }
 }
 
-fn copy_runs_of<const BYTES: usize>(to: &mut [u8], from: &[u8], _: Loop, rows: Loop) {
+fn copy_fixed_runs<const BYTES: usize>(to: &mut [u8], from: &[u8], _: Loop, rows: Loop) {
     for row in 0..rows.count {
         let (to, from) = (&mut to[row * rows.to_stride..], &from[row * rows.from_stride..]);
         to[..BYTES].copy_from_slice(&from[..BYTES]);
     }
 }
 
-/// Arrays of a constant length: the compiler makes vector instructions of it.
-fn turn_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop, rows: Loop) {
+/// Copies contiguous runs and swaps their bytes. Arrays of a constant length let the compiler use vector instructions.
+fn swap_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop, rows: Loop) {
     for row in 0..rows.count {
         let (to, from) = (&mut to[row * rows.to_stride..], &from[row * rows.from_stride..]);
         let (to, from) = (to[..bytes.count].as_chunks_mut::<WIDTH>().0, from[..bytes.count].as_chunks::<WIDTH>().0);
@@ -221,7 +229,7 @@ fn turn_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop, rows: 
     }
 }
 
-/// Element by element; the constant width lets each become one load and one store.
+/// Copies element by element. The constant width makes each element one load and one store.
 fn copy_strided<const WIDTH: usize, const TURN: bool>(to: &mut [u8], from: &[u8], inner: Loop, rows: Loop) {
     for row in 0..rows.count {
         let (mut t, mut f) = (row * rows.to_stride, row * rows.from_stride);
@@ -244,13 +252,13 @@ mod tests {
     use super::*;
     use crate::n5::BlockGrid;
 
-    /// Value of an element: its linear index in a dataset of `dimensions`, as `width` bytes.
+    /// Returns the value of an element: its linear index in a dataset of `dimensions`, as `width` bytes.
     fn element(index: &[u64], dimensions: &[u64], width: usize) -> Vec<u8> {
         let linear = index.iter().zip(dimensions).rev().fold(1u64, |n, (i, d)| n * d + i);
         linear.to_le_bytes()[..width].to_vec()
     }
 
-    /// All indices of a box, first axis fastest.
+    /// Returns all indices of a box, first axis fastest.
     fn indices(shape: &[u64]) -> Vec<Coords> {
         let mut all: Vec<Coords> = vec![smallvec![]];
         for &n in shape.iter().rev() {
@@ -269,7 +277,7 @@ mod tests {
     }
 
     fn reference(region: &Region, dimensions: &[u64], width: usize) -> Vec<u8> {
-        // `indices` nests the other way round: sort by the last axis first to get first axis fastest.
+        // Comparing the last axis first puts the first axis fastest.
         let mut all = indices(region.shape());
         all.sort_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
         all.iter()
@@ -304,9 +312,9 @@ mod tests {
         out
     }
 
-    type Axis = (u64, u64, i64, u64, u64);
+    type AxisCase = (u64, u64, i64, u64, u64);
 
-    fn axis() -> impl Strategy<Value = Axis> {
+    fn axis() -> impl Strategy<Value = AxisCase> {
         (0u64..9, 1u64..6, -4i64..10, 0u64..9, 1u64..8)
     }
 
@@ -349,7 +357,7 @@ mod tests {
                 let block: Vec<u8> = (0..elements * width).map(|n| u8::try_from(n % 251).unwrap()).collect();
                 let turned: Vec<u8> = block.chunks(width).flat_map(|e| e.iter().rev().copied()).collect();
                 paste(&mut decoded, &region, &block, &origin, &size, grid.dimensions(), width);
-                paste_stored(&mut stored, &region, &turned, &origin, &size, grid.dimensions(), width);
+                paste_big_endian(&mut stored, &region, &turned, &origin, &size, grid.dimensions(), width);
             }
             prop_assert_eq!(decoded, stored);
         }
@@ -385,8 +393,8 @@ mod tests {
         #[test]
         fn parts_of_a_region_put_together_are_the_region(a in axis(), cut in 0u64..10) {
             let region = Region::new(smallvec![a.2], smallvec![a.3], smallvec![a.4]).unwrap();
-            let head = region.part(0, 0, cut);
-            let tail = region.part(0, cut, u64::MAX);
+            let head = region.narrow(0, 0, cut);
+            let tail = region.narrow(0, cut, u64::MAX);
             prop_assert_eq!(head.shape()[0] + tail.shape()[0], region.shape()[0]);
             for k in 0..tail.shape()[0] {
                 prop_assert_eq!(tail.index(0, k), region.index(0, head.shape()[0] + k));

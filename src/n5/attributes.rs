@@ -1,4 +1,4 @@
-//! The array attributes of a dataset, read from its document as tolerantly as by the programs that wrote it.
+//! The array attributes of a dataset, parsed as leniently as by the programs that write them.
 
 use std::borrow::Borrow;
 use std::ops::Deref;
@@ -6,12 +6,12 @@ use std::ops::Deref;
 use serde_json::{Map, Value};
 use smallvec::SmallVec;
 
-use super::{BlockGrid, Compression, Coords, DataType, Document};
+use super::{AttributesDocument, BlockGrid, Compression, Coords, DataType};
 
-/// Most axes a dataset may have, as in TensorStore.
+/// Maximum number of axes of a dataset, as in TensorStore.
 pub const MAX_RANK: usize = 32;
 
-/// Largest extent of an axis: what a Java `long` holds.
+/// Largest extent of an axis: the maximum of a Java `long`.
 const MAX_EXTENT: u64 = i64::MAX.unsigned_abs();
 
 /// The array attributes of a dataset.
@@ -19,7 +19,7 @@ const MAX_EXTENT: u64 = i64::MAX.unsigned_abs();
 /// - `dimensions` and `block_size` have the same length, the rank, 0 to [`MAX_RANK`].
 /// - Every dimension is at most 2^63 - 1; every block size is 1 to 2^63 - 1.
 ///
-/// They take some kilobytes at most, whatever else the document holds.
+/// They take a few kilobytes at most, regardless of the other members of the document.
 #[derive(Debug, Clone)]
 pub struct DatasetAttributes {
     grid: BlockGrid,
@@ -28,52 +28,52 @@ pub struct DatasetAttributes {
     legacy_compression: bool,
 }
 
-/// Why a document that is meant to describe a dataset cannot be used.
+/// Error in a document that is meant to describe a dataset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AttributesError {
-    /// One of the mandatory members is missing or null.
+    /// A mandatory member is missing or null.
     #[error("the attribute {0} is missing")]
     Missing(&'static str),
-    /// One of them is there, but is not read.
+    /// An array attribute is present but cannot be read.
     #[error("the attribute {0} cannot be read: {1}")]
-    Unread(&'static str, String),
-    /// A member has another JSON type than every reader expects.
+    Unreadable(&'static str, String),
+    /// A member has an unexpected JSON type.
     #[error("the attribute {0} is {1}, expected {2}")]
     Type(&'static str, &'static str, &'static str),
-    /// An element of `dimensions` or `blockSize` is no usable number.
+    /// An element of `dimensions` or `blockSize` is not a whole number in the allowed range.
     #[error("{0}[{1}] is {2}: expected a whole number from {3} to 2^63 - 1")]
     Number(&'static str, usize, String, u64),
     /// `dimensions` and `blockSize` differ in length.
     #[error("dimensions has {0} numbers, blockSize has {1}")]
     RankMismatch(usize, usize),
-    /// More axes than [`MAX_RANK`].
+    /// The dataset has more than [`MAX_RANK`] axes.
     #[error("dimensions has {0} numbers, at most {MAX_RANK} are supported")]
     Rank(usize),
 }
 
 impl DatasetAttributes {
-    /// Reads the array attributes of `document`.
+    /// Parses the array attributes of `document`.
     ///
-    /// Whole numbers may be written `7`, `7.0`, `1e3` or `"7"`. `compression` wins over the
-    /// `compressionType` of the releases before 2.0.0; a `compression` without a `type` means `raw`, as
-    /// Java N5 reads it. Unknown compressions and data types are kept by name.
+    /// Whole numbers may be written `7`, `7.0`, `1e3` or `"7"`. `compression` takes precedence over the
+    /// `compressionType` of releases before 2.0.0. A `compression` without a `type` means `raw`, as in Java N5. Unknown
+    /// compressions and data types are kept by name.
     ///
-    /// Source: N5 specification 4.0.0 §4 and what Java N5's `DatasetAttributes.java` accepts.
+    /// Source: N5 specification 4.0.0 §4 and the input that Java N5's `DatasetAttributes.java` accepts.
     ///
     /// # Errors
-    /// [`AttributesError`] says which member is missing or unusable.
-    pub fn parse(document: impl Borrow<Document>) -> Result<Self, AttributesError> {
+    /// [`AttributesError`] names the member that is missing or unusable.
+    pub fn parse(document: impl Borrow<AttributesDocument>) -> Result<Self, AttributesError> {
         const READ: [&str; 5] = ["dimensions", "blockSize", "dataType", "compression", "compressionType"];
         let document = document.borrow();
-        if let Some(unread) = document.unread().iter().find(|unread| READ.contains(&unread.name)) {
-            return Err(AttributesError::Unread(unread.name, unread.reason.clone()));
+        if let Some(unread) = document.unreadable().iter().find(|unread| READ.contains(&unread.name)) {
+            return Err(AttributesError::Unreadable(unread.name, unread.reason.clone()));
         }
-        let dimensions = numbers(document, "dimensions", 0)?;
-        let block_size = numbers(document, "blockSize", 1)?;
+        let dimensions = parse_extents(document, "dimensions", 0)?;
+        let block_size = parse_extents(document, "blockSize", 1)?;
         let data_type = match document.get("dataType") {
             None => return Err(AttributesError::Missing("dataType")),
             Some(Value::String(name)) => DataType::from_name(name),
-            Some(other) => return Err(AttributesError::Type("dataType", kind_of(other), "a string")),
+            Some(other) => return Err(AttributesError::Type("dataType", json_type_name(other), "a string")),
         };
         let (compression, legacy_compression) = compression(document)?;
         if dimensions.len() != block_size.len() {
@@ -112,34 +112,34 @@ impl DatasetAttributes {
         &self.data_type
     }
 
-    /// How blocks are compressed.
+    /// Compression of the blocks.
     pub fn compression(&self) -> &Compression {
         &self.compression
     }
 
-    /// Whether the compression came from the `compressionType` of releases before 2.0.0.
+    /// Returns true if the compression comes from the `compressionType` of releases before 2.0.0.
     pub fn has_legacy_compression(&self) -> bool {
         self.legacy_compression
     }
 }
 
-/// A dataset's array attributes with the document that they are in.
+/// The array attributes of a dataset, together with the document that contains them.
 #[derive(Debug, Clone)]
 pub struct DescribedDataset {
     attributes: DatasetAttributes,
-    document: Document,
+    document: AttributesDocument,
 }
 
 impl DescribedDataset {
-    /// As [`DatasetAttributes::parse`].
+    /// Parses the array attributes of `document`; see [`DatasetAttributes::parse`].
     ///
     /// # Errors
-    /// [`AttributesError`] says which member is missing or unusable.
-    pub fn parse(document: Document) -> Result<Self, AttributesError> {
+    /// [`AttributesError`] names the member that is missing or unusable.
+    pub fn parse(document: AttributesDocument) -> Result<Self, AttributesError> {
         Ok(Self { attributes: DatasetAttributes::parse(&document)?, document })
     }
 
-    /// As [`Document::members`].
+    /// See [`AttributesDocument::members`].
     pub fn members(&self) -> &Map<String, Value> {
         self.document.members()
     }
@@ -153,7 +153,7 @@ impl Deref for DescribedDataset {
     }
 }
 
-fn compression(document: &Document) -> Result<(Compression, bool), AttributesError> {
+fn compression(document: &AttributesDocument) -> Result<(Compression, bool), AttributesError> {
     match (document.get("compression"), document.get("compressionType")) {
         (Some(Value::Object(members)), _) => {
             let mut parameters = members.clone();
@@ -161,23 +161,23 @@ fn compression(document: &Document) -> Result<(Compression, bool), AttributesErr
                 None | Some(Value::Null) => "raw".to_owned(),
                 Some(Value::String(name)) => name,
                 Some(other) => {
-                    return Err(AttributesError::Type("compression.type", kind_of(&other), "a string"));
+                    return Err(AttributesError::Type("compression.type", json_type_name(&other), "a string"));
                 }
             };
             Ok((Compression::new(&name, parameters), false))
         }
-        (Some(other), _) => Err(AttributesError::Type("compression", kind_of(other), "an object with a type")),
+        (Some(other), _) => Err(AttributesError::Type("compression", json_type_name(other), "an object with a type")),
         (None, Some(Value::String(name))) => Ok((Compression::new(name, Map::new()), true)),
-        (None, Some(other)) => Err(AttributesError::Type("compressionType", kind_of(other), "a string")),
+        (None, Some(other)) => Err(AttributesError::Type("compressionType", json_type_name(other), "a string")),
         (None, None) => Err(AttributesError::Missing("compression")),
     }
 }
 
-fn numbers(document: &Document, key: &'static str, least: u64) -> Result<Coords, AttributesError> {
+fn parse_extents(document: &AttributesDocument, key: &'static str, least: u64) -> Result<Coords, AttributesError> {
     let list = match document.get(key) {
         None => return Err(AttributesError::Missing(key)),
         Some(Value::Array(list)) => list,
-        Some(other) => return Err(AttributesError::Type(key, kind_of(other), "an array of whole numbers")),
+        Some(other) => return Err(AttributesError::Type(key, json_type_name(other), "an array of whole numbers")),
     };
     let mut numbers = SmallVec::with_capacity(list.len().min(MAX_RANK));
     for (axis, value) in list.iter().enumerate() {
@@ -190,22 +190,22 @@ fn numbers(document: &Document, key: &'static str, least: u64) -> Result<Coords,
     Ok(numbers)
 }
 
-/// `7`, `7.0`, `1e3` and `"7"`; nothing with a sign or a fraction.
+/// Accepts `7`, `7.0`, `1e3` and `"7"`; rejects negative and fractional numbers.
 fn whole_number(value: &Value) -> Option<u64> {
     match value {
-        Value::Number(number) => number.as_u64().or_else(|| number.as_f64().and_then(whole_float)),
+        Value::Number(number) => number.as_u64().or_else(|| number.as_f64().and_then(exact_u64)),
         Value::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
         Value::Null | Value::Bool(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => None,
     }
 }
 
-fn whole_float(number: f64) -> Option<u64> {
-    // Below 2^63 every whole f64 converts exactly.
+fn exact_u64(number: f64) -> Option<u64> {
+    // Every whole `f64` below 2^63 converts exactly.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be whole and in range")]
     (number.fract() == 0.0 && (0.0..9_223_372_036_854_775_808.0).contains(&number)).then_some(number as u64)
 }
 
-fn kind_of(value: &Value) -> &'static str {
+fn json_type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
@@ -221,11 +221,11 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<DatasetAttributes, AttributesError> {
-        DatasetAttributes::parse(Document::parse(text.as_bytes()).unwrap())
+        DatasetAttributes::parse(AttributesDocument::parse(text.as_bytes()).unwrap())
     }
 
     fn with(member: &str) -> Result<DatasetAttributes, AttributesError> {
-        // Later duplicates win, so `member` replaces its sound namesake.
+        // The last of duplicate members counts, so `member` replaces the valid member of the same name.
         parse(&format!(
             r#"{{"dimensions":[7,5],"blockSize":[5,4],"dataType":"uint16","compression":{{"type":"raw"}},{member}}}"#
         ))
@@ -291,7 +291,7 @@ mod tests {
             (format!(r#""compression":{{"type":"raw","x":[{many}]}}"#), "compression"),
             (format!(r#""dataType":"{}""#, "x".repeat(10_000)), "dataType"),
         ] {
-            let Err(AttributesError::Unread(unread, _)) = with(&member) else { panic!("{name}") };
+            let Err(AttributesError::Unreadable(unread, _)) = with(&member) else { panic!("{name}") };
             assert_eq!(unread, name);
         }
     }

@@ -1,119 +1,119 @@
-//! A stored block: its header, and decoding it to little-endian elements.
+//! Stored blocks: parsing their headers and decoding them to little-endian elements.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 use bytes::{Buf, Bytes};
 
-use super::encode::turned_round;
+use super::encode::swap_bytes;
 use super::grid::product;
-use super::{CodecError, Coords, DatasetAttributes, GridPosition, Scratch, Watch};
+use super::{CancelCheck, CodecError, Coords, DatasetAttributes, GridPosition, Scratch};
 
-/// First word of a block.
+/// Mode of a block: the first word of its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// 0: as many elements as the product of the block's size.
+pub enum BlockMode {
+    /// 0: the number of elements is the product of the block's size.
     Default,
-    /// 1: the number of elements is given explicitly.
+    /// 1: the header gives the number of elements.
     VarLength,
-    /// 2: one serialised object, no size.
+    /// 2: a single serialised object, without a size.
     Object,
 }
 
-/// What stands before a block's payload.
+/// Header of a stored block, before its payload.
 ///
-/// All integers are big-endian: u16 mode, u16 number of axes, a u32 per axis, and for mode 1 a u32
-/// number of elements; for mode 2 only the u16 mode and a u32 number of bytes.
+/// All integers are big-endian: a u16 mode, a u16 number of axes, a u32 size per axis, and for mode 1 a u32 number of
+/// elements. For mode 2, only the u16 mode and a u32 number of bytes.
 /// Source: N5 specification 4.0.0 §9; mode 2 from Java N5's `codec/N5BlockCodecs.java`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockHeader {
     /// The mode.
-    pub mode: Mode,
-    /// Size of the block in elements, N5 axis order; empty for [`Mode::Object`].
+    pub mode: BlockMode,
+    /// Size of the block in elements, N5 axis order; empty for [`BlockMode::Object`].
     pub size: Coords,
-    /// Number of elements (bytes for [`Mode::Object`]); `None` beyond 2^64.
+    /// Number of elements (bytes for [`BlockMode::Object`]); `None` if it exceeds a `u64`.
     pub elements: Option<u64>,
-    /// Bytes before the payload.
+    /// Length of the header: number of bytes before the payload.
     pub len: usize,
 }
 
 /// A decoded block.
 #[derive(Debug, Clone)]
 pub struct Block {
-    /// Its own size in elements, N5 axis order: cropped, full, or smaller than `blockSize` inside the grid.
+    /// Size in elements, N5 axis order: full, cropped at the edge, or smaller than `blockSize` inside the grid.
     pub size: Coords,
     /// Little-endian elements, first axis fastest: `product(size)` times the element size in bytes.
     pub data: Bytes,
 }
 
-/// Why a stored block cannot be decoded.
+/// Error from decoding a stored block.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlockError {
     /// The file ends within its header.
     #[error("{bytes} bytes are too few for a block header of {needed} bytes")]
     ShortHeader {
-        /// Bytes there are.
+        /// Number of bytes in the file.
         bytes: usize,
-        /// Bytes needed.
+        /// Number of bytes needed.
         needed: usize,
     },
-    /// The header's first word is none of the format's.
+    /// The header's first word is not a mode of the format.
     #[error("unknown block mode {0}")]
     UnknownMode(u16),
-    /// Header and dataset disagree on the number of axes.
+    /// The header and the dataset differ in the number of axes.
     #[error("the block header has {found} axes, the dataset has {expected}")]
     Rank {
-        /// Axes of the header.
+        /// Number of axes in the header.
         found: usize,
-        /// Axes of the dataset.
+        /// Number of axes of the dataset.
         expected: usize,
     },
     /// The block is larger than `blockSize` along some axis.
     #[error("block {size:?} exceeds blockSize {block_size:?}")]
     TooLargeForGrid {
-        /// Size in the header.
+        /// Size according to the header.
         size: Vec<u64>,
-        /// The dataset's.
+        /// Block size of the dataset.
         block_size: Vec<u64>,
     },
-    /// The header promises more than the payload can hold in this compression.
+    /// The header claims more bytes than the payload can hold with this compression.
     #[error("{payload_bytes} bytes of {compression} cannot hold the {claimed_bytes} bytes that the header promises")]
     Implausible {
-        /// Bytes after the header.
+        /// Number of bytes after the header.
         payload_bytes: usize,
-        /// Bytes that the header promises.
+        /// Number of bytes that the header claims.
         claimed_bytes: u64,
         /// Name of the compression.
         compression: String,
     },
-    /// The payload is damaged or of the wrong length.
+    /// The payload is damaged or has the wrong length.
     #[error(transparent)]
     Payload(#[from] CodecError),
-    /// The block is sound, but this build decodes no such thing.
+    /// The block is valid, but this build cannot decode it.
     #[error("{0}")]
     Unsupported(String),
-    /// Decoding would exceed the memory that one block may take.
-    #[error("decoding takes {needed_bytes} bytes, at most {limit_bytes} are allowed")]
+    /// Decoding would exceed the memory limit of a block.
+    #[error("decoding needs {needed_bytes} bytes, at most {limit_bytes} are allowed")]
     OverLimit {
-        /// Bytes needed: result and scratch memory.
+        /// Number of bytes needed: result and scratch memory.
         needed_bytes: u64,
-        /// Bytes allowed.
+        /// Number of bytes allowed.
         limit_bytes: u64,
     },
 }
 
 impl BlockError {
-    /// Whether reading the file again may help: somebody could have been writing it.
+    /// Returns true if reading the file again may help, because it may have been read during a write.
     pub fn may_be_torn(&self) -> bool {
-        !matches!(self, Self::Unsupported(_) | Self::OverLimit { .. } | Self::Payload(CodecError::Abandoned))
+        !matches!(self, Self::Unsupported(_) | Self::OverLimit { .. } | Self::Payload(CodecError::Cancelled))
     }
 
-    /// Whether this says nothing of the block: decoding was given up.
-    pub fn is_abandoned(&self) -> bool {
-        matches!(self, Self::Payload(CodecError::Abandoned))
+    /// Returns true if decoding was cancelled. The error then says nothing about the block.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Payload(CodecError::Cancelled))
     }
 }
 
 impl BlockHeader {
-    /// Reads the header of a block file.
+    /// Parses the header of a block file.
     ///
     /// # Errors
     /// [`BlockError::ShortHeader`] or [`BlockError::UnknownMode`].
@@ -121,17 +121,17 @@ impl BlockHeader {
         let short = |needed| BlockError::ShortHeader { bytes: stored.len(), needed };
         let mut rest = stored;
         let mode = match rest.try_get_u16().or(Err(short(4)))? {
-            0 => Mode::Default,
-            1 => Mode::VarLength,
-            2 => Mode::Object,
+            0 => BlockMode::Default,
+            1 => BlockMode::VarLength,
+            2 => BlockMode::Object,
             other => return Err(BlockError::UnknownMode(other)),
         };
-        if mode == Mode::Object {
+        if mode == BlockMode::Object {
             let bytes = rest.try_get_u32().or(Err(short(6)))?;
             return Ok(Self { mode, size: Coords::new(), elements: Some(bytes.into()), len: 6 });
         }
         let rank = usize::from(rest.try_get_u16().or(Err(short(4)))?);
-        let len = 4 + 4 * rank + if mode == Mode::VarLength { 4 } else { 0 };
+        let len = 4 + 4 * rank + if mode == BlockMode::VarLength { 4 } else { 0 };
         if stored.len() < len {
             return Err(short(len));
         }
@@ -140,27 +140,27 @@ impl BlockHeader {
             size.push(rest.try_get_u32().or(Err(short(len)))?.into());
         }
         let elements = match mode {
-            Mode::VarLength => Some(rest.try_get_u32().or(Err(short(len)))?.into()),
-            Mode::Default | Mode::Object => product(&size),
+            BlockMode::VarLength => Some(rest.try_get_u32().or(Err(short(len)))?.into()),
+            BlockMode::Default | BlockMode::Object => product(&size),
         };
         Ok(Self { mode, size, elements, len })
     }
 
-    /// Reads the header of a block at `position` of a dataset, also in the forms that predate the format.
+    /// Parses the header of the block at `position` of a dataset, including the forms that predate the format.
     ///
-    /// - Releases 1.0.0 to 1.1.3 wrote a u32 number of axes, which reads the same today.
+    /// - Releases 1.0.0 to 1.1.3 wrote a u32 number of axes, which parses the same as the current form.
     /// - Code of March 2017 wrote a u32 number of axes and u64 sizes.
     /// - The README of 2017 describes a header of sizes alone, 4 bytes per axis.
     ///
-    /// The last two are taken only where today's form does not fit the dataset and theirs spells
-    /// exactly the size expected at `position`.
+    /// The last two forms are accepted only if the current form does not fit the dataset and the old form gives exactly
+    /// the size expected at `position`.
     ///
-    /// `stored` need not be more than the file's first bytes, as many as the longest of these headers has.
-    fn parse_for(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
+    /// `stored` may be just the beginning of the file, if it has at least the length of the longest of these headers.
+    fn parse_with_legacy(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
         let rank = attributes.rank();
         let header = Self::parse(stored);
         let fits = header.as_ref().is_ok_and(|h| {
-            h.mode == Mode::Object || (h.size.len() == rank && (rank == 0 || h.size.first() != Some(&0)))
+            h.mode == BlockMode::Object || (h.size.len() == rank && (rank == 0 || h.size.first() != Some(&0)))
         });
         if fits || rank == 0 {
             return header;
@@ -173,7 +173,7 @@ impl BlockHeader {
             let size: Coords = (0..rank).map(|_| rest.get_u64()).collect();
             if expected(&size) {
                 let elements = product(&size);
-                return Ok(Self { mode: Mode::Default, size, elements, len: 4 + 8 * rank });
+                return Ok(Self { mode: BlockMode::Default, size, elements, len: 4 + 8 * rank });
             }
         }
         if stored.len() >= 4 * rank && header.as_ref().map_or(true, |h| h.size.len() != rank) {
@@ -181,7 +181,7 @@ impl BlockHeader {
             let size: Coords = (0..rank).map(|_| u64::from(rest.get_u32())).collect();
             if expected(&size) {
                 let elements = product(&size);
-                return Ok(Self { mode: Mode::Default, size, elements, len: 4 * rank });
+                return Ok(Self { mode: BlockMode::Default, size, elements, len: 4 * rank });
             }
         }
         header
@@ -189,31 +189,35 @@ impl BlockHeader {
 }
 
 impl Block {
-    /// Bytes that decoding this stored block will take: the result and the codec's scratch memory.
+    /// Returns the number of bytes that decoding this stored block takes: the result and the codec's scratch memory.
     ///
-    /// Checks everything that can be checked without decoding.
+    /// Performs every check that is possible without decoding.
     ///
     /// # Errors
-    /// [`BlockError`] when the header is damaged, does not fit the dataset or promises more than the
-    /// payload can hold; [`BlockError::Unsupported`] for what this build does not decode.
-    pub fn decoding_bytes(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<u64, BlockError> {
-        let plan = Plan::new(stored, attributes, position)?;
+    /// [`BlockError`] if the header is damaged, does not fit the dataset or claims more than the payload can hold;
+    /// [`BlockError::Unsupported`] if this build cannot decode the block.
+    pub fn decode_memory_bytes(
+        stored: &[u8],
+        attributes: &DatasetAttributes,
+        position: &[u64],
+    ) -> Result<u64, BlockError> {
+        let plan = DecodePlan::new(stored, attributes, position)?;
         let payload = stored.get(plan.header.len..).unwrap_or_default();
         let scratch = plan.codec.scratch_bytes(payload, plan.decoded_bytes) as u64;
         Ok((plan.decoded_bytes as u64).saturating_add(scratch))
     }
 
-    /// Bytes of the elements of this stored block, as its header says.
+    /// Returns the size in bytes of the decoded elements, according to the header.
     ///
     /// # Errors
-    /// As [`Self::decoding_bytes`].
+    /// See [`Self::decode_memory_bytes`].
     pub fn decoded_bytes(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<usize, BlockError> {
-        Ok(Plan::new(stored, attributes, position)?.decoded_bytes)
+        Ok(DecodePlan::new(stored, attributes, position)?.decoded_bytes)
     }
 
-    /// The most bytes that decoding any block of `stored_bytes` of this dataset can take, judged without reading
-    /// it; as [`Self::decoding_bytes`].
-    pub fn most_decoding_bytes(attributes: &DatasetAttributes, stored_bytes: u64) -> u64 {
+    /// Returns the largest number of bytes that decoding any block of `stored_bytes` of this dataset can take: the
+    /// result and the codec's scratch memory. The block itself is not read.
+    pub fn max_decode_memory_bytes(attributes: &DatasetAttributes, stored_bytes: u64) -> u64 {
         let (Some(codec), Some(width)) = (attributes.compression().codec(), attributes.data_type().size_bytes()) else {
             return 0;
         };
@@ -226,46 +230,48 @@ impl Block {
 
     /// Decodes the stored block at `position` of a dataset.
     ///
-    /// A block may be smaller than `blockSize` (cropped at the edge, or partly written) and may carry
-    /// padding beyond `dimensions`; `size` is the header's. The result shares `stored`'s buffer where
-    /// nothing had to be changed.
+    /// A block may be smaller than `blockSize` (cropped at the edge, or partly written) and may carry padding beyond
+    /// `dimensions`. The result has the size that the header gives. It shares the buffer of `stored` if the elements
+    /// need no change.
     ///
     /// # Errors
-    /// As [`Self::decoding_bytes`]; [`BlockError::OverLimit`] before anything is allocated;
-    /// [`BlockError::Payload`] for a payload that is damaged or of another length than promised.
+    /// See [`Self::decode_memory_bytes`]. [`BlockError::OverLimit`] is returned before anything is allocated.
+    /// [`BlockError::Payload`] if the payload is damaged or decodes to another length than the header claims.
     pub fn decode(
         stored: Bytes,
         attributes: &DatasetAttributes,
         position: &GridPosition,
         limit_bytes: u64,
     ) -> Result<Self, BlockError> {
-        Self::decode_with(stored, attributes, position, limit_bytes, &mut Room::default(), Watch::ALWAYS)
+        Self::decode_with(stored, attributes, position, limit_bytes, &mut DecodeBuffers::default(), CancelCheck::NEVER)
     }
 
-    /// [`Self::decode`] with what decoding other blocks has allocated. The block takes the buffer of `room` where it is exactly
-    /// as large as the elements. It is given up where `watch` says so.
+    /// Like [`Self::decode`], but with reusable buffers and cancellation.
+    ///
+    /// The block takes the output buffer of `room` if its capacity is exactly the size of the elements. Decoding stops
+    /// when `watch` reports cancellation.
     ///
     /// # Errors
-    /// As [`Self::decode`]; [`CodecError::Abandoned`].
+    /// See [`Self::decode`]; [`CodecError::Cancelled`] if `watch` reports cancellation.
     pub fn decode_with(
         stored: Bytes,
         attributes: &DatasetAttributes,
         position: &GridPosition,
         limit_bytes: u64,
-        room: &mut Room,
-        watch: Watch<'_>,
+        room: &mut DecodeBuffers,
+        watch: CancelCheck<'_>,
     ) -> Result<Self, BlockError> {
-        let needed_bytes = Self::decoding_bytes(&stored, attributes, position)?;
+        let needed_bytes = Self::decode_memory_bytes(&stored, attributes, position)?;
         if needed_bytes > limit_bytes {
             return Err(BlockError::OverLimit { needed_bytes, limit_bytes });
         }
-        let plan = Plan::new(&stored, attributes, position)?;
+        let plan = DecodePlan::new(&stored, attributes, position)?;
         let mut payload = stored;
         payload.advance(plan.header.len);
-        // A block without elements may come with an empty payload, which is no stream at all.
+        // A block without elements may have an empty payload, which is not a valid stream.
         let data = if plan.decoded_bytes == 0 && payload.is_empty() {
             Bytes::new()
-        } else if !plan.codec.is_plain() && room.decoded.capacity() == plan.decoded_bytes {
+        } else if !plan.codec.is_uncompressed() && room.decoded.capacity() == plan.decoded_bytes {
             let mut output = std::mem::take(&mut room.decoded);
             plan.codec.decode_into(&payload, plan.decoded_bytes, &mut output, &mut room.scratch, watch)?;
             output.into()
@@ -276,49 +282,48 @@ impl Block {
             let found = format!("{} bytes", data.len());
             return Err(CodecError::WrongLength { expected: plan.decoded_bytes, found }.into());
         }
-        Ok(Self { size: plan.header.size, data: turned_round(data, plan.width) })
+        Ok(Self { size: plan.header.size, data: swap_bytes(data, plan.width) })
     }
 }
 
-/// A block's elements as they are stored, big-endian, out of their compression: what
-/// [`paste_stored`](super::paste_stored) takes.
+/// Decompressed elements of a block, big-endian as stored: the input of [`paste_big_endian`](super::paste_big_endian).
 #[derive(Debug)]
-pub struct Unpacked<'a> {
-    /// As [`Block::size`].
+pub struct DecompressedBlock<'a> {
+    /// See [`Block::size`].
     pub size: Coords,
     /// Big-endian elements, first axis fastest.
     pub data: &'a [u8],
 }
 
-/// Memory for one block after the other.
+/// Buffers that are reused from block to block.
 #[derive(Debug, Default)]
-pub struct Room {
-    /// Elements, as they are stored.
+pub struct DecodeBuffers {
+    /// Decompressed elements, big-endian as stored.
     pub decoded: Vec<u8>,
-    /// What codecs need besides.
+    /// Scratch memory of the codecs.
     pub scratch: Scratch,
 }
 
-impl<'a> Unpacked<'a> {
-    /// [`Block::decode`] for a block that is pasted at once and not kept: `room` is used for one after the other.
+impl<'a> DecompressedBlock<'a> {
+    /// Decompresses a block that is pasted immediately and not kept, so that `room` can be reused for the next block.
     ///
     /// # Errors
-    /// As [`Block::decode_with`].
+    /// See [`Block::decode_with`].
     pub fn new(
         stored: &'a [u8],
         attributes: &DatasetAttributes,
         position: &GridPosition,
         limit_bytes: u64,
-        room: &'a mut Room,
-        watch: Watch<'_>,
+        room: &'a mut DecodeBuffers,
+        watch: CancelCheck<'_>,
     ) -> Result<Self, BlockError> {
-        let needed_bytes = Block::decoding_bytes(stored, attributes, position)?;
+        let needed_bytes = Block::decode_memory_bytes(stored, attributes, position)?;
         if needed_bytes > limit_bytes {
             return Err(BlockError::OverLimit { needed_bytes, limit_bytes });
         }
-        let plan = Plan::new(stored, attributes, position)?;
+        let plan = DecodePlan::new(stored, attributes, position)?;
         let payload = stored.get(plan.header.len..).unwrap_or_default();
-        let data = if let Some(plain) = plan.codec.plain(payload, plan.decoded_bytes) {
+        let data = if let Some(plain) = plan.codec.uncompressed_slice(payload, plan.decoded_bytes) {
             plain
         } else if plan.decoded_bytes == 0 && payload.is_empty() {
             payload
@@ -334,21 +339,21 @@ impl<'a> Unpacked<'a> {
     }
 }
 
-/// A header that fits its dataset, with what decoding needs.
-pub(super) struct Plan<'a> {
+/// A header that fits its dataset, with the values that decoding needs.
+pub(super) struct DecodePlan<'a> {
     pub(super) header: BlockHeader,
     pub(super) codec: &'a dyn super::Codec,
     width: usize,
     pub(super) decoded_bytes: usize,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> DecodePlan<'a> {
     fn new(stored: &[u8], attributes: &'a DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
-        Self::of_head(stored, stored.len(), attributes, position)
+        Self::from_prefix(stored, stored.len(), attributes, position)
     }
 
-    /// The plan of a block of `stored_bytes`, of which `head` has the first.
-    pub(super) fn of_head(
+    /// Creates the plan of a block of `stored_bytes` that begins with `head`.
+    pub(super) fn from_prefix(
         head: &[u8],
         stored_bytes: usize,
         attributes: &'a DatasetAttributes,
@@ -363,8 +368,8 @@ impl<'a> Plan<'a> {
         let codec = compression
             .codec()
             .ok_or_else(|| unsupported(format!("compression {:?} is not decoded", compression.name())))?;
-        let header = BlockHeader::parse_for(head, attributes, position)?;
-        if header.mode == Mode::Object {
+        let header = BlockHeader::parse_with_legacy(head, attributes, position)?;
+        if header.mode == BlockMode::Object {
             return Err(unsupported("a block of mode 2 (object) has no elements".to_owned()));
         }
         if header.size.len() != attributes.rank() {
@@ -402,16 +407,16 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::n5::Document;
+    use crate::n5::AttributesDocument;
 
     fn attributes(dimensions: &[u64], block_size: &[u64], data_type: &str, compression: &str) -> DatasetAttributes {
         let text = format!(
             r#"{{"dimensions":{dimensions:?},"blockSize":{block_size:?},"dataType":"{data_type}","compression":{{"type":"{compression}"}}}}"#
         );
-        DatasetAttributes::parse(Document::parse(text.as_bytes()).unwrap()).unwrap()
+        DatasetAttributes::parse(AttributesDocument::parse(text.as_bytes()).unwrap()).unwrap()
     }
 
-    /// Bytes from hexadecimal digits; spaces are skipped.
+    /// Parses hexadecimal digits to bytes; skips spaces.
     fn hex(text: &str) -> Vec<u8> {
         let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)?.try_into().ok()).collect();
         digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
@@ -507,7 +512,7 @@ mod tests {
         let stored = Bytes::from(hex("00000001 00000002 0102"));
         let block = Block::decode(stored.clone(), &attributes, &smallvec![0], 2).unwrap();
         assert_eq!(block.data.as_ptr(), stored[8..].as_ptr());
-        // Stored bytes that somebody else still holds are not turned round under their hands.
+        // Shared stored bytes are copied rather than byte-swapped in place.
         let stored = Bytes::from(hex("00000001 00000001 0102"));
         let block = Block::decode(stored.clone(), &wide, &smallvec![0], 2).unwrap();
         assert_eq!((&block.data[..], &stored[8..]), (&[2, 1][..], &[1, 2][..]));
@@ -556,7 +561,7 @@ mod tests {
     fn headers_from_before_the_format_are_read() {
         let attributes = attributes(&[7, 5], &[5, 4], "uint8", "raw");
         let payload = "01020304 05060708 090a0b0c 0d0e0f10 11121314";
-        // u32 number of axes and u32 sizes: the same bytes as today's.
+        // A u32 number of axes and u32 sizes: the same bytes as in the current form.
         let expected = decode(&format!("00000002 00000005 00000004 {payload}"), &attributes, &[0, 0]).unwrap();
         assert_eq!(expected.0, [5, 4]);
         let wide = format!("00000002 0000000000000005 0000000000000004 {payload}");
@@ -566,7 +571,7 @@ mod tests {
         let corner = Ok((vec![2, 1], vec![8, 9]));
         assert_eq!(decode("00000002 0000000000000002 0000000000000001 0809", &attributes, &[1, 1]), corner);
         assert_eq!(decode("00000002 00000001 0809", &attributes, &[1, 1]), corner);
-        // The same bytes elsewhere spell no expected size.
+        // At another position, the same bytes do not give an expected size.
         assert!(decode("00000002 00000001 0809", &attributes, &[0, 0]).is_err());
     }
 
@@ -613,7 +618,7 @@ mod tests {
     fn the_limit_counts_the_result_and_the_scratch_memory() {
         let attributes = attributes(&[1000], &[1000], "uint8", "bzip2");
         let stored = Bytes::from([hex("00000001 000003e8"), vec![0; 50]].concat());
-        let needed = Block::decoding_bytes(&stored, &attributes, &[0]).unwrap();
+        let needed = Block::decode_memory_bytes(&stored, &attributes, &[0]).unwrap();
         assert!(needed > 1000 + (3 << 20), "{needed}");
         let at = |limit| Block::decode(stored.clone(), &attributes, &smallvec![0], limit).unwrap_err();
         assert_eq!(at(needed - 1), BlockError::OverLimit { needed_bytes: needed, limit_bytes: needed - 1 });

@@ -1,127 +1,131 @@
-//! Elements of one type as elements of another, checked.
+//! Checked conversion of elements from one type to another.
 
 use bytes::Bytes;
 
 use super::DataType;
 
-/// Elements that are converted before it is looked at whether all of them could be.
-const RUN: usize = 1024;
+/// Number of elements that are converted between two checks for values that cannot be represented.
+const CHUNK_ELEMENTS: usize = 1024;
 
-/// Why elements are not converted.
+/// Error from [`convert`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
-    /// A value that the type asked for does not have.
+    /// The requested type cannot represent a value.
     #[error("element {index} is {value}, which {to} cannot represent exactly")]
     NotRepresentable {
-        /// Its position among the elements given, in the order of memory.
+        /// Index of the value among the given elements, in memory order.
         index: usize,
-        /// The value as text; integers are exact.
+        /// The value as text; exact for integers.
         value: String,
-        /// The type that it has.
+        /// Type of the given elements.
         from: DataType,
-        /// The type that was asked for.
+        /// Requested type.
         to: DataType,
     },
-    /// A type whose elements are not decoded.
-    #[error("elements of type {0} are not converted")]
+    /// Elements of this type are not decoded.
+    #[error("elements of type {0} cannot be converted")]
     Unsupported(DataType),
-    /// The data ends inside an element.
-    #[error("{bytes} bytes are no whole number of {data_type} elements")]
+    /// The data ends within an element.
+    #[error("{bytes} bytes are not a whole number of {data_type} elements")]
     Length {
-        /// Bytes given.
+        /// Number of bytes given.
         bytes: usize,
-        /// The type they should have.
+        /// Type of the given elements.
         data_type: DataType,
     },
-    /// No memory for the converted elements.
-    #[error("no memory for {0} bytes of converted elements")]
+    /// Memory for this many bytes of converted elements could not be allocated.
+    #[error("cannot allocate {0} bytes for the converted elements")]
     Memory(usize),
 }
 
 /// Converts little-endian elements of type `from` to little-endian elements of type `to`, in the same order.
 ///
-/// - To an integer type every value has to be representable exactly: in range, and a float integral and finite
-///   (negative zero is 0).
-/// - To a floating-point type values are rounded to the nearest, ties to even, as IEEE 754 does: integers may
-///   lose their last digits, float64 beyond the range of float32 becomes infinite, NaN stays NaN.
-/// - To the same type nothing is copied.
+/// - An integer type must represent every value exactly: in range and, for a float, integral and finite. Negative zero
+///   becomes 0.
+/// - A floating-point type takes the nearest value, ties to even, as in IEEE 754. Integers may lose low-order digits,
+///   float64 values beyond the range of float32 become infinite, and NaN stays NaN.
+/// - If the types are the same, nothing is copied.
 ///
 /// # Errors
-/// [`ConvertError`]; of several values that are not representable, the first is named.
+/// [`ConvertError`]; if several values cannot be represented, it names the first.
 pub fn convert(data: Bytes, from: &DataType, to: &DataType) -> Result<Bytes, ConvertError> {
     if from == to && from.size_bytes().is_some() {
         return Ok(data);
     }
     match from {
-        DataType::UInt8 => from_type::<1, u8>(&data, from, to),
-        DataType::UInt16 => from_type::<2, u16>(&data, from, to),
-        DataType::UInt32 => from_type::<4, u32>(&data, from, to),
-        DataType::UInt64 => from_type::<8, u64>(&data, from, to),
-        DataType::Int8 => from_type::<1, i8>(&data, from, to),
-        DataType::Int16 => from_type::<2, i16>(&data, from, to),
-        DataType::Int32 => from_type::<4, i32>(&data, from, to),
-        DataType::Int64 => from_type::<8, i64>(&data, from, to),
-        DataType::Float32 => from_type::<4, f32>(&data, from, to),
-        DataType::Float64 => from_type::<8, f64>(&data, from, to),
+        DataType::UInt8 => convert_from::<1, u8>(&data, from, to),
+        DataType::UInt16 => convert_from::<2, u16>(&data, from, to),
+        DataType::UInt32 => convert_from::<4, u32>(&data, from, to),
+        DataType::UInt64 => convert_from::<8, u64>(&data, from, to),
+        DataType::Int8 => convert_from::<1, i8>(&data, from, to),
+        DataType::Int16 => convert_from::<2, i16>(&data, from, to),
+        DataType::Int32 => convert_from::<4, i32>(&data, from, to),
+        DataType::Int64 => convert_from::<8, i64>(&data, from, to),
+        DataType::Float32 => convert_from::<4, f32>(&data, from, to),
+        DataType::Float64 => convert_from::<8, f64>(&data, from, to),
         DataType::Other(_) => Err(ConvertError::Unsupported(from.clone())),
     }
 }
 
-fn from_type<const N: usize, A: Anything<N>>(
+fn convert_from<const N: usize, A: ConvertibleElement<N>>(
     data: &[u8],
     from: &DataType,
     to: &DataType,
 ) -> Result<Bytes, ConvertError> {
     let converted = match to {
-        DataType::UInt8 => between::<N, 1, A, u8>(data),
-        DataType::UInt16 => between::<N, 2, A, u16>(data),
-        DataType::UInt32 => between::<N, 4, A, u32>(data),
-        DataType::UInt64 => between::<N, 8, A, u64>(data),
-        DataType::Int8 => between::<N, 1, A, i8>(data),
-        DataType::Int16 => between::<N, 2, A, i16>(data),
-        DataType::Int32 => between::<N, 4, A, i32>(data),
-        DataType::Int64 => between::<N, 8, A, i64>(data),
-        DataType::Float32 => between::<N, 4, A, f32>(data),
-        DataType::Float64 => between::<N, 8, A, f64>(data),
+        DataType::UInt8 => convert_elements::<N, 1, A, u8>(data),
+        DataType::UInt16 => convert_elements::<N, 2, A, u16>(data),
+        DataType::UInt32 => convert_elements::<N, 4, A, u32>(data),
+        DataType::UInt64 => convert_elements::<N, 8, A, u64>(data),
+        DataType::Int8 => convert_elements::<N, 1, A, i8>(data),
+        DataType::Int16 => convert_elements::<N, 2, A, i16>(data),
+        DataType::Int32 => convert_elements::<N, 4, A, i32>(data),
+        DataType::Int64 => convert_elements::<N, 8, A, i64>(data),
+        DataType::Float32 => convert_elements::<N, 4, A, f32>(data),
+        DataType::Float64 => convert_elements::<N, 8, A, f64>(data),
         DataType::Other(_) => return Err(ConvertError::Unsupported(to.clone())),
     };
     converted.map_err(|fault| match fault {
-        Fault::Value { index, value } => {
+        UntypedConvertError::Value { index, value } => {
             ConvertError::NotRepresentable { index, value, from: from.clone(), to: to.clone() }
         }
-        Fault::Length => ConvertError::Length { bytes: data.len(), data_type: from.clone() },
-        Fault::Memory(bytes) => ConvertError::Memory(bytes),
+        UntypedConvertError::Length => ConvertError::Length { bytes: data.len(), data_type: from.clone() },
+        UntypedConvertError::Memory(bytes) => ConvertError::Memory(bytes),
     })
 }
 
-/// A [`ConvertError`] that does not know the types' names yet.
-enum Fault {
+/// A [`ConvertError`] without the names of the types.
+enum UntypedConvertError {
     Value { index: usize, value: String },
     Length,
     Memory(usize),
 }
 
-/// One pair of types: a loop without branches for each run, so that it becomes vector instructions.
-fn between<const N: usize, const M: usize, A: Element<N> + Cast<B>, B: Element<M>>(
+/// Converts between one pair of types. The loop over each chunk is free of branches, so it compiles to vector
+/// instructions.
+fn convert_elements<const N: usize, const M: usize, A: Element<N> + CheckedCast<B>, B: Element<M>>(
     data: &[u8],
-) -> Result<Bytes, Fault> {
-    let (elements, []) = data.as_chunks::<N>() else { return Err(Fault::Length) };
+) -> Result<Bytes, UntypedConvertError> {
+    let (elements, []) = data.as_chunks::<N>() else { return Err(UntypedConvertError::Length) };
     let bytes = elements.len().saturating_mul(M);
     let mut out: Vec<u8> = Vec::new();
-    out.try_reserve_exact(bytes).map_err(|_refused| Fault::Memory(bytes))?;
-    let mut run = [[0; M]; RUN];
-    for (n, from) in elements.chunks(RUN).enumerate() {
+    out.try_reserve_exact(bytes).map_err(|_refused| UntypedConvertError::Memory(bytes))?;
+    let mut run = [[0; M]; CHUNK_ELEMENTS];
+    for (n, from) in elements.chunks(CHUNK_ELEMENTS).enumerate() {
         let mut sound = true;
         for (element, converted) in from.iter().zip(&mut run) {
-            let (value, exact) = A::read(*element).cast();
+            let (value, exact) = A::read(*element).checked_cast();
             *converted = value.bytes();
             sound &= exact;
         }
         if !sound {
             let values = from.iter().map(|element| A::read(*element));
-            let first = values.enumerate().find(|(_, value)| !value.cast().1);
+            let first = values.enumerate().find(|(_, value)| !value.checked_cast().1);
             let (k, value) = first.map_or((0, String::new()), |(k, value)| (k, value.text()));
-            return Err(Fault::Value { index: n.saturating_mul(RUN).saturating_add(k), value });
+            return Err(UntypedConvertError::Value {
+                index: n.saturating_mul(CHUNK_ELEMENTS).saturating_add(k),
+                value,
+            });
         }
         out.extend_from_slice(run.get(..from.len()).unwrap_or_default().as_flattened());
     }
@@ -135,28 +139,28 @@ trait Element<const N: usize>: Copy {
     fn text(self) -> String;
 }
 
-/// The nearest value of type `B`, and whether it may be taken.
-trait Cast<B>: Copy {
-    fn cast(self) -> (B, bool);
+/// Conversion to type `B`: the nearest value, and true if that value is acceptable.
+trait CheckedCast<B>: Copy {
+    fn checked_cast(self) -> (B, bool);
 }
 
-/// What can become each of the ten types.
-trait Anything<const N: usize>:
+/// An element that converts to each of the ten types.
+trait ConvertibleElement<const N: usize>:
     Element<N>
-    + Cast<u8>
-    + Cast<u16>
-    + Cast<u32>
-    + Cast<u64>
-    + Cast<i8>
-    + Cast<i16>
-    + Cast<i32>
-    + Cast<i64>
-    + Cast<f32>
-    + Cast<f64>
+    + CheckedCast<u8>
+    + CheckedCast<u16>
+    + CheckedCast<u32>
+    + CheckedCast<u64>
+    + CheckedCast<i8>
+    + CheckedCast<i16>
+    + CheckedCast<i32>
+    + CheckedCast<i64>
+    + CheckedCast<f32>
+    + CheckedCast<f64>
 {
 }
 
-/// Integer to integer: refused where out of range.
+/// Converts an integer to an integer type. The flag is false if the value is out of range.
 fn integer<A, B: TryFrom<A> + Default>(value: A) -> (B, bool) {
     let converted = B::try_from(value);
     let exact = converted.is_ok();
@@ -170,10 +174,10 @@ mod casts {
         clippy::cast_precision_loss,
         clippy::cast_lossless,
         clippy::float_cmp,
-        reason = "rounding is what is asked for; what an integer type does not hold is found by comparing exactly"
+        reason = "rounding is intended; an exact comparison detects values that an integer type cannot hold"
     )]
 
-    use super::{Anything, Cast, Element, integer};
+    use super::{CheckedCast, ConvertibleElement, Element, integer};
 
     macro_rules! elements {
         ($($t:ty, $size:literal;)*) => {
@@ -189,21 +193,21 @@ mod casts {
                         self.to_string()
                     }
                 }
-                impl Anything<$size> for $t {}
+                impl ConvertibleElement<$size> for $t {}
             )*
         };
     }
 
     elements! { u8, 1; u16, 2; u32, 4; u64, 8; i8, 1; i16, 2; i32, 4; i64, 8; f32, 4; f64, 8; }
 
-    /// From each of the types in brackets to each of those after the arrow.
+    /// Implements `CheckedCast` from each type in the brackets to each type after the arrow.
     macro_rules! casts {
         ($way:ident: [$($a:ty),*] => $to:tt) => { $(casts!($way: $a => $to);)* };
         ($way:ident: $a:ty => [$($b:ty),*]) => {
             $(
-                impl Cast<$b> for $a {
+                impl CheckedCast<$b> for $a {
                     #[inline]
-                    fn cast(self) -> ($b, bool) {
+                    fn checked_cast(self) -> ($b, bool) {
                         casts!(@$way self, $b)
                     }
                 }
@@ -214,8 +218,8 @@ mod casts {
         (@checked $value:expr, $b:ty) => {{
             let wide = f64::from($value);
             let converted = wide as $b;
-            // Bounds that are powers of two (or 0) are exact; without them 2^63 would pass for i64::MAX, which
-            // as a float is 2^63 again. NaN is within no bounds.
+            // The bounds are powers of two or 0, so they are exact. Without them, 2^63 would saturate to i64::MAX,
+            // which converts back to 2^63 and would pass as exact. NaN is outside all bounds.
             let within = wide >= <$b>::MIN as f64 && wide < (<$b>::MAX / 2 + 1) as f64 * 2.0;
             (converted, within && converted as f64 == wide)
         }};
@@ -231,16 +235,16 @@ mod tests {
     #![expect(
         clippy::cast_possible_truncation,
         clippy::cast_precision_loss,
-        reason = "the reference rounds, and its integers are wider than any that is converted"
+        reason = "the reference rounds on purpose, and its integers are wider than any converted type"
     )]
 
     use proptest::prelude::*;
 
     use super::*;
 
-    /// A number of any type, without loss.
+    /// A number of any type, stored without loss.
     #[derive(Debug, Clone, Copy, PartialEq)]
-    enum Number {
+    enum ReferenceValue {
         Integer(i128),
         Float(f64),
     }
@@ -250,40 +254,42 @@ mod tests {
         if name.starts_with('u') { (0, (1 << bits) - 1) } else { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) }
     }
 
-    fn read(bytes: &[u8], name: &str) -> Number {
+    fn read(bytes: &[u8], name: &str) -> ReferenceValue {
         match name {
-            "float32" => Number::Float(f32::from_le_bytes(bytes.try_into().unwrap()).into()),
-            "float64" => Number::Float(f64::from_le_bytes(bytes.try_into().unwrap())),
+            "float32" => ReferenceValue::Float(f32::from_le_bytes(bytes.try_into().unwrap()).into()),
+            "float64" => ReferenceValue::Float(f64::from_le_bytes(bytes.try_into().unwrap())),
             _ => {
                 let fill = if name.starts_with('i') && bytes[bytes.len() - 1] > 127 { 255 } else { 0 };
                 let mut wide = [fill; 16];
                 wide[..bytes.len()].copy_from_slice(bytes);
-                Number::Integer(i128::from_le_bytes(wide))
+                ReferenceValue::Integer(i128::from_le_bytes(wide))
             }
         }
     }
 
-    /// What the contract says of one value: its bytes in the new type, `None` where it is refused.
-    fn reference(value: Number, to: &str) -> Option<Vec<u8>> {
+    /// Returns the expected result for one value: its bytes in the new type, or `None` if it must be rejected.
+    fn reference(value: ReferenceValue, to: &str) -> Option<Vec<u8>> {
         if to == "float32" {
             let rounded = match value {
-                Number::Integer(value) => value as f32,
-                Number::Float(value) => value as f32,
+                ReferenceValue::Integer(value) => value as f32,
+                ReferenceValue::Float(value) => value as f32,
             };
             return Some(rounded.to_le_bytes().to_vec());
         }
         if to == "float64" {
             let rounded = match value {
-                Number::Integer(value) => value as f64,
-                Number::Float(value) => value,
+                ReferenceValue::Integer(value) => value as f64,
+                ReferenceValue::Float(value) => value,
             };
             return Some(rounded.to_le_bytes().to_vec());
         }
         let integer = match value {
-            Number::Integer(value) => value,
-            // Beyond 2^100 no integer type here reaches.
-            Number::Float(value) if value.is_finite() && value.fract() == 0.0 && value.abs() < 1e30 => value as i128,
-            Number::Float(_) => return None,
+            ReferenceValue::Integer(value) => value,
+            // No integer type here reaches 2^100.
+            ReferenceValue::Float(value) if value.is_finite() && value.fract() == 0.0 && value.abs() < 1e30 => {
+                value as i128
+            }
+            ReferenceValue::Float(_) => return None,
         };
         let (low, high) = bounds(to);
         let width = DataType::from_name(to).size_bytes().unwrap();
@@ -291,10 +297,10 @@ mod tests {
     }
 
     fn is_nan(bytes: &[u8], name: &str) -> bool {
-        matches!(read(bytes, name), Number::Float(value) if value.is_nan())
+        matches!(read(bytes, name), ReferenceValue::Float(value) if value.is_nan())
     }
 
-    /// Values where types end, and any others.
+    /// Generates values at the limits of the types, and arbitrary others.
     fn values() -> impl Strategy<Value = Vec<u64>> {
         let edges: Vec<u64> = [0, 7, 8, 15, 16, 24, 31, 32, 52, 53, 62, 63]
             .iter()
@@ -342,10 +348,10 @@ mod tests {
                 Err(ConvertError::NotRepresentable { index, value, .. }) => {
                     prop_assert_eq!(Some(index), expected.iter().position(Option::is_none));
                     let text = match read(&data[index * width..][..width], from) {
-                        Number::Integer(value) => value.to_string(),
-                        // The shortest text of a float32 is shorter than that of the widened value.
-                        Number::Float(value) if from == "float32" => (value as f32).to_string(),
-                        Number::Float(value) => value.to_string(),
+                        ReferenceValue::Integer(value) => value.to_string(),
+                        // The shortest text of a float32 is shorter than that of the same value as float64.
+                        ReferenceValue::Float(value) if from == "float32" => (value as f32).to_string(),
+                        ReferenceValue::Float(value) => value.to_string(),
                     };
                     prop_assert_eq!(value, text);
                 }
@@ -368,11 +374,14 @@ mod tests {
 
     #[test]
     fn the_first_offending_value_is_named_beyond_the_first_run_too() {
-        let mut values = vec![7u16; 3 * RUN];
-        values[RUN + 5] = 256;
-        values[2 * RUN] = 300;
+        let mut values = vec![7u16; 3 * CHUNK_ELEMENTS];
+        values[CHUNK_ELEMENTS + 5] = 256;
+        values[2 * CHUNK_ELEMENTS] = 300;
         let error = convert(of(&values), &DataType::UInt16, &DataType::UInt8).unwrap_err();
-        assert_eq!(error.to_string(), format!("element {} is 256, which uint8 cannot represent exactly", RUN + 5));
+        assert_eq!(
+            error.to_string(),
+            format!("element {} is 256, which uint8 cannot represent exactly", CHUNK_ELEMENTS + 5)
+        );
     }
 
     #[test]

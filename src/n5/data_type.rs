@@ -4,8 +4,8 @@ use std::fmt;
 
 /// Type of the elements of a dataset, as named by the attribute `dataType`.
 ///
-/// Source: N5 specification 4.0.0 §4; `string` and `object` from Java N5 ≥ 2.3, other names
-/// (`bool`, `float16`, …) from zarr-python 2, which stores NumPy's own.
+/// Source: N5 specification 4.0.0 §4; `string` and `object` from Java N5 ≥ 2.3; other names (`bool`, `float16`, …) from
+/// zarr-python 2, which stores NumPy's names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DataType {
     /// Unsigned 8-bit integer.
@@ -28,11 +28,11 @@ pub enum DataType {
     Float32,
     /// IEEE 754 double precision.
     Float64,
-    /// A name this build does not decode; its blocks are still served as stored.
+    /// A type that this build does not decode, by name. Its blocks are still served as stored.
     Other(String),
 }
 
-/// Name in `attributes.json`, size in bytes, NumPy's kind letter.
+/// Name in `attributes.json`, size in bytes, and NumPy's kind letter.
 const NAMES: [(DataType, &str, usize, char); 10] = [
     (DataType::UInt8, "uint8", 1, 'u'),
     (DataType::UInt16, "uint16", 2, 'u'),
@@ -47,7 +47,7 @@ const NAMES: [(DataType, &str, usize, char); 10] = [
 ];
 
 impl DataType {
-    /// The type of that name; names are case-sensitive.
+    /// Returns the type with this name. Names are case-sensitive.
     pub fn from_name(name: &str) -> Self {
         NAMES.iter().find(|row| row.1 == name).map_or_else(|| Self::Other(name.to_owned()), |row| row.0.clone())
     }
@@ -60,17 +60,19 @@ impl DataType {
         self.row().map_or("", |row| row.1)
     }
 
-    /// Bytes of one element; `None` for a type that is not decoded.
+    /// Size of an element in bytes; `None` for a type that is not decoded.
     pub fn size_bytes(&self) -> Option<usize> {
         self.row().map(|row| row.2)
     }
 
-    /// NumPy's array-protocol string for little-endian data, `<u2` or `|u1`; `None` as for [`Self::size_bytes`].
-    pub fn numpy(&self) -> Option<String> {
+    /// Returns NumPy's array-protocol type string for little-endian data, such as `<u2` or `|u1`.
+    ///
+    /// Returns `None` for a type that is not decoded.
+    pub fn numpy_typestr(&self) -> Option<String> {
         self.row().map(|&(_, _, size, kind)| format!("{}{kind}{size}", if size == 1 { '|' } else { '<' }))
     }
 
-    /// The ten names of the specification.
+    /// Names of the ten types of the specification.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NAMES.iter().map(|row| row.1)
     }
@@ -109,7 +111,7 @@ mod tests {
 
     #[test]
     fn numpy_strings_name_the_byte_order() {
-        assert_eq!(DataType::UInt8.numpy().as_deref(), Some("|u1"));
-        assert_eq!(DataType::Float64.numpy().as_deref(), Some("<f8"));
+        assert_eq!(DataType::UInt8.numpy_typestr().as_deref(), Some("|u1"));
+        assert_eq!(DataType::Float64.numpy_typestr().as_deref(), Some("<f8"));
     }
 }

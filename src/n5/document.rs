@@ -1,142 +1,147 @@
-//! The document in `attributes.json`: read in one pass, of which those members are kept that have a meaning here.
+//! The document in `attributes.json`, read in one pass. Only members that this crate interprets are kept.
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::json::{self, JsonError, Members};
+use super::json::{self, JsonError, JsonMembers};
 
-/// Most bytes that the values of a document's interpreted members take, as `json::tree_bytes` counts.
-pub const INTERPRETED_BYTES: u64 = 256 << 10;
+/// Maximum number of bytes for the values of a document's interpreted members, as `json::tree_bytes` counts them.
+pub const MAX_INTERPRETED_BYTES: u64 = 256 << 10;
 
-/// The same for each of those that make it a dataset.
-const ARRAY_BYTES: u64 = 8 << 10;
+/// Maximum number of bytes for each member that describes the array of a dataset, counted in the same way.
+const MAX_ARRAY_MEMBER_BYTES: u64 = 8 << 10;
 
-/// Levels of a pyramid beyond these are never read.
+/// Maximum number of pyramid levels that are read.
 const MAX_LEVELS: usize = 64;
 
-/// What is read of a member; the rest of it counts as absent.
+/// The part of a member's value that is read. The rest counts as absent.
 #[derive(Debug, Clone, Copy)]
-enum Part {
-    /// All.
+enum Projection {
+    /// The whole value.
     Whole,
-    /// All of a scalar; of an array or an object only that it is one.
-    Kind,
-    /// Of an array so many elements, of these a part; of an object only that it is one.
-    First(usize, &'static Part),
-    /// Of an object these members; of an array only that it is one.
-    Members(&'static [(&'static str, Part)]),
+    /// A scalar unchanged; an array or object as an empty one.
+    Shallow,
+    /// The given number of elements at the start of an array, each projected; an object as an empty one.
+    First(usize, &'static Projection),
+    /// The listed members of an object, each projected; an array as an empty one.
+    Members(&'static [(&'static str, Projection)]),
 }
 
-/// An OME-NGFF image or a list of COSEM's: other entries of `multiscales` than the first are never read.
-const IMAGES: Part = Part::First(
+/// Projection of `multiscales`, the list of images of OME-NGFF and COSEM. Only its first entry is read.
+const MULTISCALES: Projection = Projection::First(
     1,
-    &Part::Members(&[
-        ("axes", Part::Whole),
-        ("version", Part::Kind),
-        ("datasets", Part::First(MAX_LEVELS, &Part::Whole)),
-        ("coordinateTransformations", Part::Whole),
+    &Projection::Members(&[
+        ("axes", Projection::Whole),
+        ("version", Projection::Shallow),
+        ("datasets", Projection::First(MAX_LEVELS, &Projection::Whole)),
+        ("coordinateTransformations", Projection::Whole),
     ]),
 );
 
-/// The members of a document that have a meaning: how much each may take, and the part that is read. The array attributes
-/// come first, so that no other member can keep them from being read.
+/// Interpreted members: name, maximum size in bytes, and projection. The array attributes come first, so that no other
+/// member can use up their share of the memory.
 ///
-/// What `metadata/` reads must stand here; it is not there otherwise.
-const INTERPRETED: &[(&str, u64, Part)] = &[
-    ("dimensions", ARRAY_BYTES, Part::Whole),
-    ("blockSize", ARRAY_BYTES, Part::Whole),
-    ("dataType", ARRAY_BYTES, Part::Whole),
-    ("compression", ARRAY_BYTES, Part::Whole),
-    ("compressionType", ARRAY_BYTES, Part::Whole),
-    ("n5", ARRAY_BYTES, Part::Whole),
-    ("codecs", INTERPRETED_BYTES, Part::Kind),
-    ("axes", INTERPRETED_BYTES, Part::Whole),
-    ("units", INTERPRETED_BYTES, Part::Whole),
-    ("unit", INTERPRETED_BYTES, Part::Whole),
-    ("resolution", INTERPRETED_BYTES, Part::Whole),
-    ("offset", INTERPRETED_BYTES, Part::Whole),
-    ("pixelResolution", INTERPRETED_BYTES, Part::Whole),
-    ("downsamplingFactors", INTERPRETED_BYTES, Part::Whole),
-    ("scales", INTERPRETED_BYTES, Part::Whole),
-    ("transform", INTERPRETED_BYTES, Part::Whole),
-    ("multiScale", INTERPRETED_BYTES, Part::Kind),
-    ("version", INTERPRETED_BYTES, Part::Kind),
-    ("maxId", INTERPRETED_BYTES, Part::Kind),
-    ("isLabelMultiset", INTERPRETED_BYTES, Part::Kind),
-    ("image-label", INTERPRETED_BYTES, Part::Kind),
-    ("painteraData", INTERPRETED_BYTES, Part::Members(&[("type", Part::Kind)])),
-    ("cellmap", INTERPRETED_BYTES, Part::Members(&[("annotation", Part::Kind)])),
+/// Every member that `metadata/` reads must be listed here; all others are dropped.
+const INTERPRETED: &[(&str, u64, Projection)] = &[
+    ("dimensions", MAX_ARRAY_MEMBER_BYTES, Projection::Whole),
+    ("blockSize", MAX_ARRAY_MEMBER_BYTES, Projection::Whole),
+    ("dataType", MAX_ARRAY_MEMBER_BYTES, Projection::Whole),
+    ("compression", MAX_ARRAY_MEMBER_BYTES, Projection::Whole),
+    ("compressionType", MAX_ARRAY_MEMBER_BYTES, Projection::Whole),
+    ("n5", MAX_ARRAY_MEMBER_BYTES, Projection::Whole),
+    ("codecs", MAX_INTERPRETED_BYTES, Projection::Shallow),
+    ("axes", MAX_INTERPRETED_BYTES, Projection::Whole),
+    ("units", MAX_INTERPRETED_BYTES, Projection::Whole),
+    ("unit", MAX_INTERPRETED_BYTES, Projection::Whole),
+    ("resolution", MAX_INTERPRETED_BYTES, Projection::Whole),
+    ("offset", MAX_INTERPRETED_BYTES, Projection::Whole),
+    ("pixelResolution", MAX_INTERPRETED_BYTES, Projection::Whole),
+    ("downsamplingFactors", MAX_INTERPRETED_BYTES, Projection::Whole),
+    ("scales", MAX_INTERPRETED_BYTES, Projection::Whole),
+    ("transform", MAX_INTERPRETED_BYTES, Projection::Whole),
+    ("multiScale", MAX_INTERPRETED_BYTES, Projection::Shallow),
+    ("version", MAX_INTERPRETED_BYTES, Projection::Shallow),
+    ("maxId", MAX_INTERPRETED_BYTES, Projection::Shallow),
+    ("isLabelMultiset", MAX_INTERPRETED_BYTES, Projection::Shallow),
+    ("image-label", MAX_INTERPRETED_BYTES, Projection::Shallow),
+    ("painteraData", MAX_INTERPRETED_BYTES, Projection::Members(&[("type", Projection::Shallow)])),
+    ("cellmap", MAX_INTERPRETED_BYTES, Projection::Members(&[("annotation", Projection::Shallow)])),
     (
         "ome",
-        INTERPRETED_BYTES,
-        Part::Members(&[("version", Part::Kind), ("image-label", Part::Kind), ("multiscales", IMAGES)]),
+        MAX_INTERPRETED_BYTES,
+        Projection::Members(&[
+            ("version", Projection::Shallow),
+            ("image-label", Projection::Shallow),
+            ("multiscales", MULTISCALES),
+        ]),
     ),
-    ("multiscales", INTERPRETED_BYTES, IMAGES),
+    ("multiscales", MAX_INTERPRETED_BYTES, MULTISCALES),
 ];
 
-/// Why the bytes of an `attributes.json` hold no attributes.
+/// Error for the bytes of an `attributes.json` that hold no attributes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// Not JSON.
+    /// The bytes are not JSON.
     #[error("attributes.json is not JSON: {0}")]
     Syntax(String),
-    /// JSON, but not an object.
-    #[error("attributes.json holds {0}, not an object")]
+    /// The text is JSON, but not an object.
+    #[error("attributes.json contains {0}, expected an object")]
     NotAnObject(&'static str),
-    /// More values or levels than are read.
-    #[error("attributes.json is not interpreted: {0}")]
+    /// The text has more values or levels than allowed.
+    #[error("attributes.json exceeds a limit: {0}")]
     TooLarge(JsonError),
 }
 
-/// The interpreted part of an `attributes.json`. Cheap to clone.
+/// The interpreted members of an `attributes.json`. Cheap to clone.
 ///
-/// It holds neither the text nor other members; [`ObjectText`](super::ObjectText) copies them from the stored bytes.
+/// It holds neither the text nor the other members. [`JsonObjectBuilder`](super::JsonObjectBuilder) copies those from
+/// the stored bytes.
 #[derive(Debug, Clone, Default)]
-pub struct Document {
-    interpreted: Arc<Interpreted>,
+pub struct AttributesDocument {
+    interpreted: Arc<InterpretedMembers>,
 }
 
 #[derive(Debug, Default)]
-struct Interpreted {
+struct InterpretedMembers {
     members: Map<String, Value>,
-    unread: Vec<Unread>,
+    unreadable: Vec<UnreadableMember>,
     tree_bytes: u64,
 }
 
-/// A member that has a meaning, but cannot be read.
+/// An interpreted member that is present but cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unread {
-    /// Its name.
+pub struct UnreadableMember {
+    /// Name of the member.
     pub name: &'static str,
-    /// Why not.
+    /// Reason why it cannot be read.
     pub reason: String,
 }
 
-/// An `attributes.json` that has been looked through: which members are to be interpreted, and what that takes.
+/// A scanned `attributes.json`: the interpreted members, not yet parsed, and the memory that parsing them takes.
 #[derive(Debug)]
-pub struct Outline<'a> {
-    found: Vec<(&'static str, &'a str, Part)>,
-    unread: Vec<Unread>,
+pub struct ScannedDocument<'a> {
+    members: Vec<(&'static str, &'a str, Projection)>,
+    unreadable: Vec<UnreadableMember>,
     tree_bytes: u64,
 }
 
-impl<'a> Outline<'a> {
-    /// Looks through strict JSON, with or without a byte order mark; of duplicate members the last counts.
+impl<'a> ScannedDocument<'a> {
+    /// Scans strict JSON, with or without a byte order mark. The last of duplicate members counts.
     ///
-    /// Takes no memory to speak of, however long and deep the text is.
+    /// Takes little memory, independent of the length and depth of the text.
     ///
     /// # Errors
-    /// [`DocumentError`] when the bytes are not JSON, not an object, or more than is read.
-    pub fn read(bytes: &'a [u8]) -> Result<Self, DocumentError> {
+    /// [`DocumentError`] if the bytes are not JSON, not an object, or exceed the limits on values and levels.
+    pub fn scan(bytes: &'a [u8]) -> Result<Self, DocumentError> {
         let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         let text = std::str::from_utf8(text).map_err(|error| DocumentError::Syntax(error.to_string()))?;
-        if let Some(kind) = kind_of_text(text) {
-            json::check(text).map_err(DocumentError::from)?;
+        if let Some(kind) = json_type_of_text(text) {
+            json::validate(text).map_err(DocumentError::from)?;
             return Err(DocumentError::NotAnObject(kind));
         }
         let mut found = [None; INTERPRETED.len()];
-        let mut members = Members::of(text)?;
+        let mut members = JsonMembers::parse(text)?;
         while let Some(member) = members.next_member()? {
             let name = member.name();
             let row = INTERPRETED.iter().position(|(interpreted, ..)| *interpreted == name);
@@ -144,69 +149,70 @@ impl<'a> Outline<'a> {
                 *slot = Some(member.value);
             }
         }
-        let mut outline = Self { found: Vec::new(), unread: Vec::new(), tree_bytes: 0 };
+        let mut outline = Self { members: Vec::new(), unreadable: Vec::new(), tree_bytes: 0 };
         for ((name, most_bytes, part), value) in INTERPRETED.iter().zip(found) {
             let Some(value) = value else { continue };
             let mut bytes = MEMBER_BYTES;
-            part.cut(value, &mut |piece, is_tree| {
+            part.project(value, &mut |piece, is_tree| {
                 bytes += if is_tree { json::tree_bytes(piece) } else { MEMBER_BYTES + 2 * piece.len() as u64 };
             });
-            if bytes > *most_bytes || outline.tree_bytes + bytes > INTERPRETED_BYTES {
+            if bytes > *most_bytes || outline.tree_bytes + bytes > MAX_INTERPRETED_BYTES {
                 let reason = format!("it is too large to be interpreted ({} bytes of text)", value.len());
-                outline.unread.push(Unread { name, reason });
+                outline.unreadable.push(UnreadableMember { name, reason });
             } else {
                 outline.tree_bytes += bytes;
-                outline.found.push((name, value, *part));
+                outline.members.push((name, value, *part));
             }
         }
         Ok(outline)
     }
 
-    /// Most bytes that [`Self::interpret`] takes; at most [`INTERPRETED_BYTES`].
+    /// Returns an upper bound of the bytes that [`Self::interpret`] takes; at most [`MAX_INTERPRETED_BYTES`].
     pub fn tree_bytes(&self) -> u64 {
         self.tree_bytes
     }
 
-    /// Reads the members that have a meaning.
-    pub fn interpret(self) -> Document {
-        let Self { found, mut unread, tree_bytes } = self;
+    /// Parses the interpreted members.
+    pub fn interpret(self) -> AttributesDocument {
+        let Self { members: found, unreadable: mut unread, tree_bytes } = self;
         let mut members = Map::new();
         for (name, value, part) in found {
             let mut text = String::new();
-            part.cut(value, &mut |piece, _| text.push_str(piece));
+            part.project(value, &mut |piece, _| text.push_str(piece));
             match serde_json::from_str(&text) {
                 Ok(value) => drop(members.insert(name.to_owned(), value)),
-                // Numbers beyond all floating point, unpaired surrogates.
-                Err(error) => unread.push(Unread { name, reason: error.to_string() }),
+                // For example, a number beyond the range of `f64`, or an unpaired surrogate.
+                Err(error) => unread.push(UnreadableMember { name, reason: error.to_string() }),
             }
         }
-        Document { interpreted: Arc::new(Interpreted { members, unread, tree_bytes }) }
+        AttributesDocument { interpreted: Arc::new(InterpretedMembers { members, unreadable: unread, tree_bytes }) }
     }
 }
 
-/// What a member of an object takes besides its value; as in `json`.
+/// Memory for an object's member besides its value, as in `json/scanner.rs`.
 const MEMBER_BYTES: u64 = 192;
 
-impl Part {
-    /// Hands out the pieces of this part of `value`, which is well formed: whole values, and what stands between them.
-    fn cut(self, value: &str, piece: &mut dyn FnMut(&str, bool)) {
+impl Projection {
+    /// Passes the pieces of this projection of `value` to `piece`: whole values (`true`) and the text between them
+    /// (`false`). `value` must be well formed.
+    fn project(self, value: &str, piece: &mut dyn FnMut(&str, bool)) {
         match (self, value.as_bytes().first()) {
-            (Self::Kind | Self::First(..), Some(b'{')) => piece("{}", true),
-            (Self::Kind | Self::Members(_), Some(b'[')) => piece("[]", true),
+            (Self::Shallow | Self::First(..), Some(b'{')) => piece("{}", true),
+            (Self::Shallow | Self::Members(_), Some(b'[')) => piece("[]", true),
             (Self::First(count, part), Some(b'[')) => {
-                // Each bracket and comma counts, which covers the array itself.
+                // Each bracket and comma is counted, which covers the memory of the array itself.
                 let mut before = "[";
                 for element in json::first_elements(value, count) {
                     piece(before, false);
-                    part.cut(element, piece);
+                    part.project(element, piece);
                     before = ",";
                 }
                 piece(if before == "[" { "[]" } else { "]" }, false);
             }
             (Self::Members(parts), Some(b'{')) => {
-                // Each brace, name, colon and comma counts, which covers the object itself.
+                // Each brace, name, colon and comma is counted, which covers the memory of the object itself.
                 let (mut before, mut last) = ("{", vec![None; parts.len()]);
-                super::object_text::for_each_member(Members::of(value).ok(), |member| {
+                super::json_object::for_each_member(JsonMembers::parse(value).ok(), |member| {
                     let row = parts.iter().position(|(name, _)| *name == member.name());
                     if let Some(slot) = row.and_then(|row| last.get_mut(row)) {
                         *slot = Some(member);
@@ -217,7 +223,7 @@ impl Part {
                     piece(before, false);
                     piece(member.key, false);
                     piece(":", false);
-                    part.cut(member.value, piece);
+                    part.project(member.value, piece);
                     before = ",";
                 }
                 piece(if before == "{" { "{}" } else { "}" }, false);
@@ -227,38 +233,38 @@ impl Part {
     }
 }
 
-impl Document {
-    /// [`Outline::read`] and [`Outline::interpret`].
+impl AttributesDocument {
+    /// Parses the bytes of an `attributes.json`: [`ScannedDocument::scan`], then [`ScannedDocument::interpret`].
     ///
     /// # Errors
-    /// [`DocumentError`] when the bytes are not JSON, not an object, or more than is read.
+    /// [`DocumentError`] if the bytes are not JSON, not an object, or exceed the limits on values and levels.
     pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
-        Outline::read(bytes).map(Outline::interpret)
+        ScannedDocument::scan(bytes).map(ScannedDocument::interpret)
     }
 
-    /// The members that have a meaning, as far as they can be read; of some only the part that has one.
+    /// Returns the interpreted members that can be read; of some, only the interpreted part.
     pub fn members(&self) -> &Map<String, Value> {
         &self.interpreted.members
     }
 
-    /// Members that have a meaning, but cannot be read: they count as absent.
-    pub fn unread(&self) -> &[Unread] {
-        &self.interpreted.unread
+    /// Returns the interpreted members that cannot be read. They count as absent.
+    pub fn unreadable(&self) -> &[UnreadableMember] {
+        &self.interpreted.unreadable
     }
 
-    /// Whether the members say that this is meant to be a dataset: `dimensions`, `blockSize` and
-    /// `dataType` are all there. (A BDV setup group has a `dataType` alone.)
+    /// Returns true if the document is meant to describe a dataset: `dimensions`, `blockSize` and `dataType` are all
+    /// present, even if they cannot be read. (A BDV setup group has only a `dataType`.)
     pub fn describes_dataset(&self) -> bool {
-        let is_there = |key: &str| self.get(key).is_some() || self.unread().iter().any(|unread| unread.name == key);
+        let is_there = |key: &str| self.get(key).is_some() || self.unreadable().iter().any(|unread| unread.name == key);
         ["dimensions", "blockSize", "dataType"].into_iter().all(is_there)
     }
 
-    /// Most bytes that this takes.
+    /// Returns an upper bound of the bytes that this document takes.
     pub fn tree_bytes(&self) -> u64 {
         self.interpreted.tree_bytes
     }
 
-    /// A member that is there and not null.
+    /// Returns a member that is present and not null.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.members().get(key).filter(|value| !value.is_null())
     }
@@ -273,8 +279,9 @@ impl From<JsonError> for DocumentError {
     }
 }
 
-/// What a text holds that is no object; `None` for an object, and for what is no JSON from the start.
-fn kind_of_text(text: &str) -> Option<&'static str> {
+/// Describes the JSON value of a text that is not an object. Returns `None` for an object, and for text that does not
+/// begin like JSON.
+fn json_type_of_text(text: &str) -> Option<&'static str> {
     match text.trim_start_matches([' ', '\t', '\n', '\r']).as_bytes().first()? {
         b'[' => Some("an array"),
         b'"' => Some("a string"),
@@ -291,20 +298,23 @@ mod tests {
 
     use super::*;
 
-    fn parse(text: &str) -> Document {
-        Document::parse(text.as_bytes()).unwrap()
+    fn parse(text: &str) -> AttributesDocument {
+        AttributesDocument::parse(text.as_bytes()).unwrap()
     }
 
     #[test]
     fn a_byte_order_mark_is_skipped_and_other_documents_are_named() {
-        assert!(Document::parse(b"\xef\xbb\xbf{}").is_ok());
-        assert_eq!(Document::parse(b" []").unwrap_err(), DocumentError::NotAnObject("an array"));
-        assert_eq!(Document::parse(b"null").unwrap_err(), DocumentError::NotAnObject("null"));
+        assert!(AttributesDocument::parse(b"\xef\xbb\xbf{}").is_ok());
+        assert_eq!(AttributesDocument::parse(b" []").unwrap_err(), DocumentError::NotAnObject("an array"));
+        assert_eq!(AttributesDocument::parse(b"null").unwrap_err(), DocumentError::NotAnObject("null"));
         for bad in [&b""[..], b"{} x", b"[", b"nul", b"{\"a\":\"\xff\"}", b"{\"a\":NaN}"] {
-            assert!(matches!(Document::parse(bad), Err(DocumentError::Syntax(_))), "{bad:?}");
+            assert!(matches!(AttributesDocument::parse(bad), Err(DocumentError::Syntax(_))), "{bad:?}");
         }
         let deep = "[".repeat(100_000);
-        assert_eq!(Document::parse(deep.as_bytes()).unwrap_err(), DocumentError::TooLarge(JsonError::TooDeep));
+        assert_eq!(
+            AttributesDocument::parse(deep.as_bytes()).unwrap_err(),
+            DocumentError::TooLarge(JsonError::TooDeep)
+        );
     }
 
     #[test]
@@ -314,7 +324,7 @@ mod tests {
             r#"{{"history":{long},"axes":["x"],"omero":{long},"axes":["y"],"over":1e999,"lone":"\ud800","\u0075nit":"nm"}}"#
         ));
         assert_eq!(Value::Object(document.members().clone()), json!({"axes": ["y"], "unit": "nm"}));
-        assert!(document.unread().is_empty() && document.tree_bytes() < 2000, "{document:?}");
+        assert!(document.unreadable().is_empty() && document.tree_bytes() < 2000, "{document:?}");
     }
 
     #[test]
@@ -332,7 +342,7 @@ mod tests {
             json!({"multiscales": image, "ome": {"version": "0.6", "multiscales": image}, "codecs": [],
                 "painteraData": {}, "cellmap": {"annotation": {}}, "image-label": {}, "maxId": 7})
         );
-        assert!(document.unread().is_empty() && document.tree_bytes() < 20_000, "{document:?}");
+        assert!(document.unreadable().is_empty() && document.tree_bytes() < 20_000, "{document:?}");
     }
 
     #[test]
@@ -341,15 +351,15 @@ mod tests {
         let document =
             parse(&format!(r#"{{"transform":{long},"resolution":[1e999],"units":["\ud800"],"axes":["x"]}}"#));
         assert_eq!(Value::Object(document.members().clone()), json!({"axes": ["x"]}));
-        let unread: Vec<String> = document.unread().iter().map(|u| format!("{}: {}", u.name, u.reason)).collect();
+        let unread: Vec<String> = document.unreadable().iter().map(|u| format!("{}: {}", u.name, u.reason)).collect();
         assert!(unread.len() == 3 && unread[0].starts_with("transform: it is too large"), "{unread:?}");
         assert!(unread.contains(&"resolution: number out of range at line 1 column 6".to_owned()), "{unread:?}");
-        // No other member keeps the array attributes from being read.
+        // Other members cannot keep the array attributes from being read.
         let array = r#""dimensions":[4],"blockSize":[4],"dataType":"uint8","compression":{"type":"raw"}"#;
         let filling = format!("[{}1]", "{\"\":0},".repeat(200));
         let document = parse(&format!(r#"{{"scales":{filling},"transform":{filling},{array}}}"#));
-        assert!(document.describes_dataset() && document.unread().len() == 1, "{:?}", document.unread());
-        assert!(document.tree_bytes() <= INTERPRETED_BYTES);
+        assert!(document.describes_dataset() && document.unreadable().len() == 1, "{:?}", document.unreadable());
+        assert!(document.tree_bytes() <= MAX_INTERPRETED_BYTES);
     }
 
     #[test]

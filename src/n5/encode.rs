@@ -1,33 +1,33 @@
-//! A block as it is stored, made of decoded elements.
+//! Encoding of decoded elements as a stored block.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{CodecError, Encoding};
+use super::{BlockEncoding, CodecError};
 
-/// Little-endian elements of `width` bytes as the format stores them: big-endian. In place where the buffer is not
-/// shared.
-pub fn big_endian(data: Bytes, width: usize) -> Bytes {
-    turned_round(data, width)
+/// Converts little-endian elements of `width` bytes to big-endian, the byte order of the format. Works in place if the
+/// buffer is not shared.
+pub fn to_big_endian(data: Bytes, width: usize) -> Bytes {
+    swap_bytes(data, width)
 }
 
-/// A stored block of mode 0: header, then the elements in `encoding`.
+/// Encodes a stored block of mode 0: the header, then the elements in `encoding`.
 ///
-/// `size` in elements, N5 axis order; `data` little-endian, first axis fastest, `width` bytes each.
+/// `size` is in elements, N5 axis order. `data` is little-endian, first axis fastest, with `width` bytes per element.
 /// Source: N5 specification 4.0.0 §9.
 ///
 /// # Errors
-/// [`CodecError`] when a size exceeds 32 bits or the encoder fails.
-pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: Encoding) -> Result<Bytes, CodecError> {
+/// [`CodecError`] if a size exceeds 32 bits or the encoder fails.
+pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: BlockEncoding) -> Result<Bytes, CodecError> {
     let header = block_header(size)
         .ok_or_else(|| CodecError::Damaged { codec: encoding.name(), reason: format!("{size:?} exceeds 32 bits") })?;
-    let mut block = Vec::with_capacity(header.len() + if encoding == Encoding::Raw { data.len() } else { 0 });
+    let mut block = Vec::with_capacity(header.len() + if encoding == BlockEncoding::Raw { data.len() } else { 0 });
     block.extend(header);
-    encoding.encode(&big_endian(data, width), width, &mut block)?;
+    encoding.encode(&to_big_endian(data, width), width, &mut block)?;
     block.shrink_to_fit();
     Ok(block.into())
 }
 
-/// The header of a stored block of mode 0; `None` where a size exceeds 32 bits.
+/// Returns the header of a stored block of mode 0; `None` if a size exceeds 32 bits.
 pub fn block_header(size: &[u64]) -> Option<Vec<u8>> {
     let mut header = Vec::with_capacity(4 + 4 * size.len());
     header.put_u16(0);
@@ -38,8 +38,8 @@ pub fn block_header(size: &[u64]) -> Option<Vec<u8>> {
     Some(header)
 }
 
-/// Turns elements round, from big-endian to little-endian or back, in place where the buffer is not shared.
-pub(super) fn turned_round(data: Bytes, width: usize) -> Bytes {
+/// Swaps the byte order of elements of `width` bytes, in place if the buffer is not shared.
+pub(super) fn swap_bytes(data: Bytes, width: usize) -> Bytes {
     if width == 1 || data.is_empty() {
         return data;
     }
@@ -61,15 +61,16 @@ fn swap<const WIDTH: usize>(data: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::{Block, DatasetAttributes, Document};
+    use crate::n5::{AttributesDocument, Block, DatasetAttributes};
 
     #[test]
     fn an_encoded_block_decodes_to_the_same() {
-        for encoding in Encoding::ALL {
+        for encoding in BlockEncoding::ALL {
             for (data_type, width) in [("uint8", 1), ("int16", 2), ("float32", 4), ("uint64", 8)] {
                 let text = serde_json::json!({"dimensions": [7, 5], "blockSize": [5, 4], "dataType": data_type,
-                    "compression": encoding.attribute()});
-                let attributes = DatasetAttributes::parse(Document::parse(text.to_string().as_bytes()).unwrap());
+                    "compression": encoding.compression_attribute()});
+                let attributes =
+                    DatasetAttributes::parse(AttributesDocument::parse(text.to_string().as_bytes()).unwrap());
                 let data: Bytes = (0..=255u8).cycle().take(2 * 4 * width).collect::<Vec<_>>().into();
                 let stored = encode_block(&[2, 4], width, data.clone(), encoding).unwrap();
                 let position = [1, 0].as_slice().into();
@@ -81,11 +82,11 @@ mod tests {
 
     #[test]
     fn the_example_of_the_specification() {
-        // Specification 4.0.0 §9: uint16 1..6 of size 1 x 2 x 3.
+        // Specification 4.0.0 §9: uint16 1 to 6 in a block of size 1 x 2 x 3.
         let data: Vec<u8> = (1..=6u16).flat_map(u16::to_le_bytes).collect();
-        let stored = encode_block(&[1, 2, 3], 2, data.into(), Encoding::Raw).unwrap();
+        let stored = encode_block(&[1, 2, 3], 2, data.into(), BlockEncoding::Raw).unwrap();
         let expected = b"\0\0\0\x03\0\0\0\x01\0\0\0\x02\0\0\0\x03\0\x01\0\x02\0\x03\0\x04\0\x05\0\x06";
         assert_eq!(stored.as_ref(), expected);
-        assert!(encode_block(&[1 << 32], 1, Bytes::new(), Encoding::Raw).is_err());
+        assert!(encode_block(&[1 << 32], 1, Bytes::new(), BlockEncoding::Raw).is_err());
     }
 }

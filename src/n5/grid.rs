@@ -1,52 +1,52 @@
-//! All index arithmetic: regions in elements, the block grid, which blocks a region touches.
+//! Index arithmetic: regions in elements, the block grid, and the blocks that a region touches.
 //!
-//! Axis order is N5's everywhere: the first axis varies fastest, as in `dimensions`.
+//! The axis order is always N5's: the first axis varies fastest, as in `dimensions`.
 #![deny(clippy::arithmetic_side_effects)]
 
 use smallvec::SmallVec;
 
-/// One number per axis, N5 order: a shape in elements, a block size, a number of blocks.
+/// One number per axis, N5 axis order: a shape in elements, a block size, or a number of blocks.
 pub type Coords = SmallVec<[u64; 6]>;
 
-/// First element of a region, per axis; may lie outside the dataset, also below zero.
-pub type Start = SmallVec<[i64; 6]>;
+/// First element of a region along each axis. It may lie outside the dataset, even below zero.
+pub type SignedCoords = SmallVec<[i64; 6]>;
 
-/// Index of a block in the grid, per axis, N5 order.
+/// Index of a block in the grid along each axis, N5 axis order.
 pub type GridPosition = Coords;
 
-/// A box of elements, every `step`-th along each axis.
+/// A box of samples: every `step`-th element along each axis.
 ///
 /// - `start`, `shape` and `step` have one number per axis.
 /// - Every `step` is at least 1.
 /// - Sample `k` of an axis is the element `start + k * step`, `0 <= k < shape`; its index fits an `i64`.
-/// - Samples outside the dataset are legal here and read as zero.
+/// - Samples outside the dataset are allowed and read as zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
-    start: Start,
+    start: SignedCoords,
     shape: Coords,
     step: Coords,
 }
 
-/// Why numbers do not make a region.
+/// Error for numbers that do not form a region.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegionError {
     /// The lists differ in length.
     #[error("start, shape and step have {0}, {1} and {2} numbers")]
     Rank(usize, usize, usize),
-    /// A step of zero.
+    /// A step is zero.
     #[error("the step along axis {0} is 0")]
     Step(usize),
-    /// The last sample lies beyond the 64-bit range.
+    /// The last sample's index exceeds 2^63 - 1.
     #[error("the region ends beyond 2^63 along axis {0}")]
     Overflow(usize),
 }
 
 impl Region {
-    /// The samples `start + k * step`, `shape` of them along each axis.
+    /// Creates a region of the samples `start + k * step`, `shape` of them along each axis.
     ///
     /// # Errors
-    /// [`RegionError`] when the lists differ in length, a step is 0 or the end overflows.
-    pub fn new(start: Start, shape: Coords, step: Coords) -> Result<Self, RegionError> {
+    /// [`RegionError`] if the lists differ in length, a step is 0 or the end overflows.
+    pub fn new(start: SignedCoords, shape: Coords, step: Coords) -> Result<Self, RegionError> {
         if start.len() != shape.len() || start.len() != step.len() {
             return Err(RegionError::Rank(start.len(), shape.len(), step.len()));
         }
@@ -63,7 +63,7 @@ impl Region {
         Ok(Self { start, shape, step })
     }
 
-    /// The whole of a dataset of `dimensions`, which are below 2^63.
+    /// Creates a region that covers a whole dataset of `dimensions`, each below 2^63.
     pub fn whole(dimensions: &[u64]) -> Self {
         Self {
             start: dimensions.iter().map(|_| 0).collect(),
@@ -77,8 +77,8 @@ impl Region {
         self.start.len()
     }
 
-    /// First sample along each axis.
-    pub fn start(&self) -> &Start {
+    /// Index of the first sample along each axis.
+    pub fn start(&self) -> &SignedCoords {
         &self.start
     }
 
@@ -87,21 +87,21 @@ impl Region {
         &self.shape
     }
 
-    /// Distance of neighbouring samples along each axis, in elements.
+    /// Distance between neighbouring samples along each axis, in elements.
     pub fn step(&self) -> &Coords {
         &self.step
     }
 
-    /// Number of samples; `None` beyond 2^64.
+    /// Number of samples; `None` if it exceeds a `u64`.
     pub fn elements(&self) -> Option<u64> {
         product(&self.shape)
     }
 
-    /// The part of this region whose samples along `axis` have the numbers `from .. from + count`.
+    /// Returns the part of this region with the samples `from .. from + count` along `axis`.
     ///
-    /// Numbers beyond the region's shape are cut off.
+    /// The range is clipped to the region's shape.
     #[must_use]
-    pub fn part(&self, axis: usize, from: u64, count: u64) -> Self {
+    pub fn narrow(&self, axis: usize, from: u64, count: u64) -> Self {
         let mut part = self.clone();
         let from = from.min(self.shape[axis]);
         part.shape[axis] = count.min(self.shape[axis].saturating_sub(from));
@@ -111,7 +111,7 @@ impl Region {
         part
     }
 
-    /// The numbers `k` of the samples along `axis` that lie in `low .. high`, as a half-open range.
+    /// Returns the numbers `k` of the samples along `axis` that lie in `low .. high`, as a half-open range.
     pub fn samples_within(&self, axis: usize, low: u64, high: u64) -> (u64, u64) {
         let (start, step) = (i128::from(self.start[axis]), i128::from(self.step[axis]));
         let first_at_or_after = |bound: u64| {
@@ -123,17 +123,17 @@ impl Region {
         (from, to.max(from))
     }
 
-    /// Index of sample `k` along `axis`; `None` when it lies below zero.
+    /// Returns the index of sample `k` along `axis`; `None` if it is negative.
     pub fn index(&self, axis: usize, k: u64) -> Option<u64> {
         let moved = i128::from(k).saturating_mul(i128::from(self.step[axis]));
         u64::try_from(i128::from(self.start[axis]).saturating_add(moved)).ok()
     }
 }
 
-/// The grid of blocks that a dataset is cut into.
+/// The grid of blocks into which a dataset is divided.
 ///
 /// - `dimensions` and `block_size` have the same length, the rank.
-/// - Every `block_size` is at least 1; every dimension is at most 2^63 - 1.
+/// - Every block size is at least 1; every dimension is at most 2^63 - 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockGrid {
     dimensions: Coords,
@@ -141,7 +141,7 @@ pub struct BlockGrid {
 }
 
 impl BlockGrid {
-    /// A grid, or `None` when the lists differ in length, a block size is 0 or a dimension exceeds 2^63 - 1.
+    /// Creates a grid. Returns `None` if the lists differ in length, a block size is 0 or a dimension exceeds 2^63 - 1.
     pub fn new(dimensions: Coords, block_size: Coords) -> Option<Self> {
         let sound = dimensions.len() == block_size.len()
             && block_size.iter().all(|&b| b > 0)
@@ -164,17 +164,17 @@ impl BlockGrid {
         self.dimensions.iter().zip(&self.block_size).map(|(d, b)| d.div_ceil(*b)).collect()
     }
 
-    /// Whether `position` has the right number of axes and lies in the grid.
+    /// Returns true if `position` has the right number of axes and lies in the grid.
     pub fn contains(&self, position: &[u64]) -> bool {
         position.len() == self.dimensions.len() && position.iter().zip(self.shape()).all(|(p, n)| *p < n)
     }
 
-    /// First element of the block at `position`, which the grid must contain.
+    /// Returns the first element of the block at `position`, which the grid must contain.
     pub fn origin(&self, position: &[u64]) -> Coords {
         position.iter().zip(&self.block_size).map(|(p, b)| p.saturating_mul(*b)).collect()
     }
 
-    /// Size of the block at `position` cut off at the dataset's end, in elements.
+    /// Returns the size in elements of the block at `position`, clipped at the dataset's end.
     pub fn clipped_size(&self, position: &[u64]) -> Coords {
         self.origin(position)
             .iter()
@@ -183,18 +183,19 @@ impl BlockGrid {
             .collect()
     }
 
-    /// Every position once, in an order whose beginning is spread over all of the grid, from its middle on.
+    /// Iterates over every position once, starting in the middle of the grid. The first positions are spread over the
+    /// whole grid.
     ///
-    /// Of a grid of more than 2^64 blocks only the first 2^64 are visited.
-    pub fn spread(&self) -> impl Iterator<Item = GridPosition> + use<> {
+    /// In a grid of more than 2^64 blocks, only the first 2^64 are visited.
+    pub fn spread_positions(&self) -> impl Iterator<Item = GridPosition> + use<> {
         let shape = self.shape();
         let total = shape.iter().fold(1u128, |n, count| n.saturating_mul(u128::from(*count))).min(1 << 64);
-        // Steps of about the golden section never cluster; one coprime to the total visits every block, and the
-        // whole range of every axis.
+        // Steps of about the golden section of the total do not cluster. A step that is coprime to the total visits
+        // every block, and the whole range of every axis.
         let golden = total.saturating_mul(618).checked_div(1000).unwrap_or(0).max(1);
         let step = (golden..=total.max(golden)).find(|step| coprime(*step, total)).unwrap_or(1);
         (0..total).map(move |n| {
-            // Both factors are at most 2^64.
+            // `n` is below 2^64 and `step` is at most 2^64, so the product fits a `u128`.
             let moved = n.saturating_mul(step).checked_rem(total).unwrap_or(0);
             let mut linear = moved.saturating_add(total / 2).checked_rem(total).unwrap_or(0);
             shape
@@ -209,42 +210,42 @@ impl BlockGrid {
         })
     }
 
-    /// The positions of the blocks that hold at least one sample of `region`, first axis fastest.
+    /// Iterates over the positions of the blocks that hold at least one sample of `region`, first axis fastest.
     ///
     /// `region` must have the grid's rank.
-    pub fn covering(&self, region: &Region) -> Covering {
+    pub fn covering(&self, region: &Region) -> CoveringBlocks {
         let axes: SmallVec<[AxisCover; 6]> = (0..region.rank())
             .map(|axis| {
                 let block = self.block_size[axis];
                 let (from, to) = region.samples_within(axis, 0, self.dimensions[axis]);
                 let block_of = |k| region.index(axis, k).unwrap_or(0).checked_div(block).unwrap_or(0);
                 if from == to {
-                    AxisCover { first: 0, count: 0, samples: None }
+                    AxisCover { first: 0, count: 0, sparse: None }
                 } else if region.step[axis] <= block {
                     let (first, last) = (block_of(from), block_of(to.saturating_sub(1)));
-                    AxisCover { first, count: last.saturating_sub(first).saturating_add(1), samples: None }
+                    AxisCover { first, count: last.saturating_sub(first).saturating_add(1), sparse: None }
                 } else {
-                    // Neighbouring samples lie in different blocks, with untouched ones between them.
-                    let samples = Samples { start: region.start[axis], step: region.step[axis], block };
-                    AxisCover { first: from, count: to.saturating_sub(from), samples: Some(samples) }
+                    // Neighbouring samples lie in different blocks, possibly with untouched blocks between them.
+                    let samples = SparseSamples { start: region.start[axis], step: region.step[axis], block };
+                    AxisCover { first: from, count: to.saturating_sub(from), sparse: Some(samples) }
                 }
             })
             .collect();
         let done = axes.iter().any(|a| a.count == 0);
-        Covering { cursor: axes.iter().map(|_| 0).collect(), axes, done }
+        CoveringBlocks { cursor: axes.iter().map(|_| 0).collect(), axes, done }
     }
 }
 
-/// Blocks touched along one axis: consecutive ones, or those that hold sparse samples.
+/// Blocks touched along one axis: consecutive blocks, or those that hold sparse samples.
 #[derive(Debug, Clone)]
 struct AxisCover {
     first: u64,
     count: u64,
-    samples: Option<Samples>,
+    sparse: Option<SparseSamples>,
 }
 
 #[derive(Debug, Clone)]
-struct Samples {
+struct SparseSamples {
     start: i64,
     step: u64,
     block: u64,
@@ -253,7 +254,7 @@ struct Samples {
 impl AxisCover {
     fn nth(&self, n: u64) -> u64 {
         let k = self.first.saturating_add(n);
-        match &self.samples {
+        match &self.sparse {
             None => k,
             Some(s) => {
                 let index = i128::from(k).saturating_mul(i128::from(s.step)).saturating_add(i128::from(s.start));
@@ -265,7 +266,7 @@ impl AxisCover {
 
 impl AxisCover {
     fn touches(&self, index: u64) -> bool {
-        // Indices ascend with `n`: the first that is not below this one is it, or none is.
+        // Indices ascend with `n`: a binary search finds the first that is not below `index`.
         let (mut low, mut high) = (0, self.count);
         while low < high {
             let middle = low.saturating_add(high.saturating_sub(low) / 2);
@@ -279,32 +280,32 @@ impl AxisCover {
     }
 }
 
-/// Iterator over grid positions, made by [`BlockGrid::covering`].
+/// Iterator over the positions of the blocks that a region touches, created by [`BlockGrid::covering`].
 #[derive(Debug, Clone)]
-pub struct Covering {
+pub struct CoveringBlocks {
     axes: SmallVec<[AxisCover; 6]>,
     cursor: Coords,
     done: bool,
 }
 
-impl Covering {
+impl CoveringBlocks {
     /// Number of blocks touched along `axis`.
-    pub fn touched(&self, axis: usize) -> u64 {
+    pub fn count_along(&self, axis: usize) -> u64 {
         self.axes.get(axis).map_or(0, |axis| axis.count)
     }
 
-    /// Returns true if blocks with this index along `axis` are touched.
+    /// Returns true if any block with this index along `axis` is touched.
     pub fn touches(&self, axis: usize, index: u64) -> bool {
         self.axes.get(axis).is_some_and(|axis| axis.touches(index))
     }
 
-    /// Number of positions from the start, whatever has been taken already.
+    /// Total number of positions, including those already taken.
     pub fn total(&self) -> u128 {
         self.axes.iter().fold(1u128, |n, axis| n.saturating_mul(u128::from(axis.count)))
     }
 }
 
-impl Iterator for Covering {
+impl Iterator for CoveringBlocks {
     type Item = GridPosition;
 
     fn next(&mut self) -> Option<GridPosition> {
@@ -332,9 +333,9 @@ fn coprime(mut a: u128, mut b: u128) -> bool {
     a == 1
 }
 
-/// Product of the numbers; `None` beyond 2^64 - 1. The empty product is 1.
+/// Returns the product of the numbers; `None` if it exceeds 2^64 - 1. The empty product is 1.
 pub(super) fn product(numbers: &[u64]) -> Option<u64> {
-    // A zero makes the product zero even where a part of it would overflow.
+    // A zero makes the product zero even if a partial product overflows.
     if numbers.contains(&0) {
         return Some(0);
     }
@@ -359,7 +360,7 @@ mod tests {
             for axis in 0..2 {
                 let touched: BTreeSet<u64> = all.iter().map(|position| position[axis]).collect();
                 let said: BTreeSet<u64> = (0..40).filter(|index| covering.touches(axis, *index)).collect();
-                assert_eq!((said.len() as u64, said), (covering.touched(axis), touched), "{step}");
+                assert_eq!((said.len() as u64, said), (covering.count_along(axis), touched), "{step}");
             }
         }
     }
@@ -368,7 +369,7 @@ mod tests {
     fn a_spread_order_visits_every_block_once_and_every_part_early() {
         for shape in [vec![1u64], vec![16, 16, 16], vec![7, 5], vec![2, 2], vec![1000], vec![3, 1, 9, 2], vec![]] {
             let grid = BlockGrid::new(shape.iter().copied().collect(), shape.iter().map(|_| 1).collect()).unwrap();
-            let all: Vec<GridPosition> = grid.spread().collect();
+            let all: Vec<GridPosition> = grid.spread_positions().collect();
             assert!(all.iter().all(|position| grid.contains(position)));
             let total: u64 = shape.iter().product();
             assert_eq!(all.iter().collect::<BTreeSet<_>>().len() as u64, total, "{shape:?}");
@@ -377,9 +378,9 @@ mod tests {
                 assert!(early.len() as u64 >= (*count).min(10), "{shape:?} {axis} {early:?}");
             }
         }
-        assert_eq!(BlockGrid::new(smallvec![0, 5], smallvec![1, 1]).unwrap().spread().count(), 0);
+        assert_eq!(BlockGrid::new(smallvec![0, 5], smallvec![1, 1]).unwrap().spread_positions().count(), 0);
         let big = i64::MAX.unsigned_abs();
         let grid = BlockGrid::new(smallvec![big, big], smallvec![1, 1]).unwrap();
-        assert!(grid.spread().take(10).all(|position| grid.contains(&position)));
+        assert!(grid.spread_positions().take(10).all(|position| grid.contains(&position)));
     }
 }

@@ -1,7 +1,7 @@
-//! JSON text read in one pass and in constant memory: whether it is well formed, where the members of an object are, and
-//! at most how much memory a tree of a value takes.
+//! JSON text scanned in one pass and in constant memory: validation, the positions of an object's members, and an upper
+//! bound of the memory that the tree of a value takes.
 //!
-//! Source: RFC 8259. Numbers of any size and unpaired surrogates in escapes are well formed.
+//! Source: RFC 8259. Numbers of any size and unpaired surrogates in escapes are accepted.
 
 mod scanner;
 
@@ -9,49 +9,49 @@ use std::borrow::Cow;
 
 use memchr::memchr2;
 
-use self::scanner::Scanner;
+use self::scanner::JsonScanner;
 
-/// Most values in a text: scalars, arrays and objects.
+/// Maximum number of values in a text: scalars, arrays and objects.
 pub const MAX_VALUES: u32 = 2_000_000;
 
-/// Most arrays and objects within each other; the bits of a `u64` tell them apart.
+/// Maximum nesting depth of arrays and objects. The scanner keeps one bit per level in a `u64`.
 pub const MAX_DEPTH: u32 = 64;
 
-/// Longer names are compared as they are written: no name of interest is as long, however it is escaped.
+/// Longer names are compared as written. No name of interest is this long, even with all characters escaped.
 const LONG_NAME_BYTES: usize = 512;
 
-/// Why a text is not read.
+/// Error from scanning a JSON text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JsonError {
-    /// It is not JSON.
+    /// The text is not JSON.
     #[error("expected {expected} at line {line} column {column}")]
     Syntax {
-        /// What must be there.
+        /// The syntax element that is expected there.
         expected: &'static str,
-        /// Line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// Byte in the line, from 1.
+        /// Number of the byte in the line, from 1.
         column: usize,
     },
-    /// More than [`MAX_VALUES`].
+    /// The text has more than [`MAX_VALUES`] values.
     #[error("it has more than {MAX_VALUES} values")]
     TooManyValues,
-    /// More than [`MAX_DEPTH`].
+    /// The text has more than [`MAX_DEPTH`] levels.
     #[error("it has more than {MAX_DEPTH} levels of arrays and objects")]
     TooDeep,
 }
 
-/// A member of an object, as it is written.
+/// A member of an object, as written in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Member<'a> {
+pub struct JsonMember<'a> {
     /// The name with its quotation marks.
     pub key: &'a str,
-    /// The value.
+    /// The text of the value.
     pub value: &'a str,
 }
 
-impl<'a> Member<'a> {
-    /// The name. One that no Rust string holds, or that is very long, as it is written.
+impl<'a> JsonMember<'a> {
+    /// Returns the name with escapes decoded. A name that is very long or not valid Unicode is returned as written.
     pub fn name(&self) -> Cow<'a, str> {
         let written = self.key.get(1..self.key.len().saturating_sub(1)).unwrap_or_default();
         if written.len() > LONG_NAME_BYTES || !written.contains('\\') {
@@ -61,80 +61,80 @@ impl<'a> Member<'a> {
     }
 }
 
-/// The members of an object, in the order of the text, repeated names included.
+/// Reader of the members of an object, in the order of the text, including repeated names.
 #[derive(Debug, Clone)]
-pub struct Members<'a> {
-    scanner: Scanner<'a>,
-    state: State,
+pub struct JsonMembers<'a> {
+    scanner: JsonScanner<'a>,
+    state: JsonMembersState,
     has_braces: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum JsonMembersState {
     First,
     Next,
     Ended,
 }
 
-impl<'a> Members<'a> {
-    /// The members of the object that `text` is.
+impl<'a> JsonMembers<'a> {
+    /// Starts to read the members of the object in `text`.
     ///
     /// # Errors
-    /// [`JsonError`] when the text does not begin with an object.
-    pub fn of(text: &'a str) -> Result<Self, JsonError> {
-        let mut scanner = Scanner::new(text);
+    /// [`JsonError`] if the text does not begin with an object.
+    pub fn parse(text: &'a str) -> Result<Self, JsonError> {
+        let mut scanner = JsonScanner::new(text);
         scanner.skip_whitespace();
         if !scanner.eat(b'{') {
-            return Err(scanner.expected("an object"));
+            return Err(scanner.syntax_error("an object"));
         }
         scanner.count_value()?;
         scanner.depth = 1;
-        Ok(Self { scanner, state: State::First, has_braces: true })
+        Ok(Self { scanner, state: JsonMembersState::First, has_braces: true })
     }
 
-    /// The members of the object that `text` is without its braces.
-    pub(super) fn within(text: &'a str) -> Self {
-        let mut scanner = Scanner::new(text);
+    /// Starts to read the members of an object whose text is given without its braces.
+    pub(super) fn without_braces(text: &'a str) -> Self {
+        let mut scanner = JsonScanner::new(text);
         scanner.depth = 1;
-        Self { scanner, state: State::First, has_braces: false }
+        Self { scanner, state: JsonMembersState::First, has_braces: false }
     }
 
-    /// The next member; `None` after the last, when nothing but white space follows the object.
+    /// Returns the next member. Returns `None` after the last one, if only white space follows the object.
     ///
     /// # Errors
-    /// [`JsonError`]; all further calls return `None`.
-    pub fn next_member(&mut self) -> Result<Option<Member<'a>>, JsonError> {
+    /// [`JsonError`] if the text is malformed or exceeds a limit. All further calls return `None`.
+    pub fn next_member(&mut self) -> Result<Option<JsonMember<'a>>, JsonError> {
         let next = self.read();
         if !matches!(next, Ok(Some(_))) {
-            self.state = State::Ended;
+            self.state = JsonMembersState::Ended;
         }
         next
     }
 
-    fn read(&mut self) -> Result<Option<Member<'a>>, JsonError> {
+    fn read(&mut self) -> Result<Option<JsonMember<'a>>, JsonError> {
         let scanner = &mut self.scanner;
         scanner.skip_whitespace();
         match self.state {
-            State::Ended => return Ok(None),
+            JsonMembersState::Ended => return Ok(None),
             _ if !self.has_braces && scanner.peek().is_none() => return Ok(None),
             _ if self.has_braces && scanner.eat(b'}') => {
-                scanner.end()?;
+                scanner.expect_end()?;
                 return Ok(None);
             }
-            State::First => {}
-            State::Next if scanner.eat(b',') => {}
-            State::Next => return Err(scanner.expected("a comma or the end of the object")),
+            JsonMembersState::First => {}
+            JsonMembersState::Next if scanner.eat(b',') => {}
+            JsonMembersState::Next => return Err(scanner.syntax_error("a comma or the end of the object")),
         }
-        self.state = State::Next;
+        self.state = JsonMembersState::Next;
         let key = scanner.key()?;
         let value = scanner.value()?;
-        Ok(Some(Member { key, value }))
+        Ok(Some(JsonMember { key, value }))
     }
 }
 
-/// The first `count` elements of an array that is known to be well formed.
+/// Returns the first `count` elements of an array, which must be well formed.
 pub(super) fn first_elements(array: &str, count: usize) -> impl Iterator<Item = &str> {
-    let mut scanner = Scanner::new(array);
+    let mut scanner = JsonScanner::new(array);
     scanner.skip_whitespace();
     let mut is_next = scanner.eat(b'[');
     std::iter::from_fn(move || {
@@ -146,25 +146,26 @@ pub(super) fn first_elements(array: &str, count: usize) -> impl Iterator<Item = 
     .take(count)
 }
 
-/// Checks that `text` is one value.
+/// Checks that `text` is a single JSON value.
 ///
 /// # Errors
-/// [`JsonError`].
-pub(super) fn check(text: &str) -> Result<(), JsonError> {
-    let mut scanner = Scanner::new(text);
+/// [`JsonError`] if it is not, or exceeds a limit.
+pub(super) fn validate(text: &str) -> Result<(), JsonError> {
+    let mut scanner = JsonScanner::new(text);
     scanner.value()?;
-    scanner.end()
+    scanner.expect_end()
 }
 
-/// Most bytes that a `serde_json::Value` takes of a value that is known to be well formed, its text included.
+/// Returns an upper bound of the bytes that a `serde_json::Value` takes for `value`, including the bytes of its text.
+/// `value` must be well formed.
 pub(super) fn tree_bytes(value: &str) -> u64 {
-    let mut scanner = Scanner::new(value);
-    // One that is not has no tree.
+    let mut scanner = JsonScanner::new(value);
+    // Text that is not well formed has no tree.
     let _ = scanner.value();
     scanner.tree_bytes.saturating_add(value.len() as u64)
 }
 
-/// Appends a value that is known to be well formed, without the white space between its parts.
+/// Appends `value` to `out` without the white space between tokens. `value` must be well formed.
 pub(super) fn compact(value: &str, out: &mut String) {
     let mut rest = value;
     while let Some(at) = rest.bytes().position(|byte| byte == b'"' || is_whitespace(char::from(byte))) {
@@ -182,7 +183,7 @@ fn is_whitespace(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\r')
 }
 
-/// Length of the string that `text` begins with, quotation marks included.
+/// Returns the length of the string at the beginning of `text`, including its quotation marks.
 fn string_len(text: &str) -> usize {
     let bytes = text.as_bytes();
     let mut at = 1;
@@ -204,7 +205,7 @@ mod tests {
     use super::*;
 
     fn names(text: &str) -> Result<Vec<(String, &str)>, JsonError> {
-        let mut members = Members::of(text)?;
+        let mut members = JsonMembers::parse(text)?;
         let mut names = Vec::new();
         while let Some(member) = members.next_member()? {
             names.push((member.name().into_owned(), member.value));
@@ -265,7 +266,7 @@ mod tests {
         assert!(first("[]", 2).is_empty() && first("{}", 2).is_empty() && first("[ ]", 1).is_empty());
     }
 
-    /// JSON text that serde_json reads, too, with white space and repeated names.
+    /// Generates JSON text with white space and repeated names that serde_json accepts, too.
     fn json() -> impl Strategy<Value = String> {
         let leaf = prop::sample::select(vec![
             "null",
@@ -293,10 +294,10 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_compacted_means_the_same(text in json()) {
-            check(&text).unwrap();
+            validate(&text).unwrap();
             let mut compacted = String::new();
             compact(&text, &mut compacted);
-            check(&compacted).unwrap();
+            validate(&compacted).unwrap();
             let read = |text: &str| serde_json::from_str::<Value>(text).unwrap();
             prop_assert_eq!(read(&compacted), read(&text));
             prop_assert!(!compacted.replace("\" a\\\"\\u00e9\\\\ \"", "").contains(is_whitespace), "{}", compacted);
@@ -305,7 +306,7 @@ mod tests {
         #[test]
         fn the_same_texts_are_json_as_for_serde_json(text in r#"[\[\]{},: "\\a0-9.eE+\-\n]{0,12}|\{"a":[0-9.eE+-]{1,6}\}"#) {
             let theirs = serde_json::from_str::<serde::de::IgnoredAny>(&text);
-            prop_assert_eq!(check(&text).is_ok(), theirs.is_ok(), "{}", text);
+            prop_assert_eq!(validate(&text).is_ok(), theirs.is_ok(), "{}", text);
         }
     }
 }

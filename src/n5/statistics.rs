@@ -1,26 +1,26 @@
-//! What the elements of a dataset are like: extremes, mean, percentiles, a histogram.
+//! Statistics of the elements of a dataset: extremes, mean, percentiles and a histogram.
 //!
-//! Elements are kept as keys that sort as the elements do: types of up to 16 bits are counted by value,
-//! others listed and sorted in the end, so that nothing is rounded, not even beyond 2^53.
+//! Elements are kept as integer keys that sort in the same order. Types of up to 16 bits are counted by value. Keys of
+//! larger types are listed and finally sorted. Nothing is rounded, not even integers above 2^53.
 
-mod key;
+mod sort_key;
 
-pub use key::Number;
+pub use sort_key::ElementValue;
 
 use super::{Coords, DataType};
-use key::{Key, Kind};
+use sort_key::{KeyEncoding, SortKey};
 
-/// Most different values that are told apart.
-const MOST_DISTINCT: u64 = 1 << 16;
+/// Maximum number of distinct values that are reported.
+const MAX_DISTINCT: u64 = 1 << 16;
 
-/// Takes elements and says in the end what they are like.
+/// Collects elements and computes their statistics.
 #[derive(Debug)]
-pub struct Accumulator {
-    kind: Kind,
+pub struct StatisticsAccumulator {
+    key_encoding: KeyEncoding,
     tally: Tally,
-    /// Of the elements given every how many counts, in sorted lists only.
+    /// Sampling interval: every `step`-th element is kept. Always 1 for types that are counted by value.
     step: usize,
-    /// Elements to be passed over before the next one that counts.
+    /// Number of elements to skip before the next one that is kept.
     skip: usize,
     elements: u64,
     nan: u64,
@@ -29,79 +29,81 @@ pub struct Accumulator {
 
 #[derive(Debug)]
 enum Tally {
-    /// How often each key of 16 bits came.
+    /// Number of occurrences of each 16-bit key.
     Counts(Vec<u64>),
-    /// Every key.
+    /// All keys.
     Keys(Vec<u64>),
 }
 
-/// What the elements are like. `None` where there was none, or none that is finite.
+/// Statistics of elements. The optional values are `None` if there is no finite element.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Summary {
-    /// Elements looked at.
+pub struct Statistics {
+    /// Number of elements examined.
     pub elements: u64,
-    /// Of these those that are no number.
+    /// Number of these that are NaN.
     pub nan: u64,
-    /// Of these those that are infinite.
+    /// Number of these that are infinite.
     pub infinite: u64,
-    /// Of these those that are 0.
+    /// Number of elements that are 0.
     pub zeros: u64,
-    /// The least finite element.
-    pub min: Option<Number>,
-    /// The greatest finite element.
-    pub max: Option<Number>,
-    /// Mean of the finite elements; `None` also where their sum exceeds the type's range.
+    /// Smallest finite element.
+    pub min: Option<ElementValue>,
+    /// Largest finite element.
+    pub max: Option<ElementValue>,
+    /// Mean of the finite elements; also `None` if their sum exceeds the range of `f64`.
     pub mean: Option<f64>,
-    /// Per percentage asked for the least element that at least as many percent of the finite elements do not exceed.
-    pub percentiles: Option<Vec<Number>>,
-    /// Finite elements by value: `bins` intervals of equal width from `min` to `max`, which belongs to the last.
+    /// For each requested percentage, the smallest element such that at least that percentage of the finite elements
+    /// are not larger.
+    pub percentiles: Option<Vec<ElementValue>>,
+    /// Number of finite elements per bin: `bins` intervals of equal width from `min` to `max`. The last includes `max`.
     pub histogram: Option<Vec<u64>>,
-    /// Different finite elements, at most 2^16 of them.
+    /// Number of distinct finite elements, at most 2^16.
     pub distinct: u64,
-    /// Whether there may be more.
+    /// True if there are more than 2^16 distinct finite elements.
     pub distinct_capped: bool,
 }
 
-impl Accumulator {
-    /// Bytes that are needed for `elements` elements; `None` for a type that is not decoded.
-    pub fn bytes(data_type: &DataType, elements: u64) -> Option<u64> {
-        Some(if Kind::of(data_type)?.is_counted() { 8 << 16 } else { elements.saturating_mul(8) })
+impl StatisticsAccumulator {
+    /// Returns the memory in bytes that `elements` elements need; `None` for a type that is not decoded.
+    pub fn memory_bytes(data_type: &DataType, elements: u64) -> Option<u64> {
+        Some(if KeyEncoding::for_type(data_type)?.counts_by_value() { 8 << 16 } else { elements.saturating_mul(8) })
     }
 
-    /// Whether elements of this type are counted by value, so that any number of them takes the same memory.
-    pub fn is_counted(data_type: &DataType) -> bool {
-        Kind::of(data_type).is_some_and(Kind::is_counted)
+    /// Returns true if elements of this type are counted by value, so that memory does not depend on their number.
+    pub fn counts_by_value(data_type: &DataType) -> bool {
+        KeyEncoding::for_type(data_type).is_some_and(KeyEncoding::counts_by_value)
     }
 
-    /// For about `elements` elements, of which no more than `limit` are kept where they are not counted:
-    /// every so many-th. `None` for a type that is not decoded.
+    /// Creates an accumulator for about `elements` elements. Types that are not counted by value keep at most `limit`
+    /// of them, evenly spaced. Returns `None` for a type that is not decoded.
     pub fn new(data_type: &DataType, elements: u64, limit: usize) -> Option<Self> {
-        let kind = Kind::of(data_type)?;
+        let kind = KeyEncoding::for_type(data_type)?;
         let elements = usize::try_from(elements).unwrap_or(usize::MAX);
-        let (tally, step) = if kind.is_counted() {
+        let (tally, step) = if kind.counts_by_value() {
             (Tally::Counts(vec![0; 1 << 16]), 1)
         } else {
             (Tally::Keys(Vec::with_capacity(elements.min(limit))), elements.div_ceil(limit.max(1)).max(1))
         };
-        Some(Self { kind, tally, step, skip: 0, elements: 0, nan: 0, infinite: 0 })
+        Some(Self { key_encoding: kind, tally, step, skip: 0, elements: 0, nan: 0, infinite: 0 })
     }
 
-    /// Whether every element given is looked at.
-    pub fn takes_all(&self) -> bool {
+    /// Returns true if every element is examined.
+    pub fn is_exhaustive(&self) -> bool {
         self.step == 1
     }
 
-    /// Adds the elements of a block that lie within `clip`, both N5 axis order. `data` are the block's
-    /// elements, little-endian, first axis fastest. Answers how many elements that are, looked at or not.
+    /// Adds the elements of a block that lie within `clip`. `size` and `clip` are in N5 axis order. `data` holds the
+    /// block's elements, little-endian, first axis fastest. Returns the number of elements within `clip`, including
+    /// those that sampling skips.
     pub fn push_block(&mut self, data: &[u8], size: &Coords, clip: &Coords) -> u64 {
-        let width = self.kind.width();
+        let width = self.key_encoding.width();
         let inside: Vec<usize> =
             size.iter().zip(clip).map(|(size, clip)| usize::try_from(*size.min(clip)).unwrap_or(usize::MAX)).collect();
         if inside.contains(&0) {
             return 0;
         }
         let sizes: Vec<usize> = size.iter().map(|size| usize::try_from(*size).unwrap_or(usize::MAX)).collect();
-        // Leading axes that are whole make longer runs.
+        // Leading axes that are not clipped form longer contiguous runs.
         let whole = inside.iter().zip(&sizes).take_while(|(inside, size)| inside == size).count();
         let run_axes = (whole + 1).min(sizes.len());
         let product = |list: &[usize]| list.iter().copied().fold(1_usize, usize::saturating_mul);
@@ -136,7 +138,7 @@ impl Accumulator {
 
     /// Adds little-endian elements.
     fn push(&mut self, data: &[u8]) {
-        let kind = self.kind;
+        let kind = self.key_encoding;
         match &mut self.tally {
             Tally::Counts(counts) => {
                 let mut count = |key: u16| {
@@ -145,11 +147,11 @@ impl Accumulator {
                     }
                 };
                 match kind {
-                    Kind::Unsigned(1) => data.iter().for_each(|byte| count(u16::from(*byte))),
-                    Kind::Signed(1) => data.iter().for_each(|byte| count(u16::from(*byte ^ 0x80))),
-                    Kind::Unsigned(_) => halves(data).for_each(count),
-                    Kind::Signed(_) | Kind::Float32 | Kind::Float64 => {
-                        halves(data).for_each(|key| count(key ^ 0x8000));
+                    KeyEncoding::Unsigned(1) => data.iter().for_each(|byte| count(u16::from(*byte))),
+                    KeyEncoding::Signed(1) => data.iter().for_each(|byte| count(u16::from(*byte ^ 0x80))),
+                    KeyEncoding::Unsigned(_) => u16_elements(data).for_each(count),
+                    KeyEncoding::Signed(_) | KeyEncoding::Float32 | KeyEncoding::Float64 => {
+                        u16_elements(data).for_each(|key| count(key ^ 0x8000));
                     }
                 }
                 self.elements += (data.len() / kind.width()) as u64;
@@ -166,20 +168,20 @@ impl Accumulator {
                 self.skip = self.skip + counted * step - elements;
                 self.elements += counted as u64;
                 for item in items {
-                    match kind.key(item) {
-                        Key::Finite(key) => keys.push(key),
-                        Key::Nan => self.nan += 1,
-                        Key::Infinite => self.infinite += 1,
+                    match kind.encode(item) {
+                        SortKey::Finite(key) => keys.push(key),
+                        SortKey::Nan => self.nan += 1,
+                        SortKey::Infinite => self.infinite += 1,
                     }
                 }
             }
         }
     }
 
-    /// What the elements are like; `percentages` lie between 0 and 100.
-    pub fn finish(self, bins: usize, percentages: &[f64]) -> Summary {
-        let Self { kind, tally, elements, nan, infinite, .. } = self;
-        let mut summary = Summary {
+    /// Computes the statistics. `percentages` lie between 0 and 100.
+    pub fn finish(self, bins: usize, percentages: &[f64]) -> Statistics {
+        let Self { key_encoding: kind, tally, elements, nan, infinite, .. } = self;
+        let mut summary = Statistics {
             elements,
             nan,
             infinite,
@@ -211,37 +213,37 @@ impl Accumulator {
     }
 }
 
-impl Summary {
-    /// That of `elements` zeros, which is what holes read as.
+impl Statistics {
+    /// Returns the statistics of `elements` zeros, the value of holes. They do not count as examined.
     pub fn of_zeros(data_type: &DataType, elements: u64, bins: usize, percentages: &[f64]) -> Option<Self> {
-        let mut one = Accumulator::new(data_type, 1, 1)?;
-        one.push(&vec![0; one.kind.width()]);
+        let mut one = StatisticsAccumulator::new(data_type, 1, 1)?;
+        one.push(&vec![0; one.key_encoding.width()]);
         let mut summary = one.finish(bins, percentages);
         (summary.elements, summary.zeros) = (0, elements);
         summary.histogram = summary.histogram.map(|bins| bins.iter().map(|count| count * elements).collect());
         Some(summary)
     }
 
-    /// Goes once through keys in ascending order, each with how often it came.
+    /// Fills in the statistics in one pass over `runs`: keys in ascending order, each with its number of occurrences.
     fn fill(
         &mut self,
-        kind: Kind,
+        kind: KeyEncoding,
         ends: Option<(u64, u64)>,
         runs: impl Iterator<Item = (u64, u64)>,
         bins: usize,
         percentages: &[f64],
     ) {
         let Some((low, high)) = ends else { return };
-        let (min, max) = (kind.number(low), kind.number(high));
+        let (min, max) = (kind.decode(low), kind.decode(high));
         let total = self.elements - self.nan - self.infinite;
-        let mut ranks: Vec<(u64, usize)> = percentages.iter().map(|p| rank(*p, total)).zip(0..).collect();
+        let mut ranks: Vec<(u64, usize)> = percentages.iter().map(|p| percentile_rank(*p, total)).zip(0..).collect();
         ranks.sort_unstable();
         let mut ranks = ranks.into_iter().peekable();
         let mut percentiles = vec![min; percentages.len()];
         let mut histogram = vec![0_u64; bins];
-        let (mut seen, mut sum) = (0_u64, Sum::new(kind));
+        let (mut seen, mut sum) = (0_u64, ElementSum::new(kind));
         for (key, count) in runs {
-            let number = kind.number(key);
+            let number = kind.decode(key);
             self.distinct += 1;
             if number.as_f64() == 0.0 {
                 self.zeros += count;
@@ -253,45 +255,50 @@ impl Summary {
                     *percentile = number;
                 }
             }
-            if let Some(bin) = histogram.get_mut(bin(number, min, max, bins)) {
+            if let Some(bin) = histogram.get_mut(histogram_bin(number, min, max, bins)) {
                 *bin += count;
             }
         }
-        self.distinct_capped = self.distinct > MOST_DISTINCT;
-        self.distinct = self.distinct.min(MOST_DISTINCT);
+        self.distinct_capped = self.distinct > MAX_DISTINCT;
+        self.distinct = self.distinct.min(MAX_DISTINCT);
         (self.min, self.max, self.mean) = (Some(min), Some(max), sum.mean(total));
         (self.percentiles, self.histogram) = (Some(percentiles), Some(histogram));
     }
 }
 
-/// The number, from 1 on, of the element that is the percentile: NumPy's method `inverted_cdf`.
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2^53")]
-fn rank(percentage: f64, total: u64) -> u64 {
+/// Returns the rank of the element at a percentile, counted from 1, as in NumPy's method `inverted_cdf`.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counts are below 2^53"
+)]
+fn percentile_rank(percentage: f64, total: u64) -> u64 {
     (((percentage / 100.0) * total as f64).ceil() as u64).clamp(1, total.max(1))
 }
 
-/// The interval that a number falls in.
-fn bin(number: Number, min: Number, max: Number, bins: usize) -> usize {
+/// Returns the index of the bin that a number falls in.
+fn histogram_bin(number: ElementValue, min: ElementValue, max: ElementValue, bins: usize) -> usize {
     let last = bins.saturating_sub(1);
     let part = |above: u128, range: u128| {
         let product = above.saturating_mul(bins as u128);
         product.checked_div(range).map_or(0, |bin| usize::try_from(bin).unwrap_or(last))
     };
     let bin = match (number, min, max) {
-        (Number::Unsigned(n), Number::Unsigned(min), Number::Unsigned(max)) => {
+        (ElementValue::Unsigned(n), ElementValue::Unsigned(min), ElementValue::Unsigned(max)) => {
             part(u128::from(n.saturating_sub(min)), u128::from(max.saturating_sub(min)))
         }
-        (Number::Signed(n), Number::Signed(min), Number::Signed(max)) => {
+        (ElementValue::Signed(n), ElementValue::Signed(min), ElementValue::Signed(max)) => {
             part(u128::from(n.abs_diff(min)), u128::from(max.abs_diff(min)))
         }
         (number, min, max) => {
-            // Halves: the range of float64 is wider than float64.
+            // Halved, because `max - min` of `f64` values may exceed the range of `f64`.
             let (number, min, max) = (number.as_f64() / 2.0, min.as_f64() / 2.0, max.as_f64() / 2.0);
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
                 clippy::cast_precision_loss,
-                reason = "a part of bins; NaN, of 0 by 0, becomes 0"
+                reason = "the result is clamped to the last bin; NaN from 0 / 0 becomes 0"
             )]
             let bin = ((number - min) / (max - min) * bins as f64) as usize;
             bin
@@ -300,28 +307,28 @@ fn bin(number: Number, min: Number, max: Number, bins: usize) -> usize {
     bin.min(last)
 }
 
-/// A sum: of integers exact, else compensated.
-enum Sum {
-    Whole(i128),
-    Float { sum: f64, lost: f64 },
+/// A sum: exact for integers, compensated for floating-point numbers.
+enum ElementSum {
+    Integer(i128),
+    Float { sum: f64, compensation: f64 },
 }
 
-impl Sum {
-    fn new(kind: Kind) -> Self {
+impl ElementSum {
+    fn new(kind: KeyEncoding) -> Self {
         match kind {
-            Kind::Unsigned(_) | Kind::Signed(_) => Self::Whole(0),
-            Kind::Float32 | Kind::Float64 => Self::Float { sum: 0.0, lost: 0.0 },
+            KeyEncoding::Unsigned(_) | KeyEncoding::Signed(_) => Self::Integer(0),
+            KeyEncoding::Float32 | KeyEncoding::Float64 => Self::Float { sum: 0.0, compensation: 0.0 },
         }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "counts are below 2^53")]
-    fn add(&mut self, number: Number, count: u64) {
+    fn add(&mut self, number: ElementValue, count: u64) {
         match (self, number) {
-            (Self::Whole(sum), Number::Unsigned(n)) => *sum += i128::from(n) * i128::from(count),
-            (Self::Whole(sum), Number::Signed(n)) => *sum += i128::from(n) * i128::from(count),
-            (Self::Whole(_), Number::Float(_)) => {}
-            (Self::Float { sum, lost }, number) => {
-                // After Neumaier.
+            (Self::Integer(sum), ElementValue::Unsigned(n)) => *sum += i128::from(n) * i128::from(count),
+            (Self::Integer(sum), ElementValue::Signed(n)) => *sum += i128::from(n) * i128::from(count),
+            (Self::Integer(_), ElementValue::Float(_)) => {}
+            (Self::Float { sum, compensation: lost }, number) => {
+                // Neumaier's compensated summation.
                 let term = number.as_f64() * count as f64;
                 let next = *sum + term;
                 *lost += if sum.abs() >= term.abs() { (*sum - next) + term } else { (term - next) + *sum };
@@ -330,17 +337,17 @@ impl Sum {
         }
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a mean is rounded")]
+    #[expect(clippy::cast_precision_loss, reason = "the mean is rounded")]
     fn mean(self, total: u64) -> Option<f64> {
         let mean = match self {
-            Self::Whole(sum) => sum as f64 / total as f64,
-            Self::Float { sum, lost } => (sum + lost) / total as f64,
+            Self::Integer(sum) => sum as f64 / total as f64,
+            Self::Float { sum, compensation: lost } => (sum + lost) / total as f64,
         };
         mean.is_finite().then_some(mean)
     }
 }
 
-fn halves(data: &[u8]) -> impl Iterator<Item = u16> {
+fn u16_elements(data: &[u8]) -> impl Iterator<Item = u16> {
     data.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair))
 }
 

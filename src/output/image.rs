@@ -1,56 +1,59 @@
-//! What the image formats share: which shapes are planes, and how a window makes elements grey.
+//! Common parts of the image formats: the shapes that are planes, and the mapping of elements to grey values by a
+//! window.
 
-use super::Options;
+use super::EncodeOptions;
 use crate::n5::DataType;
 
-/// Width and height in pixels of what is shown as one image: of the axes longer than 1 the first goes to the
-/// right and the second down. `max_side` is the most pixels that the format has along a side.
+/// Returns the width and height in pixels of an array shown as one image. The first axis longer than 1 runs to the
+/// right, the second one down. `max_side` is the format's maximum number of pixels per side.
 ///
 /// # Errors
-/// Why the shape is no such image, and what to do, as text for the client.
-pub(super) fn plane(format: &str, shape: &[u64], max_side: u64) -> Result<(u32, u32), String> {
-    match sides(format, shape, max_side)?.as_slice() {
+/// The reason why the shape is not such an image, and the remedy, as text for the client.
+pub(super) fn plane_size(format: &str, shape: &[u64], max_side: u64) -> Result<(u32, u32), String> {
+    match long_axes(format, shape, max_side)?.as_slice() {
         [] => Ok((1, 1)),
         [width] => Ok((*width, 1)),
         [width, height] => Ok((*width, *height)),
         _ => Err(format!(
-            "{format} shows a plane, at most two axes longer than 1, the shape is {shape:?}; \
-             make the others 1 with start and size"
+            "{format} needs a plane with at most two axes longer than 1, but the shape is {shape:?}; \
+             reduce the other axes to 1 with start and size"
         )),
     }
 }
 
-/// Sizes of the axes longer than 1, in N5 axis order.
+/// Returns the sizes of the axes longer than 1, in N5 axis order.
 ///
 /// # Errors
-/// As [`plane`], except that any number of axes will do.
-pub(super) fn sides(format: &str, shape: &[u64], max_side: u64) -> Result<Vec<u32>, String> {
+/// As for [`plane_size`], except that any number of axes is allowed.
+pub(super) fn long_axes(format: &str, shape: &[u64], max_side: u64) -> Result<Vec<u32>, String> {
     if shape.contains(&0) {
-        return Err(format!("the region {shape:?} is empty, {format} needs at least one element"));
+        return Err(format!("the region {shape:?} is empty, but {format} needs at least one element"));
     }
     let long = shape.iter().copied().filter(|size| *size > 1);
     let sides: Option<Vec<u32>> = long.map(|size| u32::try_from(size).ok().filter(|_| size <= max_side)).collect();
     sides.ok_or_else(|| {
-        format!("{format} has at most {max_side} pixels a side, the shape is {shape:?}; ask for a part of it")
+        format!(
+            "{format} allows at most {max_side} pixels per side, but the shape is {shape:?}; request a smaller region"
+        )
     })
 }
 
-/// Whether elements can be shown as grey values: by a window, or as they are where they are of a type in `as_is`.
+/// Checks that elements can be shown as grey values: through a window, or unchanged if their type is in `as_is`.
 ///
 /// # Errors
-/// Why not, and what to do, as text for the client.
-pub(super) fn window_shows(
+/// The reason and the remedy, as text for the client.
+pub(super) fn check_window(
     format: &str,
     as_is: &[DataType],
     data_type: &DataType,
-    options: &Options,
+    options: &EncodeOptions,
 ) -> Result<(), String> {
     match options.window {
         None if as_is.contains(data_type) => Ok(()),
         None => {
             let names: Vec<&str> = as_is.iter().map(DataType::name).collect();
             Err(format!(
-                "{format} shows {} as they are; for {data_type} give window=lo,hi, the values of black and white",
+                "{format} shows only {} unchanged; for {data_type} give window=lo,hi, the values of black and white",
                 names.join(" and ")
             ))
         }
@@ -62,28 +65,28 @@ pub(super) fn window_shows(
 }
 
 /// Appends the grey values of a row of elements.
-#[expect(clippy::cast_precision_loss, reason = "a 256th of the window is far above the 53 bits kept")]
-pub(super) fn windowed(row: &mut Vec<u8>, elements: &[u8], data_type: &DataType, window: (f64, f64)) {
+#[expect(clippy::cast_precision_loss, reason = "53 bits are far more precise than a 256th of the window")]
+pub(super) fn append_windowed(row: &mut Vec<u8>, elements: &[u8], data_type: &DataType, window: (f64, f64)) {
     match data_type {
-        DataType::UInt8 => greys(row, elements, window, |e: [u8; 1]| u8::from_le_bytes(e).into()),
-        DataType::UInt16 => greys(row, elements, window, |e: [u8; 2]| u16::from_le_bytes(e).into()),
-        DataType::UInt32 => greys(row, elements, window, |e: [u8; 4]| u32::from_le_bytes(e).into()),
-        DataType::UInt64 => greys(row, elements, window, |e: [u8; 8]| u64::from_le_bytes(e) as f64),
-        DataType::Int8 => greys(row, elements, window, |e: [u8; 1]| i8::from_le_bytes(e).into()),
-        DataType::Int16 => greys(row, elements, window, |e: [u8; 2]| i16::from_le_bytes(e).into()),
-        DataType::Int32 => greys(row, elements, window, |e: [u8; 4]| i32::from_le_bytes(e).into()),
-        DataType::Int64 => greys(row, elements, window, |e: [u8; 8]| i64::from_le_bytes(e) as f64),
-        DataType::Float32 => greys(row, elements, window, |e: [u8; 4]| f32::from_le_bytes(e).into()),
-        DataType::Float64 => greys(row, elements, window, f64::from_le_bytes),
+        DataType::UInt8 => append_grey(row, elements, window, |e: [u8; 1]| u8::from_le_bytes(e).into()),
+        DataType::UInt16 => append_grey(row, elements, window, |e: [u8; 2]| u16::from_le_bytes(e).into()),
+        DataType::UInt32 => append_grey(row, elements, window, |e: [u8; 4]| u32::from_le_bytes(e).into()),
+        DataType::UInt64 => append_grey(row, elements, window, |e: [u8; 8]| u64::from_le_bytes(e) as f64),
+        DataType::Int8 => append_grey(row, elements, window, |e: [u8; 1]| i8::from_le_bytes(e).into()),
+        DataType::Int16 => append_grey(row, elements, window, |e: [u8; 2]| i16::from_le_bytes(e).into()),
+        DataType::Int32 => append_grey(row, elements, window, |e: [u8; 4]| i32::from_le_bytes(e).into()),
+        DataType::Int64 => append_grey(row, elements, window, |e: [u8; 8]| i64::from_le_bytes(e) as f64),
+        DataType::Float32 => append_grey(row, elements, window, |e: [u8; 4]| f32::from_le_bytes(e).into()),
+        DataType::Float64 => append_grey(row, elements, window, f64::from_le_bytes),
         DataType::Other(_) => {}
     }
 }
 
-fn greys<const N: usize>(row: &mut Vec<u8>, elements: &[u8], window: (f64, f64), read: impl Fn([u8; N]) -> f64) {
+fn append_grey<const N: usize>(row: &mut Vec<u8>, elements: &[u8], window: (f64, f64), read: impl Fn([u8; N]) -> f64) {
     row.extend(elements.as_chunks::<N>().0.iter().map(|e| grey(read(*e), window)));
 }
 
-/// 0 at `lo` and below, 255 at `hi` and above, linear between; `lo > hi` runs the other way.
+/// Maps `value` to 0 at `lo` and below, to 255 at `hi` and above, and linearly between. `lo > hi` inverts the image.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=255, NaN becomes 0")]
 fn grey(value: f64, (lo, hi): (f64, f64)) -> u8 {
     let mut share = (value - lo) / (hi - lo);

@@ -1,22 +1,22 @@
-//! `json`: nested lists with what is needed to read them.
+//! `json`: nested lists, with the metadata needed to interpret them.
 
 use bytes::Bytes;
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::{EncodeError, Format, Options, accepts_common, buffer, check, elements};
+use super::{EncodeError, EncodeOptions, Format, accepts_common, buffer, check_array, element_count};
 use crate::n5::{Array, DataType};
 
-/// `{"data_type", "shape", "order", "start", "step", "data"}`.
+/// An object with the members `data_type`, `shape`, `order`, `start`, `step` and `data`.
 ///
-/// `data` is nested in the order of `shape`: `data[x][y][z]` with order F, `data[z][y][x]` with C; of rank 0
-/// it is the bare number. Integers are exact, floats the shortest text that reads back as the same value,
-/// `"NaN"`, `"Infinity"` and `"-Infinity"` strings. `start` and `step` have every axis of the dataset, in N5
-/// order, dropped ones too.
+/// `data` is nested in the order of `shape`: `data[x][y][z]` with order F, `data[z][y][x]` with order C. For rank 0 it
+/// is a bare number. Integers are exact. Floats have the shortest text that reads back as the same value; `"NaN"`,
+/// `"Infinity"` and `"-Infinity"` are strings. `start` and `step` contain every axis of the dataset in N5 axis order,
+/// including dropped axes.
 #[derive(Debug)]
-pub(super) struct Json;
+pub(super) struct JsonFormat;
 
-impl Format for Json {
+impl Format for JsonFormat {
     fn name(&self) -> &'static str {
         "json"
     }
@@ -25,38 +25,39 @@ impl Format for Json {
         "application/json"
     }
 
-    fn accepts(&self, _: &[u64], data_type: &DataType, options: &Options) -> Result<(), String> {
+    fn accepts(&self, _: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
         accepts_common(self, data_type, options)
     }
 
-    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &Options) -> u64 {
+    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         let labelled = options.order.label(shape);
-        // Two brackets and a comma for each list: one list in all, one for each index of the first axis, ...
+        // Two brackets and a comma per list: one list for the whole array, one for each index of the first axis, and so
+        // on.
         let mut lists = 0u64;
         for depth in 0..labelled.len() {
-            lists = lists.saturating_add(elements(labelled.get(..depth).unwrap_or_default()));
+            lists = lists.saturating_add(element_count(labelled.get(..depth).unwrap_or_default()));
         }
         let numbers =
             (shape.len() as u64).saturating_add(options.start.len().saturating_add(options.step.len()) as u64);
-        let text = elements(shape).saturating_mul(longest_text(data_type).saturating_add(1));
+        let text = element_count(shape).saturating_mul(max_text_bytes(data_type).saturating_add(1));
         text.saturating_add(lists.saturating_mul(3)).saturating_add(numbers.saturating_mul(21)).saturating_add(128)
     }
 
-    fn header(&self, _: &[u64], _: &DataType, _: &Options) -> Option<Bytes> {
+    fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
         None
     }
 
-    fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError> {
-        check(self, array, options)?;
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        check_array(self, array, options)?;
         let mut out = buffer(self.extra_bytes(&array.shape, &array.data_type, options))?;
-        document(&mut out, array, options)
+        write_document(&mut out, array, options)
             .map_err(|error| EncodeError::Encoder { format: self.name(), reason: error.to_string() })?;
         Ok(vec![out.into()])
     }
 }
 
-/// Bytes of the longest number of a type, quotes of non-finite ones included.
-fn longest_text(data_type: &DataType) -> u64 {
+/// Maximum text length of an element in bytes, including the quotes of non-finite values.
+fn max_text_bytes(data_type: &DataType) -> u64 {
     match data_type {
         DataType::UInt8 => 3,
         DataType::Int8 => 4,
@@ -70,8 +71,8 @@ fn longest_text(data_type: &DataType) -> u64 {
     }
 }
 
-/// Everything is appended to one buffer: a tree of values would take 30 times the memory of the text.
-fn document(out: &mut Vec<u8>, array: &Array, options: &Options) -> serde_json::Result<()> {
+/// Writes the document to one buffer. A tree of values would take 30 times the memory of the text.
+fn write_document(out: &mut Vec<u8>, array: &Array, options: &EncodeOptions) -> serde_json::Result<()> {
     out.extend_from_slice(b"{\"data_type\":");
     append(out, array.data_type.name())?;
     out.extend_from_slice(b",\"shape\":");
@@ -84,52 +85,52 @@ fn document(out: &mut Vec<u8>, array: &Array, options: &Options) -> serde_json::
     append(out, &options.step)?;
     out.extend_from_slice(b",\"data\":");
     let Some(width) = array.data_type.size_bytes() else { return Ok(()) };
-    let mut axes: SmallVec<[Axis; 6]> = SmallVec::new();
+    let mut axes: SmallVec<[StridedAxis; 6]> = SmallVec::new();
     let mut stride = width;
     for size in &array.shape {
         let count = usize::try_from(*size).unwrap_or(usize::MAX);
-        axes.push(Axis { count, stride });
+        axes.push(StridedAxis { count, stride });
         stride = stride.saturating_mul(count);
     }
-    if options.order == super::Order::C {
+    if options.order == super::AxisOrder::C {
         axes.reverse();
     }
-    let number: Number = match array.data_type {
-        DataType::UInt8 => |out, bytes| element(out, bytes, u8::from_le_bytes),
-        DataType::UInt16 => |out, bytes| element(out, bytes, u16::from_le_bytes),
-        DataType::UInt32 => |out, bytes| element(out, bytes, u32::from_le_bytes),
-        DataType::UInt64 => |out, bytes| element(out, bytes, u64::from_le_bytes),
-        DataType::Int8 => |out, bytes| element(out, bytes, i8::from_le_bytes),
-        DataType::Int16 => |out, bytes| element(out, bytes, i16::from_le_bytes),
-        DataType::Int32 => |out, bytes| element(out, bytes, i32::from_le_bytes),
-        DataType::Int64 => |out, bytes| element(out, bytes, i64::from_le_bytes),
+    let number: AppendElement = match array.data_type {
+        DataType::UInt8 => |out, bytes| append_element(out, bytes, u8::from_le_bytes),
+        DataType::UInt16 => |out, bytes| append_element(out, bytes, u16::from_le_bytes),
+        DataType::UInt32 => |out, bytes| append_element(out, bytes, u32::from_le_bytes),
+        DataType::UInt64 => |out, bytes| append_element(out, bytes, u64::from_le_bytes),
+        DataType::Int8 => |out, bytes| append_element(out, bytes, i8::from_le_bytes),
+        DataType::Int16 => |out, bytes| append_element(out, bytes, i16::from_le_bytes),
+        DataType::Int32 => |out, bytes| append_element(out, bytes, i32::from_le_bytes),
+        DataType::Int64 => |out, bytes| append_element(out, bytes, i64::from_le_bytes),
         DataType::Float32 => float32,
         DataType::Float64 | DataType::Other(_) => float64,
     };
-    nested(out, &array.data, &axes, number)?;
+    write_nested(out, &array.data, &axes, number)?;
     out.push(b'}');
     Ok(())
 }
 
-/// An axis of the nested lists: its size, and the distance of neighbours in bytes.
+/// An axis of the nested lists: its size, and the distance between neighbours in bytes.
 #[derive(Debug, Clone, Copy)]
-struct Axis {
+struct StridedAxis {
     count: usize,
     stride: usize,
 }
 
-/// Appends the number that a slice of the array begins with.
-type Number = fn(&mut Vec<u8>, &[u8]) -> serde_json::Result<()>;
+/// Function that appends the element at the start of a byte slice.
+type AppendElement = fn(&mut Vec<u8>, &[u8]) -> serde_json::Result<()>;
 
-/// The lists of `axes`, outermost first; as deep as the array has axes.
-fn nested(out: &mut Vec<u8>, data: &[u8], axes: &[Axis], number: Number) -> serde_json::Result<()> {
+/// Appends the lists of `axes`, outermost first. The recursion is as deep as the array has axes.
+fn write_nested(out: &mut Vec<u8>, data: &[u8], axes: &[StridedAxis], number: AppendElement) -> serde_json::Result<()> {
     let Some((outer, inner)) = axes.split_first() else { return number(out, data) };
     out.push(b'[');
     for n in 0..outer.count {
         if n > 0 {
             out.push(b',');
         }
-        nested(out, data.get(n.saturating_mul(outer.stride)..).unwrap_or_default(), inner, number)?;
+        write_nested(out, data.get(n.saturating_mul(outer.stride)..).unwrap_or_default(), inner, number)?;
     }
     out.push(b']');
     Ok(())
@@ -139,7 +140,7 @@ fn append<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) -> serde_json::Re
     serde_json::to_writer(out, value)
 }
 
-fn element<const N: usize, T: Serialize>(
+fn append_element<const N: usize, T: Serialize>(
     out: &mut Vec<u8>,
     data: &[u8],
     read: fn([u8; N]) -> T,
@@ -150,7 +151,7 @@ fn element<const N: usize, T: Serialize>(
 fn float32(out: &mut Vec<u8>, data: &[u8]) -> serde_json::Result<()> {
     match data.first_chunk().map(|bytes| f32::from_le_bytes(*bytes)) {
         Some(value) if !value.is_finite() => append(out, non_finite(value.into())),
-        // As f32: the text of the widened value would be longer than what tells neighbours apart.
+        // Not widened to f64, whose text would be longer than is needed to distinguish neighbouring f32 values.
         value => append(out, &value),
     }
 }
@@ -178,21 +179,21 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::output::Order;
+    use crate::output::AxisOrder;
 
-    fn text(shape: &[u64], data_type: DataType, data: Vec<u8>, order: Order) -> String {
+    fn text(shape: &[u64], data_type: DataType, data: Vec<u8>, order: AxisOrder) -> String {
         let array = Array { shape: shape.into(), data_type, data: data.into() };
-        let options = Options { order, start: vec![-1, 2], step: vec![1, 3], ..Options::default() };
-        String::from_utf8(Json.encode(&array, &options).unwrap().concat()).unwrap()
+        let options = EncodeOptions { order, start: vec![-1, 2], step: vec![1, 3], ..EncodeOptions::default() };
+        String::from_utf8(JsonFormat.encode(&array, &options).unwrap().concat()).unwrap()
     }
 
-    fn data(shape: &[u64], data_type: DataType, data: Vec<u8>, order: Order) -> Value {
+    fn data(shape: &[u64], data_type: DataType, data: Vec<u8>, order: AxisOrder) -> Value {
         serde_json::from_str::<Value>(&text(shape, data_type, data, order)).unwrap()["data"].take()
     }
 
     #[test]
     fn the_members_are_those_of_the_contract() {
-        let document: Value = serde_json::from_str(&text(&[2, 1], DataType::UInt8, vec![7, 8], Order::C)).unwrap();
+        let document: Value = serde_json::from_str(&text(&[2, 1], DataType::UInt8, vec![7, 8], AxisOrder::C)).unwrap();
         let expected = json!({"data_type": "uint8", "shape": [1, 2], "order": "C", "start": [-1, 2], "step": [1, 3], "data": [[7, 8]]});
         assert_eq!(document, expected);
     }
@@ -201,42 +202,42 @@ mod tests {
     fn lists_are_nested_in_the_order_of_the_shape() {
         // Value = x + 10 y, x fastest.
         let values = vec![0, 1, 2, 10, 11, 12];
-        assert_eq!(data(&[3, 2], DataType::UInt8, values.clone(), Order::F), json!([[0, 10], [1, 11], [2, 12]]));
-        assert_eq!(data(&[3, 2], DataType::UInt8, values, Order::C), json!([[0, 1, 2], [10, 11, 12]]));
+        assert_eq!(data(&[3, 2], DataType::UInt8, values.clone(), AxisOrder::F), json!([[0, 10], [1, 11], [2, 12]]));
+        assert_eq!(data(&[3, 2], DataType::UInt8, values, AxisOrder::C), json!([[0, 1, 2], [10, 11, 12]]));
     }
 
     #[test]
     fn rank_0_is_a_bare_number() {
-        assert_eq!(data(&[], DataType::Int16, vec![0xfe, 0xff], Order::F), json!(-2));
+        assert_eq!(data(&[], DataType::Int16, vec![0xfe, 0xff], AxisOrder::F), json!(-2));
     }
 
     #[test]
     fn empty_axes_nest_like_the_shape() {
-        assert_eq!(data(&[2, 0], DataType::UInt8, vec![], Order::F), json!([[], []]));
-        assert_eq!(data(&[2, 0], DataType::UInt8, vec![], Order::C), json!([]));
-        assert_eq!(data(&[0], DataType::UInt8, vec![], Order::F), json!([]));
+        assert_eq!(data(&[2, 0], DataType::UInt8, vec![], AxisOrder::F), json!([[], []]));
+        assert_eq!(data(&[2, 0], DataType::UInt8, vec![], AxisOrder::C), json!([]));
+        assert_eq!(data(&[0], DataType::UInt8, vec![], AxisOrder::F), json!([]));
     }
 
     #[test]
     fn empty_lists_without_elements_count_in_the_bound() {
-        let bound = Json.extra_bytes(&[1 << 40, 0], &DataType::UInt8, &Options::default());
+        let bound = JsonFormat.extra_bytes(&[1 << 40, 0], &DataType::UInt8, &EncodeOptions::default());
         assert!(bound > 1 << 41, "{bound}");
     }
 
     #[test]
     fn extreme_integers_are_exact() {
         let bytes: Vec<u8> = [u64::MAX, (1 << 53) + 1].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let text = text(&[2], DataType::UInt64, bytes, Order::F);
+        let text = text(&[2], DataType::UInt64, bytes, AxisOrder::F);
         assert!(text.ends_with("\"data\":[18446744073709551615,9007199254740993]}"), "{text}");
         let bytes = i64::MIN.to_le_bytes().to_vec();
-        assert_eq!(data(&[1], DataType::Int64, bytes, Order::F), json!([i64::MIN]));
+        assert_eq!(data(&[1], DataType::Int64, bytes, AxisOrder::F), json!([i64::MIN]));
     }
 
     #[test]
     fn non_finite_floats_are_strings() {
         let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.1];
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let text = text(&[4], DataType::Float32, bytes, Order::F);
+        let text = text(&[4], DataType::Float32, bytes, AxisOrder::F);
         assert!(text.ends_with(r#""data":["NaN","Infinity","-Infinity",0.1]}"#), "{text}");
     }
 
@@ -246,7 +247,7 @@ mod tests {
             let wide = f64::from_bits(bits);
             let mut out = Vec::new();
             float64(&mut out, &wide.to_le_bytes()).unwrap();
-            prop_assert!(out.len() as u64 <= longest_text(&DataType::Float64));
+            prop_assert!(out.len() as u64 <= max_text_bytes(&DataType::Float64));
             if wide.is_finite() {
                 let back: f64 = std::str::from_utf8(&out).unwrap().parse().unwrap();
                 prop_assert_eq!(back.to_bits(), wide.to_bits());
@@ -254,7 +255,7 @@ mod tests {
             let narrow = f32::from_bits(u32::try_from(bits >> 32).unwrap());
             out.clear();
             float32(&mut out, &narrow.to_le_bytes()).unwrap();
-            prop_assert!(out.len() as u64 <= longest_text(&DataType::Float32));
+            prop_assert!(out.len() as u64 <= max_text_bytes(&DataType::Float32));
             if narrow.is_finite() {
                 let back: f32 = std::str::from_utf8(&out).unwrap().parse().unwrap();
                 prop_assert_eq!(back.to_bits(), narrow.to_bits());

@@ -1,12 +1,12 @@
-//! Output formats: a decoded array as bytes of a media type, one file and one row of [`FORMATS`] each.
+//! Output formats, which encode a decoded array as a media type: one file and one row of [`FORMATS`] each.
 //!
-//! Sync and without I/O; imports `n5` only and knows nothing of datasets, stores or HTTP answers.
+//! Synchronous and without I/O. Imports `n5` only, and knows nothing of datasets, stores or HTTP responses.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod image;
 mod jpeg;
 mod json;
-mod n5;
+mod n5_block;
 mod negotiate;
 mod npy;
 mod png;
@@ -19,23 +19,23 @@ use bytes::Bytes;
 
 use crate::n5::{Array, DataType};
 
-pub use negotiate::{NegotiationError, best_of, negotiate, weight_of};
+pub use negotiate::{NegotiationError, accept_weight, best_media_type, negotiate};
 
-/// A representation of an array.
+/// An output format, which encodes arrays as a media type.
 ///
-/// Shapes are those of the answer, in N5 axis order whatever [`Options::order`] says, with dropped axes left out.
-/// The caller has made sure that the data type is one that is decoded; no format accepts another.
+/// Shapes are those of the response, in N5 axis order regardless of [`EncodeOptions::order`], without dropped axes. The
+/// caller ensures that the data type can be decoded; no format accepts another.
 ///
 /// # Adding a format
-/// One file with a type that implements this, and one row in [`FORMATS`]. All of a format of comma-separated
-/// values, a line for each index of the second axis:
+/// Write one file with a type that implements this trait, and add one row to [`FORMATS`]. The following is a complete
+/// format of comma-separated values, with one line for each index of the second axis:
 ///
 /// ```
 /// use std::fmt::Write;
 ///
 /// use bytes::Bytes;
 /// use n5_server::n5::{Array, DataType, convert};
-/// use n5_server::output::{EncodeError, Format, Options};
+/// use n5_server::output::{EncodeError, EncodeOptions, Format};
 ///
 /// #[derive(Debug)]
 /// struct Csv;
@@ -49,20 +49,20 @@ pub use negotiate::{NegotiationError, best_of, negotiate, weight_of};
 ///         "text/csv"
 ///     }
 ///
-///     fn accepts(&self, shape: &[u64], _: &DataType, _: &Options) -> Result<(), String> {
+///     fn accepts(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> Result<(), String> {
 ///         if shape.len() == 2 { Ok(()) } else { Err("csv shows two axes; give the others to select".to_owned()) }
 ///     }
 ///
-///     // The numbers as float64, and the text of at most 25 bytes each.
-///     fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &Options) -> u64 {
+///     // The numbers as float64, plus at most 25 bytes of text each.
+///     fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
 ///         shape.iter().fold(8 + 25, |bytes, size| bytes.saturating_mul(*size))
 ///     }
 ///
-///     fn header(&self, _: &[u64], _: &DataType, _: &Options) -> Option<Bytes> {
-///         None // It needs the whole array, and is not streamed.
+///     fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
+///         None // Encoding needs the whole array, so it is not streamed.
 ///     }
 ///
-///     fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError> {
+///     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
 ///         self.accepts(&array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
 ///         let fault = |reason: String| EncodeError::Encoder { format: self.name(), reason };
 ///         let numbers = convert(array.data.clone(), &array.data_type, &DataType::Float64);
@@ -78,133 +78,144 @@ pub use negotiate::{NegotiationError, best_of, negotiate, weight_of};
 /// }
 ///
 /// let array = Array { shape: [3, 2].as_slice().into(), data_type: DataType::UInt8, data: vec![1, 2, 3, 4, 5, 60].into() };
-/// let parts = Csv.encode(&array, &Options::default()).unwrap();
+/// let parts = Csv.encode(&array, &EncodeOptions::default()).unwrap();
 /// assert_eq!(parts.concat(), b"1e0,2e0,3e0\n4e0,5e0,6e1\n");
 /// ```
 pub trait Format: fmt::Debug + Send + Sync {
-    /// Value of the parameter `format`.
+    /// Returns the value of the query parameter `format` that selects this format.
     fn name(&self) -> &'static str;
 
-    /// The media type, without parameters.
+    /// Returns the media type, without parameters.
     fn media_type(&self) -> &'static str;
 
-    /// Which of the parameters `endian`, `window` and `quality` it has a use for; others are refused.
+    /// Returns those of the parameters `endian`, `window` and `quality` that this format uses. Others are refused.
     fn parameters(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Whether values are lost beyond what the client asked for: such a format is never the one that `Accept`
-    /// picks where another is welcome.
+    /// Returns true if encoding loses values beyond what the client asked for. `Accept` selects such a format only if
+    /// no other is acceptable.
     fn is_lossy(&self) -> bool {
         false
     }
 
-    /// Whether arrays of this shape and type can be shown with these options.
+    /// Checks that arrays of this shape and type can be encoded with these options.
     ///
     /// # Errors
-    /// What is in the way and what to do about it, as text for the client.
-    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &Options) -> Result<(), String>;
+    /// The obstacle and its remedy, as text for the client.
+    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String>;
 
-    /// Upper bound of the bytes that encoding allocates besides the array, whether whole or one band;
-    /// `u64::MAX` where it does not fit. Headers and row buffers of a few hundred bytes are not counted.
-    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &Options) -> u64;
+    /// Upper bound of the bytes that encoding allocates besides the array, for the whole array or one band. `u64::MAX`
+    /// if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
+    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64;
 
-    /// What comes before the elements where the encoding is a header and then the elements as they are in
-    /// memory, so that it can be sent in bands; `None` where it needs the whole array.
+    /// Returns the bytes before the elements, if the encoding is a header followed by the elements in memory order.
+    /// Such a format can be sent in bands. `None` if encoding needs the whole array.
     ///
-    /// Bands follow it in the order of memory, each through [`Format::finish_band`].
-    fn header(&self, shape: &[u64], data_type: &DataType, options: &Options) -> Option<Bytes>;
+    /// The bands follow the header in memory order, each passed through [`Format::finish_band`].
+    fn header(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<Bytes>;
 
-    /// Whether [`Format::finish_band`] gives other bytes than it is given.
-    fn changes_bands(&self, _data_type: &DataType, _options: &Options) -> bool {
+    /// Returns true if [`Format::finish_band`] changes the bytes of a band.
+    fn changes_bands(&self, _data_type: &DataType, _options: &EncodeOptions) -> bool {
         false
     }
 
-    /// A band's little-endian elements as this format sends them: the same number of bytes.
-    fn finish_band(&self, band: Bytes, _data_type: &DataType, _options: &Options) -> Bytes {
+    /// Converts the little-endian elements of a band to the form in which this format sends them. The length is
+    /// unchanged.
+    fn finish_band(&self, band: Bytes, _data_type: &DataType, _options: &EncodeOptions) -> Bytes {
         band
     }
 
-    /// The array encoded, in parts to be sent one after the other; the elements are not copied where
+    /// Encodes the array, in parts that are sent one after another. The elements are not copied if
     /// [`Format::extra_bytes`] is 0.
     ///
     /// # Errors
-    /// [`EncodeError`] when the array is one that [`Format::accepts`] refuses or breaks its own shape.
-    fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError>;
+    /// [`EncodeError`] if [`Format::accepts`] refuses the array or the array's data do not match its shape.
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError>;
 
-    /// How many pieces the encoding of such an array consists of, each made by [`Format::encode_piece`]; 1 where it is
-    /// made by [`Format::encode`] alone. The same on every machine.
-    fn pieces(&self, _shape: &[u64], _data_type: &DataType, _options: &Options) -> usize {
+    /// Number of pieces that make up the encoding of such an array, each made by [`Format::encode_piece`]. It is 1 if
+    /// the format implements only [`Format::encode`], and is the same on every machine.
+    fn piece_count(&self, _shape: &[u64], _data_type: &DataType, _options: &EncodeOptions) -> usize {
         1
     }
 
-    /// The piece of that number, from 0 on, in a buffer of `room`: that is asked for a number of bytes, and gives a
-    /// buffer of any content, which need not have room for them. Pieces can be made side by side.
+    /// Encodes the piece of the given number, counted from 0. Pieces can be encoded in parallel.
+    ///
+    /// `room` supplies the piece's buffer: it takes a number of bytes and returns a buffer of any content and any
+    /// capacity.
     ///
     /// # Errors
-    /// As [`Format::encode`].
+    /// As for [`Format::encode`].
     fn encode_piece(
         &self,
         _number: usize,
         _room: &dyn Fn(usize) -> Vec<u8>,
         array: &Array,
-        options: &Options,
-    ) -> Result<Piece, EncodeError> {
-        Ok(Piece { bytes: self.encode(array, options)?.concat().into(), ..Piece::default() })
+        options: &EncodeOptions,
+    ) -> Result<EncodedPiece, EncodeError> {
+        Ok(EncodedPiece { bytes: self.encode(array, options)?.concat().into(), ..EncodedPiece::default() })
     }
 
-    /// What comes after all pieces: a few bytes.
-    fn after_pieces(&self, _pieces: &[Piece]) -> Bytes {
+    /// Returns the few bytes that follow all pieces.
+    fn trailer(&self, _pieces: &[EncodedPiece]) -> Bytes {
         Bytes::new()
     }
 }
 
-/// A part of an encoded array.
+/// A piece of an encoded array.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Piece {
-    /// What it adds to the encoding.
+pub struct EncodedPiece {
+    /// Bytes that the piece adds to the encoding.
     pub bytes: Bytes,
-    /// Checksum of what it holds, as the format has it.
+    /// Checksum of the piece's content, in the format's own algorithm.
     pub checksum: u32,
-    /// Number of bytes that the checksum is of.
+    /// Number of bytes that the checksum covers.
     pub checked_bytes: u64,
 }
 
-/// Every output format; the first is the default, and of formats equally welcome the first wins.
-pub static FORMATS: &[&dyn Format] = &[&raw::Raw, &npy::Npy, &json::Json, &png::Png, &jpeg::Jpeg, &tiff::Tiff, &n5::N5];
+/// All output formats. The first one is the default, and wins among equally acceptable ones.
+pub static FORMATS: &[&dyn Format] = &[
+    &raw::RawFormat,
+    &npy::NpyFormat,
+    &json::JsonFormat,
+    &png::PngFormat,
+    &jpeg::JpegFormat,
+    &tiff::TiffFormat,
+    &n5_block::N5BlockFormat,
+];
 
-/// What a client asked for besides the region, and what an answer says about it.
+/// Options that the client sets, and the values that a response states about the region.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Options {
-    /// How the shape is labelled.
-    pub order: Order,
-    /// Byte order of `raw`.
+pub struct EncodeOptions {
+    /// Axis order in which the shape is labelled.
+    pub order: AxisOrder,
+    /// Byte order of elements in `raw`.
     pub endian: Endian,
-    /// Values shown as black and as white, in `png` and `jpeg`.
+    /// Values shown as black and as white in `png` and `jpeg`.
     pub window: Option<(f64, f64)>,
     /// Quality of `jpeg`, 1 to 100.
     pub quality: Option<u8>,
-    /// First sample along every axis of the dataset, N5 axis order.
+    /// First sample along every axis of the dataset, in N5 axis order.
     pub start: Vec<i64>,
-    /// Distance of samples along every axis of the dataset, N5 axis order.
+    /// Distance between samples along every axis of the dataset, in N5 axis order.
     pub step: Vec<u64>,
 }
 
-/// How a shape is labelled; the bytes are the same.
+/// Axis order in which a shape is labelled. The bytes are the same in both orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Order {
-    /// First axis fastest: the shape in N5 axis order.
+pub enum AxisOrder {
+    /// First axis fastest: the shape is in N5 axis order.
     #[default]
     F,
-    /// Last axis fastest: the shape reversed.
+    /// Last axis fastest: the shape is reversed.
     C,
 }
 
-impl Order {
-    /// Both, by name.
+impl AxisOrder {
+    /// Names of both orders.
     pub const NAMES: [&'static str; 2] = ["F", "C"];
 
-    /// The order of that name.
+    /// Returns the order named `name`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "F" => Some(Self::F),
@@ -213,7 +224,7 @@ impl Order {
         }
     }
 
-    /// `F` or `C`.
+    /// Returns `F` or `C`.
     pub fn name(self) -> &'static str {
         match self {
             Self::F => "F",
@@ -221,7 +232,7 @@ impl Order {
         }
     }
 
-    /// A shape in N5 axis order as this order labels it.
+    /// Returns `shape`, which is in N5 axis order, as this order labels it.
     pub fn label(self, shape: &[u64]) -> Vec<u64> {
         match self {
             Self::F => shape.to_vec(),
@@ -241,10 +252,10 @@ pub enum Endian {
 }
 
 impl Endian {
-    /// Both, by name.
+    /// Names of both byte orders.
     pub const NAMES: [&'static str; 2] = ["little", "big"];
 
-    /// The byte order of that name.
+    /// Returns the byte order named `name`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "little" => Some(Self::Little),
@@ -253,7 +264,7 @@ impl Endian {
         }
     }
 
-    /// `little` or `big`.
+    /// Returns `little` or `big`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Little => "little",
@@ -262,43 +273,43 @@ impl Endian {
     }
 }
 
-/// Why an array is not encoded.
+/// Reason why an array cannot be encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    /// The format does not show such arrays; the text is for the client.
+    /// The format cannot represent such arrays. The text is for the client.
     #[error("{0}")]
     Refused(String),
-    /// The array holds another number of bytes than its shape says.
-    #[error("the array holds {found} bytes, its shape and type say {expected}")]
+    /// The length of the array's data does not match its shape and type.
+    #[error("the array has {found} bytes, but its shape and type require {expected}")]
     Length {
-        /// Bytes by shape and type.
+        /// Length that the shape and type require, in bytes.
         expected: u64,
-        /// Bytes there are.
+        /// Length of the data in bytes.
         found: usize,
     },
-    /// No memory for the encoded form.
+    /// Memory for the encoded array, of so many bytes, is not available.
     #[error("no memory for {0} bytes of encoded data")]
     Memory(u64),
-    /// The encoder of the format failed.
+    /// The encoder of a format failed.
     #[error("the {format} encoder: {reason}")]
     Encoder {
         /// Name of the format.
         format: &'static str,
-        /// What it says.
+        /// Message of the encoder.
         reason: String,
     },
 }
 
-/// Product of the sizes, at most `u64::MAX`; the empty product is 1.
-fn elements(shape: &[u64]) -> u64 {
-    // A zero makes the product zero even where a part of it would overflow.
+/// Number of elements of `shape`, saturated at `u64::MAX`. It is 1 for rank 0.
+fn element_count(shape: &[u64]) -> u64 {
+    // A size of zero makes the product zero, even if the product of other sizes overflows.
     if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n: u64, size| n.saturating_mul(*size)) }
 }
 
-/// Refuses what no format can show and options that are another format's.
-fn accepts_common(format: &dyn Format, data_type: &DataType, options: &Options) -> Result<(), String> {
+/// Refuses data types that no format supports, and parameters that belong to other formats.
+fn accepts_common(format: &dyn Format, data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
     if data_type.size_bytes().is_none() {
-        return Err(format!("elements of type {data_type} are not decoded; read the blocks as stored"));
+        return Err(format!("elements of type {data_type} cannot be decoded; request the stored blocks instead"));
     }
     let given = [
         ("endian", options.endian == Endian::Big),
@@ -310,7 +321,7 @@ fn accepts_common(format: &dyn Format, data_type: &DataType, options: &Options) 
             let takers = FORMATS.iter().filter(|format| format.parameters().contains(&parameter));
             let names: Vec<&str> = takers.map(|format| format.name()).collect();
             return Err(format!(
-                "{parameter} is for format={} only, the format is {}",
+                "{parameter} is for format={} only, but the format is {}",
                 names.join(" or "),
                 format.name()
             ));
@@ -319,10 +330,10 @@ fn accepts_common(format: &dyn Format, data_type: &DataType, options: &Options) 
     Ok(())
 }
 
-/// Checks that `format` accepts the array and that the array is as long as its shape says.
-fn check(format: &dyn Format, array: &Array, options: &Options) -> Result<(), EncodeError> {
+/// Checks that `format` accepts the array and that the array's length matches its shape.
+fn check_array(format: &dyn Format, array: &Array, options: &EncodeOptions) -> Result<(), EncodeError> {
     format.accepts(&array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
-    let expected = elements(&array.shape).saturating_mul(array.data_type.size_bytes().unwrap_or(0) as u64);
+    let expected = element_count(&array.shape).saturating_mul(array.data_type.size_bytes().unwrap_or(0) as u64);
     if array.data.len() as u64 == expected {
         Ok(())
     } else {
@@ -330,14 +341,14 @@ fn check(format: &dyn Format, array: &Array, options: &Options) -> Result<(), En
     }
 }
 
-/// An empty buffer that never has to grow as long as it stays within `bytes`: growing would copy, and hold
-/// twice the data while it does. Pages that are never written take no memory.
+/// Returns an empty buffer with capacity for `bytes`. A buffer that grows would copy the data and hold them twice
+/// meanwhile. Pages that are never written take no memory.
 fn buffer(bytes: u64) -> Result<Vec<u8>, EncodeError> {
-    buffer_in(&|_| Vec::new(), bytes)
+    buffer_from(&|_| Vec::new(), bytes)
 }
 
-/// As [`buffer`], one of `room` where that has it.
-fn buffer_in(room: &dyn Fn(usize) -> Vec<u8>, bytes: u64) -> Result<Vec<u8>, EncodeError> {
+/// Like [`buffer`], but reuses the buffer that `room` returns if its capacity suffices.
+fn buffer_from(room: &dyn Fn(usize) -> Vec<u8>, bytes: u64) -> Result<Vec<u8>, EncodeError> {
     let mut buffer = usize::try_from(bytes).map(room).unwrap_or_default();
     buffer.clear();
     let reserved = usize::try_from(bytes).is_ok_and(|bytes| buffer.try_reserve_exact(bytes).is_ok());
@@ -366,15 +377,15 @@ mod tests {
     fn a_type_that_is_not_decoded_is_refused_by_every_format() {
         let other = DataType::from_name("string");
         for format in FORMATS {
-            assert!(format.accepts(&[2, 2], &other, &Options::default()).is_err(), "{format:?}");
+            assert!(format.accepts(&[2, 2], &other, &EncodeOptions::default()).is_err(), "{format:?}");
         }
     }
 
     #[test]
     fn parameters_are_for_the_formats_that_take_them() {
-        let endian = Options { endian: Endian::Big, ..Options::default() };
-        let window = Options { window: Some((0.0, 1.0)), ..Options::default() };
-        let quality = Options { quality: Some(50), ..Options::default() };
+        let endian = EncodeOptions { endian: Endian::Big, ..EncodeOptions::default() };
+        let window = EncodeOptions { window: Some((0.0, 1.0)), ..EncodeOptions::default() };
+        let quality = EncodeOptions { quality: Some(50), ..EncodeOptions::default() };
         for (options, takers) in [(endian, &["raw"][..]), (window, &["png", "jpeg"]), (quality, &["jpeg"])] {
             for format in FORMATS {
                 let accepted = format.accepts(&[2, 2], &DataType::UInt8, &options);
@@ -390,7 +401,7 @@ mod tests {
     fn an_array_that_breaks_its_shape_is_an_error_in_every_format() {
         let array = Array { shape: [2, 2].as_slice().into(), data_type: DataType::UInt8, data: vec![0; 7].into() };
         for format in FORMATS {
-            let result = format.encode(&array, &Options::default());
+            let result = format.encode(&array, &EncodeOptions::default());
             assert_eq!(result, Err(EncodeError::Length { expected: 4, found: 7 }), "{format:?}");
         }
     }
@@ -400,25 +411,25 @@ mod tests {
         for format in FORMATS {
             for data_type in all_types() {
                 for shape in [&[][..], &[1], &[7, 1, 5], &[300, 40], &[2, 3, 70]] {
-                    for order in [Order::F, Order::C] {
+                    for order in [AxisOrder::F, AxisOrder::C] {
                         let takes = |parameter| format.parameters().contains(&parameter);
                         let window = takes("window").then_some((-1.0, 300.0));
                         let quality = takes("quality").then_some(100);
                         let rank = shape.len();
-                        let options = Options {
+                        let options = EncodeOptions {
                             order,
                             window,
                             quality,
                             start: vec![i64::MIN; rank],
                             step: vec![u64::MAX; rank],
-                            ..Options::default()
+                            ..EncodeOptions::default()
                         };
                         if format.accepts(shape, &data_type, &options).is_err() {
                             assert!(window.is_some() && shape.len() == 3, "{format:?} {data_type} {shape:?}");
                             continue;
                         }
-                        let bytes = usize::try_from(elements(shape)).unwrap() * data_type.size_bytes().unwrap();
-                        // A congruential generator: what no encoder can compress.
+                        let bytes = usize::try_from(element_count(shape)).unwrap() * data_type.size_bytes().unwrap();
+                        // A linear congruential generator makes data that no encoder can compress.
                         let mut state = 1u32;
                         let data: Vec<u8> = (0..bytes)
                             .map(|_| {
@@ -441,7 +452,7 @@ mod tests {
     #[test]
     fn bounds_saturate() {
         for format in FORMATS {
-            let bound = format.extra_bytes(&[u64::MAX, 3, 1 << 40], &DataType::Float64, &Options::default());
+            let bound = format.extra_bytes(&[u64::MAX, 3, 1 << 40], &DataType::Float64, &EncodeOptions::default());
             assert!(bound == 0 || bound == u64::MAX, "{format:?}: {bound}");
         }
     }
@@ -452,7 +463,7 @@ mod tests {
             let data: Bytes = (0..48u8).collect::<Vec<u8>>().into();
             let array = Array { shape: [3, 4, 2].as_slice().into(), data_type: DataType::UInt16, data: data.clone() };
             for endian in [Endian::Little, Endian::Big] {
-                let options = Options { endian, ..Options::default() };
+                let options = EncodeOptions { endian, ..EncodeOptions::default() };
                 let Some(header) = format.header(&array.shape, &array.data_type, &options) else { continue };
                 if format.accepts(&array.shape, &array.data_type, &options).is_err() {
                     continue;

@@ -1,4 +1,4 @@
-//! Which format answers: the parameter `format`, else the header `Accept` (RFC 9110 §12.5.1).
+//! Content negotiation: the parameter `format` selects the output format, else the header `Accept` (RFC 9110 §12.5.1).
 
 use std::cmp::Reverse;
 
@@ -6,34 +6,34 @@ use mime::Mime;
 
 use super::{FORMATS, Format};
 
-/// Why no format is chosen.
+/// Reason why no format can be selected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NegotiationError {
-    /// There is no format of that name.
+    /// No format has the requested name.
     #[error("unknown format {asked:?}; known: {}", known.join(", "))]
     UnknownFormat {
-        /// The name given, at most 40 characters of it.
+        /// Requested name, cut to 40 characters.
         asked: String,
-        /// All names.
+        /// Names of all formats.
         known: Vec<&'static str>,
     },
-    /// `Accept` excludes every media type there is.
+    /// `Accept` excludes every available media type.
     #[error("Accept matches none of the media types served here: {}", known.join(", "))]
     NotAcceptable {
-        /// All media types.
+        /// All available media types.
         known: Vec<&'static str>,
     },
 }
 
-/// Picks the format: by name where the client gives one, else the media type that `Accept` weighs highest.
+/// Selects the format by name if the client gives one, else by the media type that `Accept` weighs highest.
 ///
-/// `accept` is the header's value, several joined by commas. Of equal weights the more specific range wins,
-/// then the one named first, then the row in [`FORMATS`]. Members that are no media ranges are skipped (Java
-/// sends a bare `*`); where nothing is left, anything goes. A format that loses values is picked only where no
-/// other is welcome: Java names image/jpeg in every request that says nothing else.
+/// `accept` is the header's value; several values are joined by commas. Among equal weights the more specific range
+/// wins, then the one named first, then the earlier row of [`FORMATS`]. Members that are not media ranges are skipped
+/// (Java sends a bare `*`). If none is left, every format is acceptable. A lossy format is selected only if no other is
+/// acceptable, because Java names image/jpeg in every request by default.
 ///
 /// # Errors
-/// [`NegotiationError`] when the name is unknown, or `Accept` excludes everything.
+/// [`NegotiationError`] if the name is unknown or `Accept` excludes every format.
 pub fn negotiate(format: Option<&str>, accept: Option<&str>) -> Result<&'static dyn Format, NegotiationError> {
     if let Some(name) = format {
         let found = FORMATS.iter().copied().find(|format| format.name() == name);
@@ -45,7 +45,7 @@ pub fn negotiate(format: Option<&str>, accept: Option<&str>) -> Result<&'static 
     let best = [false, true].into_iter().find_map(|is_lossy| {
         let formats: Vec<_> = FORMATS.iter().copied().filter(|format| format.is_lossy() == is_lossy).collect();
         let known: Vec<&'static str> = formats.iter().map(|format| format.media_type()).collect();
-        let best = best_of(&known, accept)?;
+        let best = best_media_type(&known, accept)?;
         formats.into_iter().find(|format| format.media_type() == best)
     });
     best.ok_or_else(|| NegotiationError::NotAcceptable {
@@ -53,10 +53,10 @@ pub fn negotiate(format: Option<&str>, accept: Option<&str>) -> Result<&'static 
     })
 }
 
-/// The media type among `known` that `accept` weighs highest, by the rules of [`negotiate`]; `None` when
-/// it excludes them all.
-pub fn best_of(known: &[&'static str], accept: Option<&str>) -> Option<&'static str> {
-    let ranges = accept.map_or_else(Vec::new, ranges);
+/// Returns the media type among `known` that `accept` weighs highest, by the rules of [`negotiate`]. `None` if all are
+/// excluded.
+pub fn best_media_type(known: &[&'static str], accept: Option<&str>) -> Option<&'static str> {
+    let ranges = accept.map_or_else(Vec::new, parse_accept);
     if ranges.is_empty() {
         return known.first().copied();
     }
@@ -67,30 +67,30 @@ pub fn best_of(known: &[&'static str], accept: Option<&str>) -> Option<&'static 
     welcome.max_by_key(|(rank, _)| *rank).map(|(_, media_type)| media_type)
 }
 
-/// How much `accept` welcomes a media type, in thousandths; 0 for what it excludes.
-pub fn weight_of(media_type: &str, accept: &str) -> u16 {
-    let ranges = ranges(accept);
+/// Returns the weight that `accept` gives to a media type, in thousandths; 0 if it excludes the type.
+pub fn accept_weight(media_type: &str, accept: &str) -> u16 {
+    let ranges = parse_accept(accept);
     most_specific(&ranges, media_type).map_or(0, |(_, range)| range.weight)
 }
 
-/// A member of `Accept`.
-struct Range {
+/// A media range in `Accept`, with its weight.
+struct MediaRange {
     media: Mime,
-    /// The parameter `q` in thousandths.
+    /// Value of the parameter `q` in thousandths.
     weight: u16,
 }
 
-impl Range {
+impl MediaRange {
     fn parse(member: &str) -> Option<Self> {
         let media: Mime = member.parse().ok()?;
         let weight = match media.get_param("q") {
-            Some(q) => thousandths(q.as_str())?,
+            Some(q) => parse_qvalue(q.as_str())?,
             None => 1000,
         };
         Some(Self { media, weight })
     }
 
-    /// 0 for `*/*`, 1 for `image/*`, 2 for `image/png`.
+    /// Returns 0 for `*/*`, 1 for `image/*`, 2 for `image/png`.
     fn specificity(&self) -> u8 {
         match (self.media.type_() == mime::STAR, self.media.subtype() == mime::STAR) {
             (true, _) => 0,
@@ -99,7 +99,7 @@ impl Range {
         }
     }
 
-    /// Parameters besides `q` do not matter: no format has any.
+    /// Returns true if the range includes `media_type`. Parameters besides `q` are ignored, because no format has any.
     fn covers(&self, media_type: &str) -> bool {
         let Some((kind, subtype)) = media_type.split_once('/') else { return false };
         (self.media.type_() == mime::STAR || self.media.type_() == kind)
@@ -107,8 +107,8 @@ impl Range {
     }
 }
 
-/// A weight, also without its leading zero (Java's `q=.2`); `None` where it is no number from 0 to 1.
-fn thousandths(text: &str) -> Option<u16> {
+/// Parses a weight to thousandths, also without its leading zero (Java's `q=.2`). `None` unless it is between 0 and 1.
+fn parse_qvalue(text: &str) -> Option<u16> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
     if !digits(whole) || !digits(fraction) || whole.is_empty() && fraction.is_empty() {
@@ -119,8 +119,8 @@ fn thousandths(text: &str) -> Option<u16> {
     whole.checked_mul(1000)?.checked_add(fraction).filter(|weight| *weight <= 1000)
 }
 
-/// The members of an `Accept` header that are media ranges.
-fn ranges(accept: &str) -> Vec<Range> {
+/// Returns the media ranges of an `Accept` header. Other members are skipped.
+fn parse_accept(accept: &str) -> Vec<MediaRange> {
     let mut quoted = false;
     let mut escaped = false;
     let members = accept.split(|c: char| {
@@ -133,11 +133,12 @@ fn ranges(accept: &str) -> Vec<Range> {
         }
         separator
     });
-    members.filter_map(|member| Range::parse(member.trim())).collect()
+    members.filter_map(|member| MediaRange::parse(member.trim())).collect()
 }
 
-/// The range that decides about a media type, with its position: the most specific, of equals the first.
-fn most_specific<'a>(ranges: &'a [Range], media_type: &str) -> Option<(usize, &'a Range)> {
+/// Returns the range that determines the weight of a media type, with its position: the most specific one, and the
+/// first among equals.
+fn most_specific<'a>(ranges: &'a [MediaRange], media_type: &str) -> Option<(usize, &'a MediaRange)> {
     let covering = ranges.iter().enumerate().filter(|(_, range)| range.covers(media_type));
     covering.max_by_key(|(position, range)| (range.specificity(), Reverse(*position)))
 }
@@ -205,7 +206,7 @@ mod tests {
 
     #[test]
     fn headers_of_real_clients_are_understood() {
-        // Java's HttpURLConnection, a browser's address bar, a browser's <img>, curl and Python requests.
+        // Headers of Java's HttpURLConnection, a browser's address bar, a browser's <img>, curl and Python requests.
         assert_eq!(by_accept("text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"), Some("raw"));
         let page = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8";
         assert_eq!(by_accept(page), Some("raw"));
@@ -232,10 +233,10 @@ mod tests {
     fn weights_are_numbers_from_0_to_1() {
         let good = [("0", 0), ("1", 1000), ("1.000", 1000), ("0.5", 500), (".2", 200), ("0.", 0), ("0.9999", 999)];
         for (text, weight) in good {
-            assert_eq!(thousandths(text), Some(weight), "{text}");
+            assert_eq!(parse_qvalue(text), Some(weight), "{text}");
         }
         for text in ["", ".", "-0.1", "1.1", "nan", "1e-3", "+1", "99999999"] {
-            assert_eq!(thousandths(text), None, "{text}");
+            assert_eq!(parse_qvalue(text), None, "{text}");
         }
     }
 

@@ -1,21 +1,21 @@
-//! `npy`: NumPy's own file format, so that `numpy.load` gives shape, type and order.
+//! `npy`: NumPy's file format, from which `numpy.load` restores shape, type and order.
 
 use bytes::Bytes;
 
-use super::{EncodeError, Format, Options, Order, accepts_common, check};
+use super::{AxisOrder, EncodeError, EncodeOptions, Format, accepts_common, check_array};
 use crate::n5::{Array, DataType};
 
 /// A NumPy header, then the elements.
 ///
-/// Loaded, `a[x, y, z]` is N5's x, y, z with [`Order::F`] and `a[z, y, x]` with [`Order::C`].
+/// Once loaded, `a[x, y, z]` is N5's element x, y, z with [`AxisOrder::F`], and `a[z, y, x]` with [`AxisOrder::C`].
 /// Source: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 #[derive(Debug)]
-pub(super) struct Npy;
+pub(super) struct NpyFormat;
 
-/// The header's length is padded to a multiple of this, so that the elements are aligned.
+/// Multiple to which the header's length is padded, which aligns the elements.
 const ALIGNMENT: usize = 64;
 
-impl Format for Npy {
+impl Format for NpyFormat {
     fn name(&self) -> &'static str {
         "npy"
     }
@@ -24,22 +24,22 @@ impl Format for Npy {
         "application/x-npy"
     }
 
-    fn accepts(&self, _: &[u64], data_type: &DataType, options: &Options) -> Result<(), String> {
+    fn accepts(&self, _: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
         accepts_common(self, data_type, options)
     }
 
-    fn extra_bytes(&self, _: &[u64], _: &DataType, _: &Options) -> u64 {
+    fn extra_bytes(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
         0
     }
 
-    fn header(&self, shape: &[u64], data_type: &DataType, options: &Options) -> Option<Bytes> {
+    fn header(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<Bytes> {
         let dictionary = format!(
             "{{'descr': '{}', 'fortran_order': {}, 'shape': {}, }}",
-            data_type.numpy()?,
-            if options.order == Order::F { "True" } else { "False" },
+            data_type.numpy_typestr()?,
+            if options.order == AxisOrder::F { "True" } else { "False" },
             tuple(&options.order.label(shape)),
         );
-        // Magic, version and length take 10 bytes in version 1.0 and 12 in 2.0, where the length has 32 bits.
+        // Magic, version and length take 10 bytes in version 1.0, and 12 in version 2.0, whose length has 32 bits.
         let padded = |prefix: usize| {
             let total =
                 prefix.saturating_add(dictionary.len()).saturating_add(1).checked_next_multiple_of(ALIGNMENT)?;
@@ -63,17 +63,17 @@ impl Format for Npy {
         Some(header.into())
     }
 
-    fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError> {
-        check(self, array, options)?;
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        check_array(self, array, options)?;
         let header = self.header(&array.shape, &array.data_type, options).ok_or_else(|| EncodeError::Encoder {
             format: self.name(),
-            reason: format!("no header for {} axes of {}", array.shape.len(), array.data_type),
+            reason: format!("cannot make a header for {} axes of {}", array.shape.len(), array.data_type),
         })?;
         Ok(vec![header, array.data.clone()])
     }
 }
 
-/// A Python tuple: `()`, `(3,)`, `(3, 4)`.
+/// Formats a Python tuple: `()`, `(3,)`, `(3, 4)`.
 fn tuple(numbers: &[u64]) -> String {
     let texts: Vec<String> = numbers.iter().map(u64::to_string).collect();
     format!("({}{})", texts.join(", "), if numbers.len() == 1 { "," } else { "" })
@@ -83,14 +83,14 @@ fn tuple(numbers: &[u64]) -> String {
 mod tests {
     use super::*;
 
-    fn header(shape: &[u64], data_type: &DataType, order: Order) -> Bytes {
-        Npy.header(shape, data_type, &Options { order, ..Options::default() }).unwrap()
+    fn header(shape: &[u64], data_type: &DataType, order: AxisOrder) -> Bytes {
+        NpyFormat.header(shape, data_type, &EncodeOptions { order, ..EncodeOptions::default() }).unwrap()
     }
 
     #[test]
     fn the_header_is_what_numpy_writes() {
-        // numpy.save of numpy.zeros((3, 4), '<u2', order='F'), up to the padding that NumPy adds to grow in.
-        let bytes = header(&[3, 4], &DataType::UInt16, Order::F);
+        // numpy.save of numpy.zeros((3, 4), '<u2', order='F'), except for the padding that NumPy adds as room to grow.
+        let bytes = header(&[3, 4], &DataType::UInt16, AxisOrder::F);
         assert_eq!(&bytes[..8], b"\x93NUMPY\x01\0");
         assert_eq!(usize::from(u16::from_le_bytes([bytes[8], bytes[9]])), bytes.len() - 10);
         let text = std::str::from_utf8(&bytes[10..]).unwrap();
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn c_order_reverses_the_shape() {
-        let bytes = header(&[3, 4, 5], &DataType::Int8, Order::C);
+        let bytes = header(&[3, 4, 5], &DataType::Int8, AxisOrder::C);
         let text = String::from_utf8_lossy(&bytes[10..]).into_owned();
         assert_eq!(text.trim_end(), "{'descr': '|i1', 'fortran_order': False, 'shape': (5, 4, 3), }");
     }
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn elements_begin_at_a_multiple_of_64_whatever_the_rank() {
         for rank in 0..=32 {
-            let bytes = header(&vec![u64::MAX; rank], &DataType::Float64, Order::C);
+            let bytes = header(&vec![u64::MAX; rank], &DataType::Float64, AxisOrder::C);
             assert_eq!(bytes.len() % 64, 0, "rank {rank}");
             assert_eq!(bytes[6], 1);
         }
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_header_beyond_16_bits_is_version_2() {
-        let bytes = header(&vec![1; 30_000], &DataType::UInt8, Order::F);
+        let bytes = header(&vec![1; 30_000], &DataType::UInt8, AxisOrder::F);
         assert_eq!(&bytes[6..8], &[2, 0]);
         let length = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
         assert_eq!(length as usize, bytes.len() - 12);
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn the_elements_are_the_arrays_own() {
         let array = Array { shape: [2].as_slice().into(), data_type: DataType::Int16, data: vec![1, 2, 3, 4].into() };
-        let parts = Npy.encode(&array, &Options::default()).unwrap();
+        let parts = NpyFormat.encode(&array, &EncodeOptions::default()).unwrap();
         assert_eq!(parts[1].as_ptr(), array.data.as_ptr());
     }
 }

@@ -1,7 +1,7 @@
-//! `png`: grey images of 8 or 16 bit, without loss.
+//! `png`: lossless grey images of 8 or 16 bits.
 //!
-//! The file is written here, part by part: some rows are put into PNG's byte order, filtered and compressed while
-//! they are in the core's cache, so that no second image is held in memory.
+//! The file is written here in parts. Some rows at a time are put into PNG's byte order, filtered and compressed while
+//! they are in the core's cache. No second image is held in memory.
 
 mod deflate;
 mod filter;
@@ -10,34 +10,35 @@ mod huffman;
 use bytes::Bytes;
 use libdeflater::Adler32;
 
-use self::deflate::{BLOCK_BYTES, BLOCK_EXTRA_BYTES, Deflate};
-use self::filter::Rows;
-use super::image::{plane, window_shows, windowed};
-use super::{EncodeError, Format, Options, Piece, accepts_common, buffer, buffer_in, check};
+use self::deflate::{BLOCK_BYTES, BLOCK_EXTRA_BYTES, DeflateEncoder};
+use self::filter::PixelRows;
+use super::image::{append_windowed, check_window, plane_size};
+use super::{EncodeError, EncodeOptions, EncodedPiece, Format, accepts_common, buffer, buffer_from, check_array};
 use crate::n5::{Array, DataType};
 
 /// A plane or a line as a grey image.
 ///
-/// Of the axes longer than 1 the first goes to the right and the second down, whatever the order asked for.
-/// uint8 and uint16 are shown as they are unless a window is given; a window makes 8 bit: its first value
-/// black, its second white, linear between them, values beyond it cut off, NaN black.
+/// The first axis longer than 1 runs to the right and the second one down, regardless of the requested order. uint8 and
+/// uint16 are shown unchanged unless a window is given. A window makes an image of 8 bits: its first value is black,
+/// its second white, and values between them are mapped linearly. Values beyond the window are clipped; NaN is black.
 #[derive(Debug)]
-pub(super) struct Png;
+pub(super) struct PngFormat;
 
-/// Most pixels of a side. Source: PNG specification §11.2.1 (four-byte integers end at 2^31 - 1).
+/// Maximum number of pixels per side. Source: PNG specification §11.2.1 (four-byte integers end at 2^31 - 1).
 const MAX_SIDE: u64 = (1 << 31) - 1;
 
-/// Signature, first chunk, what is before the compressed data and at its end, and room to write words in.
+/// Signature, first chunk, the bytes before and after the compressed data, and slack for writing whole words.
 const FIXED_BYTES: u64 = 128;
 
-/// Bytes of pixels for which a piece of their own is worth its job, and the most pieces.
-const PIECE_BYTES: u64 = 128 << 10;
-const MOST_PIECES: u64 = 4;
+/// Minimum number of pixel bytes per piece; fewer are not worth a job of their own.
+const MIN_PIECE_BYTES: u64 = 128 << 10;
+/// Maximum number of pieces.
+const MAX_PIECES: u64 = 4;
 
-/// Bytes of a chunk besides its data.
-const CHUNK_BYTES: usize = 12;
+/// Size of a chunk besides its data, in bytes.
+const CHUNK_OVERHEAD_BYTES: usize = 12;
 
-impl Format for Png {
+impl Format for PngFormat {
     fn name(&self) -> &'static str {
         "png"
     }
@@ -46,35 +47,35 @@ impl Format for Png {
         "image/png"
     }
 
-    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &Options) -> Result<(), String> {
+    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
         accepts_common(self, data_type, options)?;
-        plane(self.name(), shape, MAX_SIDE)?;
-        window_shows(self.name(), &[DataType::UInt8, DataType::UInt16], data_type, options)
+        plane_size(self.name(), shape, MAX_SIDE)?;
+        check_window(self.name(), &[DataType::UInt8, DataType::UInt16], data_type, options)
     }
 
     fn parameters(&self) -> &'static [&'static str] {
         &["window"]
     }
 
-    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &Options) -> u64 {
-        let layout = Layout::of(shape, Pixels::of(data_type, options));
+    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
+        let layout = PngLayout::of(shape, PixelConversion::of(data_type, options));
         layout.piece_bytes().saturating_add(layout.scratch_bytes()).saturating_mul(layout.pieces)
     }
 
-    fn header(&self, _: &[u64], _: &DataType, _: &Options) -> Option<Bytes> {
+    fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
         None
     }
 
-    fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError> {
-        let numbers = 0..self.pieces(&array.shape, &array.data_type, options);
-        let pieces: Vec<Piece> =
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        let numbers = 0..self.piece_count(&array.shape, &array.data_type, options);
+        let pieces: Vec<EncodedPiece> =
             numbers.map(|n| self.encode_piece(n, &|_| Vec::new(), array, options)).collect::<Result<_, _>>()?;
-        let end = self.after_pieces(&pieces);
+        let end = self.trailer(&pieces);
         Ok(pieces.into_iter().map(|piece| piece.bytes).chain([end]).collect())
     }
 
-    fn pieces(&self, shape: &[u64], data_type: &DataType, options: &Options) -> usize {
-        usize::try_from(Layout::of(shape, Pixels::of(data_type, options)).pieces).unwrap_or(1)
+    fn piece_count(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> usize {
+        usize::try_from(PngLayout::of(shape, PixelConversion::of(data_type, options)).pieces).unwrap_or(1)
     }
 
     fn encode_piece(
@@ -82,142 +83,149 @@ impl Format for Png {
         number: usize,
         room: &dyn Fn(usize) -> Vec<u8>,
         array: &Array,
-        options: &Options,
-    ) -> Result<Piece, EncodeError> {
-        check(self, array, options)?;
-        let (width, height) = plane(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
-        let pixels = Pixels::of(&array.data_type, options);
-        let layout = Layout::of(&array.shape, pixels);
-        let mut out = buffer_in(room, layout.piece_bytes())?;
+        options: &EncodeOptions,
+    ) -> Result<EncodedPiece, EncodeError> {
+        check_array(self, array, options)?;
+        let (width, height) = plane_size(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
+        let pixels = PixelConversion::of(&array.data_type, options);
+        let layout = PngLayout::of(&array.shape, pixels);
+        let mut out = buffer_from(room, layout.piece_bytes())?;
         if number == 0 {
             out.extend_from_slice(b"\x89PNG\r\n\x1a\n");
-            chunk(&mut out, *b"IHDR", |out| {
+            write_chunk(&mut out, *b"IHDR", |out| {
                 out.extend_from_slice(&width.to_be_bytes());
                 out.extend_from_slice(&height.to_be_bytes());
-                // Bits of a pixel, grey, and the only compression, filters and order that there are for it.
-                let bits = if pixels.bytes() == 2 { 16 } else { 8 };
+                // Bit depth and greyscale; then the only compression and filter methods, and no interlacing.
+                let bits = if pixels.pixel_bytes() == 2 { 16 } else { 8 };
                 out.extend_from_slice(&[bits, 0, 0, 0, 0]);
             });
         }
-        let (checksum, checked_bytes) = rows(&mut out, array, pixels, layout, number as u64)?;
-        Ok(Piece { bytes: out.into(), checksum, checked_bytes })
+        let (checksum, checked_bytes) = encode_rows(&mut out, array, pixels, layout, number as u64)?;
+        Ok(EncodedPiece { bytes: out.into(), checksum, checked_bytes })
     }
 
-    fn after_pieces(&self, pieces: &[Piece]) -> Bytes {
+    fn trailer(&self, pieces: &[EncodedPiece]) -> Bytes {
         let sums = pieces.iter().map(|piece| (piece.checksum, piece.checked_bytes));
-        let (checksum, _) = sums.fold((1, 0), joined);
+        let (checksum, _) = sums.fold((1, 0), adler32_combine);
         let mut out = Vec::with_capacity(64);
         if pieces.len() > 1 {
-            chunk(&mut out, *b"IDAT", |out| out.extend_from_slice(&checksum.to_be_bytes()));
+            write_chunk(&mut out, *b"IDAT", |out| out.extend_from_slice(&checksum.to_be_bytes()));
         }
-        chunk(&mut out, *b"IEND", |_| {});
+        write_chunk(&mut out, *b"IEND", |_| {});
         out.into()
     }
 }
 
-/// How elements become pixels.
+/// Conversion of elements to pixels.
 #[derive(Debug, Clone, Copy)]
-enum Pixels {
-    /// As they are.
-    Bytes,
-    /// The high byte first.
-    Turned,
-    /// By a window.
-    Grey((f64, f64)),
+enum PixelConversion {
+    /// Elements are copied unchanged.
+    Copied,
+    /// Elements are written with the high byte first.
+    ByteSwapped,
+    /// Elements are mapped to grey values by a window.
+    Windowed((f64, f64)),
 }
 
-impl Pixels {
-    /// Of a type that is shown.
-    fn of(data_type: &DataType, options: &Options) -> Self {
+impl PixelConversion {
+    /// Returns the conversion for a data type that the format accepts.
+    fn of(data_type: &DataType, options: &EncodeOptions) -> Self {
         match options.window {
-            Some(window) => Self::Grey(window),
-            None if *data_type == DataType::UInt16 => Self::Turned,
-            None => Self::Bytes,
+            Some(window) => Self::Windowed(window),
+            None if *data_type == DataType::UInt16 => Self::ByteSwapped,
+            None => Self::Copied,
         }
     }
 
-    /// Bytes of one.
-    fn bytes(self) -> usize {
-        if matches!(self, Self::Turned) { 2 } else { 1 }
+    /// Size of a pixel in bytes.
+    fn pixel_bytes(self) -> usize {
+        if matches!(self, Self::ByteSwapped) { 2 } else { 1 }
     }
 
-    /// Appends some elements as pixels.
+    /// Converts `elements` to pixels and appends them.
     fn append(self, out: &mut Vec<u8>, elements: &[u8], data_type: &DataType) {
         match self {
-            Self::Bytes => out.extend_from_slice(elements),
-            Self::Turned => {
+            Self::Copied => out.extend_from_slice(elements),
+            Self::ByteSwapped => {
                 out.extend(elements.as_chunks().0.iter().flat_map(|e| u16::from_le_bytes(*e).to_be_bytes()));
             }
-            Self::Grey(window) => windowed(out, elements, data_type, window),
+            Self::Windowed(window) => append_windowed(out, elements, data_type, window),
         }
     }
 }
 
-/// Sizes of an image, of its pieces, and of the parts that these are made of.
+/// Sizes of an image, of its pieces, and of the parts of a piece.
 #[derive(Debug, Clone, Copy)]
-struct Layout {
-    /// Bytes of a row, without the number of its filter.
+struct PngLayout {
+    /// Bytes per row, without the filter byte.
     row_bytes: u64,
-    /// Pieces that are made side by side.
+    /// Number of pieces, which are encoded in parallel.
     pieces: u64,
-    /// Rows of a piece; the last one may have fewer.
-    piece: u64,
-    /// Rows that are filtered alike, in one block if they are short enough.
-    part: u64,
+    /// Rows per piece; the last piece may have fewer.
+    rows_per_piece: u64,
+    /// Rows per part. All rows of a part have the same filter, and are in one block if they are short enough.
+    rows_per_part: u64,
     is_converted: bool,
 }
 
-impl Layout {
-    fn of(shape: &[u64], pixels: Pixels) -> Self {
+impl PngLayout {
+    fn of(shape: &[u64], pixels: PixelConversion) -> Self {
         let mut long = shape.iter().copied().filter(|size| *size > 1);
-        let row_bytes = long.next().unwrap_or(1).saturating_mul(pixels.bytes() as u64);
+        let row_bytes = long.next().unwrap_or(1).saturating_mul(pixels.pixel_bytes() as u64);
         let height = long.fold(1u64, u64::saturating_mul);
-        let pieces = row_bytes.saturating_mul(height).checked_div(PIECE_BYTES).unwrap_or(1);
-        let pieces = pieces.clamp(1, MOST_PIECES.min(height.max(1)));
-        let piece = height.div_ceil(pieces.max(1)).max(1);
-        let pieces = height.div_ceil(piece).max(1);
+        let pieces = row_bytes.saturating_mul(height).checked_div(MIN_PIECE_BYTES).unwrap_or(1);
+        let pieces = pieces.clamp(1, MAX_PIECES.min(height.max(1)));
+        let rows_per_piece = height.div_ceil(pieces.max(1)).max(1);
+        let pieces = height.div_ceil(rows_per_piece).max(1);
         let most = (BLOCK_BYTES as u64).checked_div(row_bytes.saturating_add(1)).unwrap_or(1).max(1);
-        let part = piece.div_ceil(piece.div_ceil(most).max(1));
-        Self { row_bytes, pieces, piece, part, is_converted: !matches!(pixels, Pixels::Bytes) }
+        let rows_per_part = rows_per_piece.div_ceil(rows_per_piece.div_ceil(most).max(1));
+        Self {
+            row_bytes,
+            pieces,
+            rows_per_piece,
+            rows_per_part,
+            is_converted: !matches!(pixels, PixelConversion::Copied),
+        }
     }
 
-    /// Most bytes of a piece: no block grows beyond what it takes as it is.
+    /// Maximum size of a piece in bytes: no block is larger than in stored form.
     fn piece_bytes(self) -> u64 {
         let row = self.row_bytes.saturating_add(1);
-        let blocks = row.saturating_mul(self.part).div_ceil(BLOCK_BYTES as u64);
-        let blocks = blocks.saturating_mul(self.piece.div_ceil(self.part.max(1)));
-        let extra = blocks.saturating_mul((CHUNK_BYTES + BLOCK_EXTRA_BYTES) as u64);
-        row.saturating_mul(self.piece).saturating_add(extra).saturating_add(FIXED_BYTES)
+        let blocks = row.saturating_mul(self.rows_per_part).div_ceil(BLOCK_BYTES as u64);
+        let blocks = blocks.saturating_mul(self.rows_per_piece.div_ceil(self.rows_per_part.max(1)));
+        let extra = blocks.saturating_mul((CHUNK_OVERHEAD_BYTES + BLOCK_EXTRA_BYTES) as u64);
+        row.saturating_mul(self.rows_per_piece).saturating_add(extra).saturating_add(FIXED_BYTES)
     }
 
-    /// A part filtered, and where its elements are no pixels one of those, with the row above.
+    /// Memory for one filtered part, and for one part of converted pixels with the row above it if elements are
+    /// converted.
     fn scratch_bytes(self) -> u64 {
-        let pixels = self.row_bytes.saturating_mul(self.part.saturating_add(1));
-        let filtered = self.row_bytes.saturating_add(1).saturating_mul(self.part);
+        let pixels = self.row_bytes.saturating_mul(self.rows_per_part.saturating_add(1));
+        let filtered = self.row_bytes.saturating_add(1).saturating_mul(self.rows_per_part);
         filtered.saturating_add(if self.is_converted { pixels } else { 0 })
     }
 }
 
-/// Appends the chunks of one piece of the image; its checksum, and of how many bytes.
-fn rows(
+/// Appends the chunks of one piece of the image. Returns its checksum and the number of bytes that it covers.
+fn encode_rows(
     out: &mut Vec<u8>,
     array: &Array,
-    pixels: Pixels,
-    layout: Layout,
+    pixels: PixelConversion,
+    layout: PngLayout,
     number: u64,
 ) -> Result<(u32, u64), EncodeError> {
     let bytes = |count: u64| usize::try_from(count).ok().ok_or(EncodeError::Memory(count));
     let row_bytes = bytes(layout.row_bytes)?;
-    let pixel_bytes = pixels.bytes();
-    // Bytes of so many rows of elements.
+    let pixel_bytes = pixels.pixel_bytes();
+    // `of_rows` is the size of a number of rows of elements in bytes.
     let element_bytes = array.data_type.size_bytes().unwrap_or(1);
     let row_elements = row_bytes.checked_div(pixel_bytes).unwrap_or(0).saturating_mul(element_bytes).max(1);
     let of_rows = |rows: u64| Ok::<_, EncodeError>(bytes(rows)?.saturating_mul(row_elements));
-    let first = number.saturating_mul(layout.piece);
+    let first = number.saturating_mul(layout.rows_per_piece);
     let (before, from_here) = array.data.split_at_checked(of_rows(first)?).unwrap_or((&array.data, &[]));
-    let (elements, after) = from_here.split_at_checked(of_rows(layout.piece)?).unwrap_or((from_here, &[]));
-    let mut filtered = buffer(layout.row_bytes.saturating_add(1).saturating_mul(layout.part))?;
-    // Where elements are no pixels: the last row of the part before, and a part.
+    let (elements, after) = from_here.split_at_checked(of_rows(layout.rows_per_piece)?).unwrap_or((from_here, &[]));
+    let mut filtered = buffer(layout.row_bytes.saturating_add(1).saturating_mul(layout.rows_per_part))?;
+    // If elements are converted: the last row of the previous part, then the current part.
     let mut converted = buffer(if layout.is_converted { layout.scratch_bytes() } else { 0 })?;
     let last_row = |elements: &'_ [u8]| elements.len().checked_sub(row_elements);
     let mut above = last_row(before).and_then(|last| before.get(last..));
@@ -225,53 +233,59 @@ fn rows(
         pixels.append(&mut converted, elements, &array.data_type);
     }
     let (begins, is_whole) = (number == 0, layout.pieces == 1);
-    let mut stream =
-        Stream { out, begins, is_whole, blocks: Deflate::default(), checksum: Adler32::new(), checked_bytes: 0 };
-    let mut parts = elements.chunks(of_rows(layout.part)?.max(1)).peekable();
+    let mut stream = IdatStream {
+        out,
+        needs_zlib_header: begins,
+        ends_with_checksum: is_whole,
+        blocks: DeflateEncoder::default(),
+        checksum: Adler32::new(),
+        checked_bytes: 0,
+    };
+    let mut parts = elements.chunks(of_rows(layout.rows_per_part)?.max(1)).peekable();
     while let Some(elements) = parts.next() {
-        let mut rows = Rows { bytes: elements, above, row_bytes, pixel_bytes };
+        let mut rows = PixelRows { bytes: elements, above, row_bytes, pixel_bytes };
         if layout.is_converted {
             converted.drain(..converted.len().saturating_sub(row_bytes));
             let start = converted.len();
             pixels.append(&mut converted, elements, &array.data_type);
             let (above, pixels) = converted.split_at_checked(start).unwrap_or_default();
-            rows = Rows { bytes: pixels, above: (!above.is_empty()).then_some(above), ..rows };
+            rows = PixelRows { bytes: pixels, above: (!above.is_empty()).then_some(above), ..rows };
         } else {
             above = last_row(elements).and_then(|last| elements.get(last..));
         }
         filtered.clear();
-        rows.write(&mut filtered, rows.best_filter());
+        rows.write_filtered(&mut filtered, rows.best_filter());
         stream.append(&filtered, after.is_empty() && parts.peek().is_none());
     }
-    stream.end(after.is_empty());
+    stream.sync_flush(after.is_empty());
     Ok((stream.checksum.sum(), stream.checked_bytes))
 }
 
-/// Compressed data on its way into chunks. Source: PNG specification §10.1, RFC 1950.
-struct Stream<'a> {
+/// Writes compressed data into chunks. Source: PNG specification §10.1, RFC 1950.
+struct IdatStream<'a> {
     out: &'a mut Vec<u8>,
-    /// Whether what comes before the blocks is still missing.
-    begins: bool,
-    /// Whether it has its own checksum after it.
-    is_whole: bool,
-    blocks: Deflate,
+    /// True until the zlib header before the blocks is written.
+    needs_zlib_header: bool,
+    /// True if the stream ends with its own checksum.
+    ends_with_checksum: bool,
+    blocks: DeflateEncoder,
     checksum: Adler32,
     checked_bytes: u64,
 }
 
-impl Stream<'_> {
+impl IdatStream<'_> {
     fn append(&mut self, bytes: &[u8], is_last: bool) {
         let mut blocks = bytes.chunks(BLOCK_BYTES).peekable();
         while let Some(block) = blocks.next() {
             self.checksum.update(block);
             let is_last = is_last && blocks.peek().is_none();
-            chunk(self.out, *b"IDAT", |out| {
-                if std::mem::take(&mut self.begins) {
-                    // Deflate, a window of 32 KiB, compressed fast.
+            write_chunk(self.out, *b"IDAT", |out| {
+                if std::mem::take(&mut self.needs_zlib_header) {
+                    // Deflate, window of 32 KiB, fast compression.
                     out.extend_from_slice(&[0x78, 0x01]);
                 }
-                self.blocks.block(out, block, is_last);
-                if is_last && self.is_whole {
+                self.blocks.write_block(out, block, is_last);
+                if is_last && self.ends_with_checksum {
                     out.extend_from_slice(&self.checksum.sum().to_be_bytes());
                 }
             });
@@ -279,28 +293,28 @@ impl Stream<'_> {
         self.checked_bytes = self.checked_bytes.saturating_add(bytes.len() as u64);
     }
 
-    /// What comes next begins with a whole byte.
-    fn end(&mut self, is_last: bool) {
+    /// Aligns the stream to a byte, so that the next piece begins with a whole byte.
+    fn sync_flush(&mut self, is_last: bool) {
         if !is_last {
-            chunk(self.out, *b"IDAT", |out| self.blocks.block(out, &[], false));
+            write_chunk(self.out, *b"IDAT", |out| self.blocks.write_block(out, &[], false));
         }
     }
 }
 
-/// The checksum of one text after another, each given with its length. Source: RFC 1950 §8.2.
-fn joined((first, before): (u32, u64), (second, bytes): (u32, u64)) -> (u32, u64) {
+/// Returns the checksum of two concatenated texts, each given by its checksum and length. Source: RFC 1950 §8.2.
+fn adler32_combine((first, before): (u32, u64), (second, bytes): (u32, u64)) -> (u32, u64) {
     const BASE: u64 = 65_521;
     let low = |sum: u32| u64::from(sum & 0xffff);
     let high = |sum: u32| u64::from(sum >> 16);
     let sum = |terms: &[u64]| terms.iter().fold(0u64, |sum, term| sum.wrapping_add(*term) % BASE);
-    // The first text's sum of bytes counts once for each byte of the second; 1, from which both began, does not.
+    // The byte sum of the first text counts once for each byte of the second. The initial value 1 of the sum does not.
     let carried = (bytes % BASE).wrapping_mul(low(first).wrapping_add(BASE - 1) % BASE);
     let (low, high) = (sum(&[low(first), low(second), BASE - 1]), sum(&[high(first), high(second), carried]));
     (u32::try_from(high << 16 | low).unwrap_or(0), before.saturating_add(bytes))
 }
 
 /// Appends a chunk with the data that `write` appends. Source: PNG specification §5.3.
-fn chunk(out: &mut Vec<u8>, kind: [u8; 4], write: impl FnOnce(&mut Vec<u8>)) {
+fn write_chunk(out: &mut Vec<u8>, kind: [u8; 4], write: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; 4]);
     out.extend_from_slice(&kind);
@@ -322,11 +336,11 @@ mod tests {
 
     use super::*;
 
-    fn options(window: Option<(f64, f64)>) -> Options {
-        Options { window, ..Options::default() }
+    fn options(window: Option<(f64, f64)>) -> EncodeOptions {
+        EncodeOptions { window, ..EncodeOptions::default() }
     }
 
-    /// Width, height, depth and the bytes of the pixels.
+    /// Encodes and decodes an array. Returns width, height, bit depth and the bytes of the pixels.
     fn decoded(
         shape: &[u64],
         data_type: DataType,
@@ -334,7 +348,7 @@ mod tests {
         window: Option<(f64, f64)>,
     ) -> (u32, u32, BitDepth, Vec<u8>) {
         let array = Array { shape: shape.into(), data_type, data: data.into() };
-        let file = Png.encode(&array, &options(window)).unwrap().concat();
+        let file = PngFormat.encode(&array, &options(window)).unwrap().concat();
         let mut reader = png::Decoder::new(std::io::Cursor::new(file)).read_info().unwrap();
         let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
         let info = reader.next_frame(&mut pixels).unwrap();
@@ -343,7 +357,7 @@ mod tests {
     }
 
     fn refusal(shape: &[u64], data_type: &DataType, window: Option<(f64, f64)>) -> String {
-        Png.accepts(shape, data_type, &options(window)).unwrap_err()
+        PngFormat.accepts(shape, data_type, &options(window)).unwrap_err()
     }
 
     #[test]
@@ -399,7 +413,7 @@ mod tests {
         assert!(refusal(&[2, 2, 2], &DataType::UInt8, None).contains("two axes"));
         assert!(refusal(&[2, 0], &DataType::UInt8, None).contains("empty"));
         assert!(refusal(&[1 << 31, 2], &DataType::UInt8, None).contains("2147483647"));
-        assert_eq!(Png.accepts(&[(1 << 31) - 1, 1], &DataType::UInt8, &options(None)), Ok(()));
+        assert_eq!(PngFormat.accepts(&[(1 << 31) - 1, 1], &DataType::UInt8, &options(None)), Ok(()));
     }
 
     #[test]
@@ -409,7 +423,7 @@ mod tests {
         }
     }
 
-    /// Values of a generator of noise, from 0 to 65535.
+    /// Returns pseudorandom values from 0 to 65535.
     fn noise(seed: u32) -> impl Iterator<Item = u16> {
         let mut state = seed.wrapping_mul(2_654_435_761) | 1;
         std::iter::repeat_with(move || {
@@ -420,7 +434,7 @@ mod tests {
         })
     }
 
-    /// Pictures like those that are asked for, each a function of the place and of noise.
+    /// A picture like those that clients request: its name, and a function of the position and of noise.
     type Picture = (&'static str, fn(u32, u32, u16) -> u16);
 
     const PICTURES: [Picture; 9] = [
@@ -447,7 +461,7 @@ mod tests {
         data.as_chunks::<2>().0.iter().flat_map(|[low, high]| [*high, *low]).collect()
     }
 
-    /// The same picture by the crate png, fast.
+    /// Returns the same picture encoded by the crate png, with fast compression.
     fn other_file(width: u64, height: u64, data_type: &DataType, data: &[u8]) -> Vec<u8> {
         let mut file = Vec::new();
         let mut encoder = png::Encoder::new(&mut file, width.try_into().unwrap(), height.try_into().unwrap());
@@ -462,7 +476,7 @@ mod tests {
 
     fn file(shape: &[u64], data_type: &DataType, data: Vec<u8>) -> Vec<u8> {
         let array = Array { shape: shape.into(), data_type: data_type.clone(), data: data.into() };
-        Png.encode(&array, &options(None)).unwrap().concat()
+        PngFormat.encode(&array, &options(None)).unwrap().concat()
     }
 
     #[test]
@@ -477,7 +491,7 @@ mod tests {
                     let pixels = decoded(&[width, height], data_type.clone(), data.clone(), None).3;
                     let data = if data_type == DataType::UInt16 { turned(&data) } else { data };
                     assert!(pixels == data, "{about}");
-                    // What a chunk more takes counts in small ones only.
+                    // The allowance for additional chunks matters only for small pictures.
                     assert!(ours * 20 <= others * 21 + 20 * 40, "{about}");
                 }
             }
@@ -494,7 +508,7 @@ mod tests {
     fn the_smallest_file_is_this_one() {
         let expected = [
             b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x01\0\0\0\x01\x08\0\0\0\0\x3a\x7e\x9b\x55".as_slice(),
-            // Stored: 0 for the filter and 9 for the pixel.
+            // A stored block: 0 for the filter and 9 for the pixel.
             b"\0\0\0\x0dIDAT\x78\x01\x01\x02\0\xfd\xff\0\x09\0\x0b\0\x0a",
         ];
         let file = file(&[], &DataType::UInt8, vec![9]);
@@ -507,14 +521,14 @@ mod tests {
     fn pieces_are_what_the_whole_consists_of() {
         let data: Vec<u8> = noise(3).take(700 * 900).map(|n| n.to_le_bytes()[0]).collect();
         let array = Array { shape: [700, 900].as_slice().into(), data_type: DataType::UInt8, data: data.into() };
-        let count = Png.pieces(&array.shape, &array.data_type, &options(None));
+        let count = PngFormat.piece_count(&array.shape, &array.data_type, &options(None));
         assert_eq!(count, 4);
         let used = |bytes| vec![7; bytes];
-        let pieces: Vec<Piece> =
-            (0..count).map(|n| Png.encode_piece(n, &used, &array, &options(None)).unwrap()).collect();
-        let end = Png.after_pieces(&pieces);
+        let pieces: Vec<EncodedPiece> =
+            (0..count).map(|n| PngFormat.encode_piece(n, &used, &array, &options(None)).unwrap()).collect();
+        let end = PngFormat.trailer(&pieces);
         let parts: Vec<Bytes> = pieces.into_iter().map(|piece| piece.bytes).chain([end]).collect();
-        assert_eq!(parts.concat(), Png.encode(&array, &options(None)).unwrap().concat());
+        assert_eq!(parts.concat(), PngFormat.encode(&array, &options(None)).unwrap().concat());
     }
 
     proptest! {
@@ -549,7 +563,7 @@ mod tests {
             let data = if is_wide { turned(&data) } else { data };
             prop_assert!(pixels == data);
             let array = Array { shape: [width, height].as_slice().into(), data_type: data_type.clone(), data: Bytes::new() };
-            let bound = Png.extra_bytes(&array.shape, &data_type, &options(None));
+            let bound = PngFormat.extra_bytes(&array.shape, &data_type, &options(None));
             prop_assert!(file(&[width, height], &data_type, vec![0x5a; bytes]).len() as u64 <= bound);
         }
     }

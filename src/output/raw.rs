@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 
-use super::{EncodeError, Endian, Format, Options, accepts_common, check, elements};
+use super::{EncodeError, EncodeOptions, Endian, Format, accepts_common, check_array, element_count};
 use crate::n5::{Array, DataType};
 
-/// The elements, first axis fastest, in the byte order asked for.
+/// The elements, first axis fastest, in the requested byte order.
 #[derive(Debug)]
-pub(super) struct Raw;
+pub(super) struct RawFormat;
 
-impl Format for Raw {
+impl Format for RawFormat {
     fn name(&self) -> &'static str {
         "raw"
     }
@@ -18,7 +18,7 @@ impl Format for Raw {
         "application/octet-stream"
     }
 
-    fn accepts(&self, _: &[u64], data_type: &DataType, options: &Options) -> Result<(), String> {
+    fn accepts(&self, _: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
         accepts_common(self, data_type, options)
     }
 
@@ -26,43 +26,43 @@ impl Format for Raw {
         &["endian"]
     }
 
-    /// Swapped elements may need a buffer of their own: those of a cached block are shared, and an
-    /// allocation that carries a permit cannot be taken back.
-    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &Options) -> u64 {
-        match swapped_width(data_type, options.endian) {
-            Some(width) => elements(shape).saturating_mul(width as u64),
+    /// Byte-swapped elements may need their own buffer. The buffer of a cached block is shared, and one that carries a
+    /// memory permit cannot be converted back to a mutable buffer.
+    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
+        match width_to_swap(data_type, options.endian) {
+            Some(width) => element_count(shape).saturating_mul(width as u64),
             None => 0,
         }
     }
 
-    fn header(&self, _: &[u64], _: &DataType, _: &Options) -> Option<Bytes> {
+    fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
         Some(Bytes::new())
     }
 
-    fn changes_bands(&self, data_type: &DataType, options: &Options) -> bool {
-        swapped_width(data_type, options.endian).is_some()
+    fn changes_bands(&self, data_type: &DataType, options: &EncodeOptions) -> bool {
+        width_to_swap(data_type, options.endian).is_some()
     }
 
-    fn finish_band(&self, band: Bytes, data_type: &DataType, options: &Options) -> Bytes {
-        match swapped_width(data_type, options.endian) {
-            Some(width) => swapped(band, width),
+    fn finish_band(&self, band: Bytes, data_type: &DataType, options: &EncodeOptions) -> Bytes {
+        match width_to_swap(data_type, options.endian) {
+            Some(width) => swap_bytes(band, width),
             None => band,
         }
     }
 
-    fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError> {
-        check(self, array, options)?;
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        check_array(self, array, options)?;
         Ok(vec![self.finish_band(array.data.clone(), &array.data_type, options)])
     }
 }
 
-/// Width of the elements whose bytes have to be reversed; `None` where they go out as they are.
-pub(super) fn swapped_width(data_type: &DataType, endian: Endian) -> Option<usize> {
+/// Returns the width of the elements if their bytes must be reversed; `None` if they are sent unchanged.
+pub(super) fn width_to_swap(data_type: &DataType, endian: Endian) -> Option<usize> {
     data_type.size_bytes().filter(|width| *width > 1 && endian == Endian::Big)
 }
 
-/// The elements with their bytes reversed, in place where nobody else holds them.
-pub(super) fn swapped(band: Bytes, width: usize) -> Bytes {
+/// Reverses the bytes of each element, in place if the buffer is not shared.
+pub(super) fn swap_bytes(band: Bytes, width: usize) -> Bytes {
     match band.try_into_mut() {
         Ok(mut own) => {
             swap(&mut own, width);
@@ -77,7 +77,7 @@ pub(super) fn swapped(band: Bytes, width: usize) -> Bytes {
 }
 
 fn swap(data: &mut [u8], width: usize) {
-    // Constant widths become byte-swap instructions.
+    // Constant widths compile to byte-swap instructions.
     match width {
         2 => data.as_chunks_mut::<2>().0.iter_mut().for_each(|element| element.reverse()),
         4 => data.as_chunks_mut::<4>().0.iter_mut().for_each(|element| element.reverse()),
@@ -90,12 +90,12 @@ fn swap(data: &mut [u8], width: usize) {
 mod tests {
     use super::*;
 
-    const BIG: fn() -> Options = || Options { endian: Endian::Big, ..Options::default() };
+    const BIG: fn() -> EncodeOptions = || EncodeOptions { endian: Endian::Big, ..EncodeOptions::default() };
 
     #[test]
     fn little_endian_data_is_the_arrays_own() {
         let array = Array { shape: [2].as_slice().into(), data_type: DataType::UInt16, data: vec![1, 2, 3, 4].into() };
-        let parts = Raw.encode(&array, &Options::default()).unwrap();
+        let parts = RawFormat.encode(&array, &EncodeOptions::default()).unwrap();
         assert_eq!(parts.len(), 1);
         assert_eq!(parts[0].as_ptr(), array.data.as_ptr());
     }
@@ -105,7 +105,7 @@ mod tests {
         let data: Vec<u8> = (0..16).collect();
         for (name, width) in [("int8", 1), ("uint16", 2), ("float32", 4), ("int64", 8)] {
             let expected: Vec<u8> = data.chunks(width).flat_map(|e| e.iter().rev().copied()).collect();
-            let band = Raw.finish_band(data.clone().into(), &DataType::from_name(name), &BIG());
+            let band = RawFormat.finish_band(data.clone().into(), &DataType::from_name(name), &BIG());
             assert_eq!(band, expected, "{name}");
         }
     }
@@ -114,13 +114,13 @@ mod tests {
     fn an_unshared_band_is_swapped_in_place() {
         let band = Bytes::from(vec![1, 2, 3, 4]);
         let at = band.as_ptr();
-        assert_eq!(Raw.finish_band(band, &DataType::UInt16, &BIG()).as_ptr(), at);
+        assert_eq!(RawFormat.finish_band(band, &DataType::UInt16, &BIG()).as_ptr(), at);
     }
 
     #[test]
     fn a_shared_band_is_left_alone() {
         let cached = Bytes::from(vec![1, 2, 3, 4]);
-        assert_eq!(Raw.finish_band(cached.clone(), &DataType::UInt32, &BIG()), &[4, 3, 2, 1][..]);
+        assert_eq!(RawFormat.finish_band(cached.clone(), &DataType::UInt32, &BIG()), &[4, 3, 2, 1][..]);
         assert_eq!(cached, &[1, 2, 3, 4][..]);
     }
 }

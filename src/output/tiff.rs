@@ -1,44 +1,44 @@
-//! `tiff`: a plane as a page, or a stack of pages, of every element type, uncompressed.
+//! `tiff`: a plane as one page, or a stack of pages, of any element type, uncompressed.
 //!
-//! Written here rather than by the crate tiff: that puts a directory before every page, but ImageJ reads a stack
-//! as one run of pages from the first, and with all directories in front the elements go out as they are in
-//! memory: not copied, and in bands.
+//! This module is used instead of the crate tiff, which puts a directory before every page. But ImageJ reads a stack as
+//! one contiguous run of pages from the first one. With all directories at the front, the elements are sent as they are
+//! in memory: without a copy, and in bands.
 
 use bytes::Bytes;
 
-use super::image::sides;
-use super::{EncodeError, Format, Options, accepts_common, check, elements};
+use super::image::long_axes;
+use super::{EncodeError, EncodeOptions, Format, accepts_common, check_array, element_count};
 use crate::n5::{Array, DataType};
 
 /// Directories of all pages, then the elements of all pages without gaps.
 ///
-/// Of the axes longer than 1 the first goes to the right, the second down, and the third is that of the pages.
-/// Little-endian, one strip a page, black is 0. Up to 4 GiB a classic TIFF, with the description by which ImageJ
-/// knows a stack; beyond that a BigTIFF.
+/// Of the axes longer than 1, the first runs to the right, the second down, and the third across the pages. The file is
+/// little-endian, has one strip per page, and shows 0 as black. Up to 4 GiB it is a classic TIFF, with the description
+/// by which ImageJ recognizes a stack. Beyond that it is a BigTIFF.
 ///
 /// Source: TIFF 6.0 §2 and §19 (`SampleFormat`); BigTIFF: <https://www.awaresystems.be/imaging/tiff/bigtiff.html>.
 #[derive(Debug)]
-pub(super) struct Tiff;
+pub(super) struct TiffFormat;
 
-/// Most pages, so that the directories stay small beside the images: ImageJ has no more either.
+/// Maximum number of pages, which keeps the directories small relative to the images. ImageJ does not support more.
 const MAX_PAGES: u32 = 65_535;
 
-/// Most pixels of a side.
+/// Maximum number of pixels per side.
 const MAX_SIDE: u64 = (1 << 31) - 1;
 
-/// Entries of a directory, the description not counted.
+/// Number of entries of a directory, without the description.
 const ENTRIES: u64 = 10;
 
-/// Elements begin at a multiple of this.
+/// Alignment of the elements in bytes.
 const ALIGNMENT: u64 = 16;
 
-/// Types of values. Source: TIFF 6.0 §2; BigTIFF.
+/// Types of directory values. Source: TIFF 6.0 §2; BigTIFF.
 const ASCII: u16 = 2;
 const SHORT: u16 = 3;
 const LONG: u16 = 4;
 const LONG8: u16 = 16;
 
-impl Format for Tiff {
+impl Format for TiffFormat {
     fn name(&self) -> &'static str {
         "tiff"
     }
@@ -47,68 +47,68 @@ impl Format for Tiff {
         "image/tiff"
     }
 
-    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &Options) -> Result<(), String> {
+    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
         accepts_common(self, data_type, options)?;
-        Stack::of(shape, data_type).map(|_| ())
+        ImageStack::of(shape, data_type).map(|_| ())
     }
 
-    /// The directories.
-    fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &Options) -> u64 {
+    /// Size of the directories.
+    fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
         let pages = shape.iter().copied().filter(|size| *size > 1).nth(2).unwrap_or(1);
-        if elements(shape) == u64::MAX {
+        if element_count(shape) == u64::MAX {
             u64::MAX
         } else {
-            pages.saturating_mul(BIG.directory(ENTRIES)).saturating_add(512)
+            pages.saturating_mul(BIG.directory_bytes(ENTRIES)).saturating_add(512)
         }
     }
 
-    fn header(&self, shape: &[u64], data_type: &DataType, _: &Options) -> Option<Bytes> {
-        Stack::of(shape, data_type).ok()?.header().map(Bytes::from)
+    fn header(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> Option<Bytes> {
+        ImageStack::of(shape, data_type).ok()?.header().map(Bytes::from)
     }
 
-    fn encode(&self, array: &Array, options: &Options) -> Result<Vec<Bytes>, EncodeError> {
-        check(self, array, options)?;
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        check_array(self, array, options)?;
         let header = self.header(&array.shape, &array.data_type, options).ok_or_else(|| EncodeError::Encoder {
             format: self.name(),
-            reason: format!("no directories for {:?}", array.shape),
+            reason: format!("cannot make directories for the shape {:?}", array.shape),
         })?;
         Ok(vec![header, array.data.clone()])
     }
 }
 
-/// What the pages have in common.
-struct Stack {
+/// Properties that all pages share.
+struct ImageStack {
     width: u32,
     height: u32,
     pages: u32,
     bits: u16,
-    /// 1 unsigned, 2 signed, 3 floating-point. Source: TIFF 6.0 §19.
+    /// 1 for unsigned, 2 for signed, 3 for floating-point. Source: TIFF 6.0 §19.
     sample_format: u16,
     page_bytes: u64,
 }
 
-/// The widths in which a file counts.
-struct Layout {
+/// Variant of the format, which determines the widths of counts and offsets.
+struct TiffVariant {
     is_big: bool,
 }
 
-const CLASSIC: Layout = Layout { is_big: false };
-const BIG: Layout = Layout { is_big: true };
+const CLASSIC: TiffVariant = TiffVariant { is_big: false };
+const BIG: TiffVariant = TiffVariant { is_big: true };
 
-impl Layout {
-    /// Bytes of the file's own header.
-    fn start(&self) -> u64 {
+impl TiffVariant {
+    /// Size of the file header in bytes.
+    fn header_bytes(&self) -> u64 {
         if self.is_big { 16 } else { 8 }
     }
 
-    /// Bytes of a directory: number of entries, entries, address of the next directory.
-    fn directory(&self, entries: u64) -> u64 {
+    /// Size of a directory in bytes: number of entries, entries, offset of the next directory.
+    fn directory_bytes(&self, entries: u64) -> u64 {
         let (count, entry, next) = if self.is_big { (8u64, 20u64, 8u64) } else { (2, 12, 4) };
         entries.saturating_mul(entry).saturating_add(count).saturating_add(next)
     }
 
-    /// An address or a number of bytes.
-    fn long(&self, out: &mut Vec<u8>, value: u64) -> Option<()> {
+    /// Appends an offset or a number of bytes.
+    fn put_offset(&self, out: &mut Vec<u8>, value: u64) -> Option<()> {
         if self.is_big {
             out.extend_from_slice(&value.to_le_bytes());
         } else {
@@ -117,37 +117,37 @@ impl Layout {
         Some(())
     }
 
-    /// An entry; the value stands in it, or `value` is its address.
-    fn entry(&self, out: &mut Vec<u8>, tag: u16, kind: u16, count: u64, value: u64) -> Option<()> {
+    /// Appends a directory entry. `value` is the value itself or its offset.
+    fn put_entry(&self, out: &mut Vec<u8>, tag: u16, kind: u16, count: u64, value: u64) -> Option<()> {
         out.extend_from_slice(&tag.to_le_bytes());
         out.extend_from_slice(&kind.to_le_bytes());
-        self.long(out, count)?;
-        // Little-endian: a short value is at the left of its field, and zeros follow.
-        self.long(out, value)
+        self.put_offset(out, count)?;
+        // Little-endian: a short value is at the start of its field, followed by zeros.
+        self.put_offset(out, value)
     }
 }
 
-impl Stack {
+impl ImageStack {
     fn of(shape: &[u64], data_type: &DataType) -> Result<Self, String> {
-        let sides = sides("tiff", shape, MAX_SIDE)?;
+        let sides = long_axes("tiff", shape, MAX_SIDE)?;
         let mut sides = sides.into_iter();
         let (width, height, pages) = (sides.next().unwrap_or(1), sides.next().unwrap_or(1), sides.next().unwrap_or(1));
         if sides.next().is_some() {
             return Err(format!(
-                "tiff shows a plane or a stack, at most three axes longer than 1, the shape is {shape:?}; \
-                 make the others 1 with start and size"
+                "tiff needs a plane or a stack with at most three axes longer than 1, but the shape is {shape:?}; \
+                 reduce the other axes to 1 with start and size"
             ));
         }
         if pages > MAX_PAGES {
             return Err(format!(
-                "a tiff has at most {MAX_PAGES} pages here, the shape is {shape:?}; ask for a part of it"
+                "a tiff has at most {MAX_PAGES} pages here, but the shape is {shape:?}; request a smaller region"
             ));
         }
         let sample_format = match data_type {
             DataType::UInt8 | DataType::UInt16 | DataType::UInt32 | DataType::UInt64 => 1,
             DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 => 2,
             DataType::Float32 | DataType::Float64 => 3,
-            DataType::Other(_) => return Err(format!("tiff does not show {data_type}")),
+            DataType::Other(_) => return Err(format!("tiff does not support {data_type}")),
         };
         let width_bytes = data_type.size_bytes().unwrap_or(1);
         let bits = u16::try_from(width_bytes.saturating_mul(8)).unwrap_or(u16::MAX);
@@ -156,21 +156,21 @@ impl Stack {
         Ok(Self { width, height, pages, bits, sample_format, page_bytes })
     }
 
-    /// All that comes before the elements; `None` where addresses exceed 64 bits.
+    /// Returns all bytes before the elements; `None` if offsets exceed 64 bits.
     fn header(&self) -> Option<Vec<u8>> {
         self.header_in(&CLASSIC).or_else(|| self.header_in(&BIG))
     }
 
-    fn header_in(&self, layout: &Layout) -> Option<Vec<u8>> {
-        // ImageJ knows no BigTIFF.
+    fn header_in(&self, layout: &TiffVariant) -> Option<Vec<u8>> {
+        // ImageJ does not support BigTIFF.
         let description = if self.pages > 1 && !layout.is_big {
             format!("ImageJ=1.11a\nimages={0}\nslices={0}\nloop=false\n\0", self.pages)
         } else {
             String::new()
         };
         let in_first = if description.is_empty() { ENTRIES } else { ENTRIES.checked_add(1)? };
-        let others = layout.directory(ENTRIES).checked_mul(u64::from(self.pages).checked_sub(1)?)?;
-        let text_at = layout.start().checked_add(layout.directory(in_first))?.checked_add(others)?;
+        let others = layout.directory_bytes(ENTRIES).checked_mul(u64::from(self.pages).checked_sub(1)?)?;
+        let text_at = layout.header_bytes().checked_add(layout.directory_bytes(in_first))?.checked_add(others)?;
         let first_page = text_at.checked_add(description.len() as u64)?.checked_next_multiple_of(ALIGNMENT)?;
         let end = self.page_bytes.checked_mul(self.pages.into())?.checked_add(first_page)?;
         if !layout.is_big && u32::try_from(end).is_err() {
@@ -183,23 +183,23 @@ impl Stack {
         } else {
             out.extend_from_slice(&[42, 0]);
         }
-        layout.long(&mut out, layout.start())?;
+        layout.put_offset(&mut out, layout.header_bytes())?;
         for page in 0..self.pages {
             let strip = self.page_bytes.checked_mul(page.into())?.checked_add(first_page)?;
             let text = (page == 0 && !description.is_empty()).then_some((description.len() as u64, text_at));
             let is_last = page.checked_add(1) == Some(self.pages);
-            self.directory(&mut out, layout, strip, text, is_last)?;
+            self.put_directory(&mut out, layout, strip, text, is_last)?;
         }
         out.extend_from_slice(description.as_bytes());
         out.resize(usize::try_from(first_page).ok()?, 0);
         Some(out)
     }
 
-    /// Appends the directory of a page whose elements are at `strip`. Entries ascend by tag.
-    fn directory(
+    /// Appends the directory of a page whose elements are at `strip`. Entries are in ascending order of their tags.
+    fn put_directory(
         &self,
         out: &mut Vec<u8>,
-        layout: &Layout,
+        layout: &TiffVariant,
         strip: u64,
         text: Option<(u64, u64)>,
         is_last: bool,
@@ -211,7 +211,7 @@ impl Stack {
             out.extend_from_slice(&u16::try_from(entries).ok()?.to_le_bytes());
         }
         let long = if layout.is_big { LONG8 } else { LONG };
-        let mut entry = |tag, kind, count, value| layout.entry(out, tag, kind, count, value);
+        let mut entry = |tag, kind, count, value| layout.put_entry(out, tag, kind, count, value);
         entry(256, LONG, 1, self.width.into())?;
         entry(257, LONG, 1, self.height.into())?;
         entry(258, SHORT, 1, self.bits.into())?;
@@ -228,7 +228,7 @@ impl Stack {
         entry(339, SHORT, 1, self.sample_format.into())?;
         let field = if layout.is_big { 8 } else { 4 };
         let next = if is_last { 0 } else { (out.len() as u64).checked_add(field)? };
-        layout.long(out, next)
+        layout.put_offset(out, next)
     }
 }
 
@@ -236,7 +236,7 @@ impl Stack {
 mod tests {
     use super::*;
 
-    /// Tags of every page with their values, read as the specification says.
+    /// Returns the tags and values of every page, parsed according to the specification.
     fn pages(file: &[u8]) -> Vec<Vec<(u16, u64)>> {
         let big = file[2] == 43;
         let number = |at: usize, bytes: usize| {
@@ -268,7 +268,7 @@ mod tests {
     fn a_stack_has_a_page_for_each_plane_and_its_elements_are_the_arrays_own() {
         let data: Bytes = (0..48u8).collect::<Vec<u8>>().into();
         let array = Array { shape: [2, 1, 3, 4].as_slice().into(), data_type: DataType::Int16, data: data.clone() };
-        let parts = Tiff.encode(&array, &Options::default()).unwrap();
+        let parts = TiffFormat.encode(&array, &EncodeOptions::default()).unwrap();
         assert_eq!(parts[1].as_ptr(), data.as_ptr());
         assert_eq!(parts[0].len() % 16, 0);
         let file = parts.concat();
@@ -286,29 +286,30 @@ mod tests {
     #[test]
     fn every_type_says_its_bits_and_its_kind() {
         for (name, bits, kind) in [("uint8", 8, 1), ("int64", 64, 2), ("float32", 32, 3), ("float64", 64, 3)] {
-            let header = Tiff.header(&[5], &DataType::from_name(name), &Options::default()).unwrap();
+            let header = TiffFormat.header(&[5], &DataType::from_name(name), &EncodeOptions::default()).unwrap();
             let page = &pages(&header)[0];
             assert_eq!((value(page, 258), value(page, 339), value(page, 257)), (bits, kind, 1));
-            assert!(page.iter().all(|entry| entry.0 != 270), "a single page is no stack");
+            assert!(page.iter().all(|entry| entry.0 != 270), "a single page is not a stack");
         }
     }
 
     #[test]
     fn beyond_4_gib_it_is_a_bigtiff() {
         let shape = [1 << 16, 1 << 14, 5];
-        let classic = Tiff.header(&[1 << 16, 1 << 14, 3], &DataType::UInt8, &Options::default()).unwrap();
+        let classic = TiffFormat.header(&[1 << 16, 1 << 14, 3], &DataType::UInt8, &EncodeOptions::default()).unwrap();
         assert_eq!(classic[2], 42);
-        let header = Tiff.header(&shape, &DataType::UInt8, &Options::default()).unwrap();
+        let header = TiffFormat.header(&shape, &DataType::UInt8, &EncodeOptions::default()).unwrap();
         assert_eq!(&header[..8], b"II\x2b\0\x08\0\0\0");
         let pages = pages(&header);
         assert_eq!(pages.len(), 5);
         assert_eq!(value(&pages[4], 273), header.len() as u64 + 4 * (1 << 30));
-        assert!(header.len() as u64 <= Tiff.extra_bytes(&shape, &DataType::UInt8, &Options::default()));
+        assert!(header.len() as u64 <= TiffFormat.extra_bytes(&shape, &DataType::UInt8, &EncodeOptions::default()));
     }
 
     #[test]
     fn what_is_no_stack_is_refused_with_the_way_out() {
-        let refusal = |shape: &[u64]| Tiff.accepts(shape, &DataType::UInt8, &Options::default()).unwrap_err();
+        let refusal =
+            |shape: &[u64]| TiffFormat.accepts(shape, &DataType::UInt8, &EncodeOptions::default()).unwrap_err();
         assert!(refusal(&[2, 2, 2, 2]).contains("three axes"));
         assert!(refusal(&[2, 0]).contains("empty"));
         assert!(refusal(&[2, 2, 65_536]).contains("65535 pages"));

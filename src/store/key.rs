@@ -1,55 +1,55 @@
-//! Names of things in a store.
+//! Keys: names of objects and directories in a store.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Most path segments of a key.
+/// Maximum number of path segments in a key.
 const MAX_DEPTH: usize = 256;
 
-/// Most bytes of a key: `PATH_MAX` of Linux, beyond which no file is opened.
+/// Maximum length of a key in bytes: `PATH_MAX` on Linux. No file with a longer path can be opened.
 const MAX_LEN: usize = 4096;
 
-/// Path of an object or directory below the root of a store, `""` for the root itself.
+/// Path of an object or directory below the root of a store. The root itself is `""`.
 ///
-/// - Segments are separated by single `/`; there is none at either end.
-/// - No segment is empty, `.` or `..`, or holds `/`, a backslash, NUL or another control character.
-/// - At most 256 segments, and 4,096 bytes.
+/// - Segments are separated by a single `/`, with none at either end.
+/// - No segment is empty, `.` or `..`, or contains `/`, a backslash, NUL or another control character.
+/// - A key has at most 256 segments and 4,096 bytes.
 ///
 /// Names are compared as bytes: no case folding, no normalisation.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
 
-/// As it is told in errors: in quotes.
+/// Formats the key in quotes, as error messages show it.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&*self.0, f)
     }
 }
 
-/// Why text is no [`Key`].
+/// Why a text is not a valid [`Key`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// A segment that no key may have.
+    /// A segment is not allowed.
     #[error("the path segment {0:?} is not allowed: {1}")]
     Segment(String, &'static str),
-    /// Too many segments.
+    /// The key has too many segments.
     #[error("the path has more than {MAX_DEPTH} segments")]
     Depth,
-    /// Too many bytes.
+    /// The key has too many bytes.
     #[error("the path has more than {MAX_LEN} bytes")]
     Length,
 }
 
 impl Key {
-    /// The root.
+    /// Returns the key of the root.
     pub fn root() -> Self {
         Self(Arc::from(""))
     }
 
-    /// The key with these segments, already percent-decoded.
+    /// Creates a key from segments that are already percent-decoded.
     ///
     /// # Errors
-    /// [`KeyError`] names the first segment that is not allowed.
+    /// [`KeyError`] with the first segment that is not allowed, or if the key is too deep or too long.
     pub fn from_segments<S: AsRef<str>>(segments: impl IntoIterator<Item = S>) -> Result<Self, KeyError> {
         let mut path = String::new();
         for (depth, segment) in segments.into_iter().enumerate() {
@@ -57,7 +57,7 @@ impl Key {
             if depth == MAX_DEPTH {
                 return Err(KeyError::Depth);
             }
-            if let Some(fault) = fault(segment) {
+            if let Some(fault) = segment_fault(segment) {
                 return Err(KeyError::Segment(segment.to_owned(), fault));
             }
             if depth > 0 {
@@ -71,7 +71,7 @@ impl Key {
         Ok(Self(path.into()))
     }
 
-    /// The key of which [`Self::as_str`] is `path`; not the root.
+    /// Parses a key from the form that [`Self::as_str`] returns. Does not accept the root.
     ///
     /// # Errors
     /// As [`Self::from_segments`].
@@ -83,29 +83,29 @@ impl Key {
             if depth == MAX_DEPTH {
                 return Err(KeyError::Depth);
             }
-            if let Some(fault) = fault(segment) {
+            if let Some(fault) = segment_fault(segment) {
                 return Err(KeyError::Segment(segment.to_owned(), fault));
             }
         }
         Ok(Self(Arc::from(path)))
     }
 
-    /// Whether a directory entry of this name can be addressed.
+    /// Returns true if a directory entry of this name can be addressed.
     pub fn is_segment(name: &str) -> bool {
-        fault(name).is_none()
+        segment_fault(name).is_none()
     }
 
-    /// The key of `name` in this directory.
+    /// Returns the key of `name` in this directory.
     ///
     /// # Errors
-    /// [`KeyError`] when `name` is no segment or the key becomes too deep.
+    /// [`KeyError`] if `name` is not a valid segment, or if the key becomes too deep or too long.
     pub fn child(&self, name: &str) -> Result<Self, KeyError> {
         Self::from_segments(self.segments().chain([name]))
     }
 
-    /// The key that the decimal `numbers` name below this one, one segment each.
+    /// Returns the key below this one whose segments are the decimal `numbers`.
     #[must_use]
-    pub fn numbered(&self, numbers: &[u64]) -> Self {
+    pub fn join_numbers(&self, numbers: &[u64]) -> Self {
         use fmt::Write;
         let mut path = String::with_capacity(self.0.len() + 8 * numbers.len());
         path.push_str(&self.0);
@@ -117,7 +117,7 @@ impl Key {
         Self(path.into())
     }
 
-    /// The directory that holds this key; `None` for the root.
+    /// Returns the directory that contains this key, or `None` for the root.
     pub fn parent(&self) -> Option<Self> {
         if self.is_root() {
             return None;
@@ -125,22 +125,22 @@ impl Key {
         Some(self.0.rsplit_once('/').map_or_else(Self::root, |(parent, _)| Self(parent.into())))
     }
 
-    /// The last segment; `None` for the root.
+    /// Returns the last segment, or `None` for the root.
     pub fn name(&self) -> Option<&str> {
         self.segments().next_back()
     }
 
-    /// The segments from the root down.
+    /// Returns the segments from the root down.
     pub fn segments(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.0.split('/').filter(|segment| !segment.is_empty())
     }
 
-    /// Whether this is the root.
+    /// Returns true if this is the root.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The segments joined by `/`.
+    /// Returns the segments joined by `/`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -152,7 +152,7 @@ impl fmt::Display for Key {
     }
 }
 
-fn fault(segment: &str) -> Option<&'static str> {
+fn segment_fault(segment: &str) -> Option<&'static str> {
     match segment {
         "" => Some("it is empty"),
         "." | ".." => Some("it is relative"),
@@ -193,9 +193,9 @@ mod tests {
 
     #[test]
     fn numbers_become_segments() {
-        assert_eq!(Key::root().numbered(&[0, 17]).as_str(), "0/17");
+        assert_eq!(Key::root().join_numbers(&[0, 17]).as_str(), "0/17");
         let key = Key::from_segments(["a", "b"]).unwrap();
-        assert_eq!(key.numbered(&[3]).as_str(), "a/b/3");
-        assert_eq!(key.numbered(&[3]).parent(), Some(key));
+        assert_eq!(key.join_numbers(&[3]).as_str(), "a/b/3");
+        assert_eq!(key.join_numbers(&[3]).parent(), Some(key));
     }
 }

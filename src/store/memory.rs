@@ -1,4 +1,4 @@
-//! A store in memory: the embedded demo container, and tests.
+//! A store in memory, for the embedded demo container and for tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,23 +8,26 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Data, Entry, Filter, Glance, Inline, Keep, Key, Listing, Meta, Object, Store, StoreError};
+use super::{
+    CachedStat, DirEntry, EntryFilter, FilterDecision, InlineLimit, Key, Listing, Object, ObjectData, ObjectMeta,
+    Store, StoreError,
+};
 
-/// Objects that never change, by key.
+/// A store of objects in memory that never change.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
-    objects: BTreeMap<Key, (Meta, Bytes)>,
-    directories: BTreeMap<Key, BTreeSet<Entry>>,
+    objects: BTreeMap<Key, (ObjectMeta, Bytes)>,
+    directories: BTreeMap<Key, BTreeSet<DirEntry>>,
 }
 
 impl MemoryStore {
-    /// A store of these objects, all last modified at `modified_seconds` after 1970.
+    /// Creates a store of these objects, all last modified `modified_seconds` after 1970.
     pub fn new(objects: impl IntoIterator<Item = (Key, Bytes)>, modified_seconds: u64) -> Self {
         let mut store = Self::default();
         store.directories.insert(Key::root(), BTreeSet::new());
         for (key, bytes) in objects {
             let version = xxh3_64(&bytes);
-            let meta = Meta {
+            let meta = ObjectMeta {
                 len: bytes.len() as u64,
                 modified: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(modified_seconds)),
                 etag: Arc::from(format!("\"{:x}-{version:x}\"", bytes.len())),
@@ -39,7 +42,7 @@ impl MemoryStore {
     fn add_to_parents(&mut self, key: &Key) {
         let (mut child, mut is_directory) = (key.clone(), false);
         while let (Some(parent), Some(name)) = (child.parent(), child.name()) {
-            let entry = Entry { name: name.to_owned(), is_directory };
+            let entry = DirEntry { name: name.to_owned(), is_directory };
             if !self.directories.entry(parent.clone()).or_default().insert(entry) {
                 return;
             }
@@ -58,22 +61,25 @@ impl Store for MemoryStore {
         "memory"
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
+    async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
         Ok(self.objects.get(key).map(|(meta, _)| meta.clone()))
     }
 
-    fn glance(&self, key: &Key) -> Glance {
-        // An object's entity tag is not made of facts here.
+    fn stat_nonblocking(&self, key: &Key) -> CachedStat {
+        // Entity tags in this store are not built from `RawObjectMeta`.
         let is_known = self.objects.contains_key(key) || self.directories.contains_key(key);
-        if is_known { Glance::Unknown } else { Glance::Missing }
+        if is_known { CachedStat::Unknown } else { CachedStat::Missing }
     }
 
     fn is_unchanged(&self, key: &Key, version: u64) -> bool {
         self.objects.get(key).is_some_and(|(meta, _)| meta.version == version)
     }
 
-    async fn get(&self, key: &Key, _: &Inline) -> Result<Option<Object>, StoreError> {
-        Ok(self.objects.get(key).map(|(meta, bytes)| Object { meta: meta.clone(), data: Data::Whole(bytes.clone()) }))
+    async fn get(&self, key: &Key, _: &InlineLimit) -> Result<Option<Object>, StoreError> {
+        Ok(self
+            .objects
+            .get(key)
+            .map(|(meta, bytes)| Object { meta: meta.clone(), data: ObjectData::InMemory(bytes.clone()) }))
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
@@ -85,21 +91,21 @@ impl Store for MemoryStore {
         key: &Key,
         after: Option<&str>,
         limit: usize,
-        keep: Filter,
+        keep: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
         let Some(directory) = self.directories.get(key) else { return Ok(None) };
-        let kept = |entry: &&Entry| match keep(entry) {
-            Keep::Yes => true,
-            Keep::No => false,
-            Keep::IfItHolds(name) => {
+        let kept = |entry: &&DirEntry| match keep(entry) {
+            FilterDecision::Keep => true,
+            FilterDecision::Skip => false,
+            FilterDecision::KeepIfContains(name) => {
                 let object = key.child(&entry.name).and_then(|below| below.child(name));
                 object.is_ok_and(|object| self.objects.contains_key(&object))
             }
         };
-        let follows = |entry: &&Entry| after.is_none_or(|after| entry.name.as_str() > after);
+        let follows = |entry: &&DirEntry| after.is_none_or(|after| entry.name.as_str() > after);
         let mut rest = directory.iter().filter(follows).filter(kept);
         let entries = rest.by_ref().take(limit).cloned().collect();
-        Ok(Some(Listing { entries, more: rest.next().is_some(), left_out: Vec::new(), left_out_count: 0 }))
+        Ok(Some(Listing { entries, has_more: rest.next().is_some(), omitted_names: Vec::new(), omitted_count: 0 }))
     }
 
     async fn probe(&self) -> Result<(), StoreError> {

@@ -1,17 +1,17 @@
-//! Where bytes live: keys in, objects out. Knows nothing of N5 or of attributes.
+//! Object storage: maps keys to bytes. Knows nothing of N5 or of attributes.
 
-mod at_once;
+mod cached_stat;
+mod disk_pool;
 mod file_meta;
-mod glance;
-mod hops;
 mod key;
-mod listings;
+mod listing_limiter;
 mod local;
 mod memory;
+mod nonblocking;
 mod reopen;
 mod root;
-mod sendable;
-mod unopened;
+mod sendfile;
+mod unavailable;
 
 use std::fmt;
 use std::ops::Range;
@@ -22,35 +22,36 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use bytes::Bytes;
 
-pub use file_meta::EntityTag;
-pub use hops::most_threads;
+pub use disk_pool::max_disk_threads;
+pub use file_meta::EntityTagSource;
 pub use key::{Key, KeyError};
 pub use local::{LocalStore, SymlinkPolicy};
 pub use memory::MemoryStore;
-pub use sendable::Sendable;
-pub use unopened::Unopened;
+pub use sendfile::SendfileSource;
+pub use unavailable::UnavailableStore;
 
 /// Read access to a tree of objects.
 ///
-/// A missing object is `None`, not an error; a directory is not an object. Every call ends within the
-/// store's own deadline.
+/// A missing object is `None`, not an error. A directory is not an object. Every call ends within the store's own
+/// deadline.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync {
-    /// Short name of the kind of store, a metric label.
+    /// Returns the short name of the kind of store, used as a metric label.
     fn backend(&self) -> &'static str;
 
-    /// Facts about an object without its bytes.
+    /// Returns the metadata of an object, without its bytes.
     ///
     /// # Errors
-    /// [`StoreError`] when the store cannot say whether the object exists: also behind a link that is not followed, or
-    /// that leads nowhere.
-    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError>;
+    /// [`StoreError`] if the store cannot tell whether the object exists. This includes an object behind a link that is
+    /// dangling or not followed.
+    async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError>;
 
-    /// [`Self::head`] of many objects, in their order; cheaper than one by one where a call costs a hop.
+    /// Returns the result of [`Self::head`] for each of `keys`, in their order. Cheaper than single calls if every call
+    /// costs a thread switch.
     ///
     /// # Errors
     /// As [`Self::head`], for the first object that fails.
-    async fn head_many(&self, keys: Vec<Key>) -> Result<Vec<Option<Meta>>, StoreError> {
+    async fn head_many(&self, keys: Vec<Key>) -> Result<Vec<Option<ObjectMeta>>, StoreError> {
         let mut metas = Vec::with_capacity(keys.len());
         for key in &keys {
             metas.push(self.head(key).await?);
@@ -58,303 +59,307 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(metas)
     }
 
-    /// What the store can say of `key` at once, without waiting for a disk or a network: never blocks, so that it may
-    /// be asked where nothing may wait.
-    fn glance(&self, _key: &Key) -> Glance {
-        Glance::Unknown
+    /// Returns what the store knows of `key` without waiting for a disk or a network. Never blocks, so threads that
+    /// must not block may call it.
+    fn stat_nonblocking(&self, _key: &Key) -> CachedStat {
+        CachedStat::Unknown
     }
 
-    /// Whether the object at `key`, which [`Self::glance`] saw with that version a moment ago, still has it; `false` also
-    /// where that would have to wait.
+    /// Returns true if the object at `key`, which [`Self::stat_nonblocking`] saw with this version a moment ago, still
+    /// has it. Also returns false if the store would have to wait.
     fn is_unchanged(&self, _key: &Key, _version: u64) -> bool {
         false
     }
 
-    /// An object: its bytes where `inline` allows as many when it is opened, else a handle to read them from.
+    /// Returns an object: its bytes if `inline` allows as many when the object is opened, otherwise a handle to read
+    /// them from.
     ///
     /// # Errors
-    /// [`StoreError`] when the object cannot be read.
-    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError>;
+    /// [`StoreError`] if the object cannot be read.
+    async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError>;
 
-    /// What reads objects without waiting for anything, for the next few milliseconds: what is the same for all of them is
-    /// done once. `None` where it would or might wait: then [`Self::get`] tells. A store that cannot know always waits.
-    fn at_once(&self) -> Option<Box<dyn ReadAtOnce>> {
+    /// Returns a reader that never blocks, for use within the next few milliseconds. It does the work that all objects
+    /// have in common only once. Returns `None` if reading would or might block; use [`Self::get`] then. A store that
+    /// cannot tell always returns `None`.
+    fn nonblocking_reader(&self) -> Option<Box<dyn NonblockingReader>> {
         None
     }
 
-    /// An object of at most `most_bytes` to be sent by the kernel itself, from memory that it has already; `None` where
-    /// that is not possible, or there is no object.
-    fn open_at_once(&self, key: &Key, most_bytes: u64) -> Option<Sendable> {
+    /// Opens an object of at most `most_bytes` that the kernel itself can send from memory. Returns `None` if that is
+    /// not possible or there is no object.
+    fn open_nonblocking(&self, key: &Key, most_bytes: u64) -> Option<SendfileSource> {
         let _ = (key, most_bytes);
         None
     }
 
-    /// Whether `key` is a directory; one behind a link that is not followed is none.
+    /// Returns true if `key` is a directory. A directory behind a link that is not followed does not count.
     ///
     /// # Errors
-    /// [`StoreError`] when the store cannot say.
+    /// [`StoreError`] if the store cannot tell.
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError>;
 
-    /// The entries of a directory that `keep` wants and that follow the name `after`, at most `limit` of
-    /// them, sorted by the bytes of their names; `None` where [`Self::is_directory`] is false.
+    /// Lists the entries of a directory that `keep` accepts and whose names come after `after`, at most `limit` of
+    /// them. They are sorted by the bytes of their names. Returns `None` if [`Self::is_directory`] is false.
     ///
-    /// What no key can name, or what a key could not open, is left out, and [`Listing::left_out`] tells.
+    /// Entries that no key can name or that a key could not open are omitted and reported in
+    /// [`Listing::omitted_names`].
     ///
     /// # Errors
-    /// [`StoreError`] when the directory cannot be read.
+    /// [`StoreError`] if the directory cannot be read.
     async fn list(
         &self,
         key: &Key,
         after: Option<&str>,
         limit: usize,
-        keep: Filter,
+        keep: EntryFilter,
     ) -> Result<Option<Listing>, StoreError>;
 
-    /// Returns true if [`Self::list`] costs no more than a few reads of blocks. Then directories are listed to count the blocks
-    /// of large slices; otherwise all blocks count as existing.
+    /// Returns true if [`Self::list`] costs no more than a few reads of blocks. Then directories are listed to count
+    /// the blocks of large slices; otherwise all blocks count as existing.
     fn lists_cheaply(&self) -> bool {
         false
     }
 
-    /// Something that is the same for two keys that lead to the same directory, as symbolic links make them; `None`
-    /// where there is no such directory, or where a directory has one key only.
+    /// Returns a number that is equal for all keys of the same directory. Symbolic links can give a directory several
+    /// keys. Returns `None` if there is no such directory, or if a directory of this store has only one key.
     ///
     /// # Errors
-    /// [`StoreError`] when the store cannot say.
+    /// [`StoreError`] if the store cannot tell.
     async fn identity(&self, _key: &Key) -> Result<Option<u64>, StoreError> {
         Ok(None)
     }
 
-    /// Calls that wait now.
-    fn load(&self) -> Load {
-        Load::default()
+    /// Returns the load of the store: its calls that wait now.
+    fn current_load(&self) -> StoreLoad {
+        StoreLoad::default()
     }
 
-    /// Whether the store can be read at all, for readiness.
+    /// Checks that the store can be read at all, for readiness.
     ///
     /// # Errors
-    /// [`StoreError`] says why not.
+    /// [`StoreError`] with the reason if it cannot be read.
     async fn probe(&self) -> Result<(), StoreError>;
 }
 
-/// Facts about an object.
+/// Metadata of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Meta {
+pub struct ObjectMeta {
     /// Length in bytes.
     pub len: u64,
-    /// Last modification, where the store knows it.
+    /// Last modification, if the store knows it.
     pub modified: Option<SystemTime>,
-    /// Strong, quoted entity tag, equal for equal copies of the object on other machines where the
-    /// store can tell.
+    /// Strong, quoted entity tag. Equal for equal copies of the object on other machines if the store can tell.
     pub etag: Arc<str>,
-    /// Changes whenever the object is replaced or written, as far as the store can tell.
+    /// Version, which changes whenever the object is replaced or written, as far as the store can tell.
     pub version: u64,
 }
 
-/// What [`Store::glance`] sees.
+/// Result of [`Store::stat_nonblocking`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Glance {
-    /// It would have to wait: ask [`Store::head`].
+pub enum CachedStat {
+    /// The store would have to wait; call [`Store::head`].
     Unknown,
-    /// There is nothing of that name, no directory either.
+    /// Nothing has that name, not even a directory.
     Missing,
-    /// There is something, but no object.
-    NoObject,
+    /// Something exists that is not an object.
+    NotAnObject,
     /// An object.
-    Object(Facts),
+    Object(RawObjectMeta),
 }
 
-/// What [`Meta`] is made of.
+/// Facts from which an [`ObjectMeta`] is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Facts {
+pub struct RawObjectMeta {
     /// Length in bytes.
     pub len: u64,
     /// Last modification, in nanoseconds since 1970.
     pub modified: i128,
-    /// Change time and inode, where the entity tag has them.
+    /// Change time and inode, if the entity tag contains them.
     pub changed: Option<(i128, u64)>,
-    /// As [`Meta::version`].
+    /// As [`ObjectMeta::version`].
     pub version: u64,
 }
 
-/// How many bytes of an object [`Store::get`] reads at once. Whoever called it may forbid that while the call waits: then
-/// there is no memory for them any more. Clones are the same.
+/// Maximum number of bytes of an object that [`Store::get`] returns inline. The caller may revoke it while the call
+/// waits, if the memory for the bytes is no longer available. Clones share the limit.
 #[derive(Debug, Clone)]
-pub struct Inline(Arc<AtomicU64>);
+pub struct InlineLimit(Arc<AtomicU64>);
 
-impl Inline {
-    /// At most so many bytes.
+impl InlineLimit {
+    /// Creates a limit of this many bytes.
     pub fn new(bytes: u64) -> Self {
         Self(Arc::new(AtomicU64::new(bytes)))
     }
 
-    /// How many bytes may be read now.
+    /// Returns the number of bytes that may be read now.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// From now on nothing is read.
-    pub fn forbid(&self) {
+    /// Sets the limit to zero, so that nothing is read from now on.
+    pub fn revoke(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 }
 
-/// An object found by [`Store::get`].
+/// An object returned by [`Store::get`].
 #[derive(Debug)]
 pub struct Object {
-    /// Facts.
-    pub meta: Meta,
-    /// Bytes, or the way to them.
-    pub data: Data,
+    /// Metadata of the object.
+    pub meta: ObjectMeta,
+    /// Bytes of the object, or a handle to read them from.
+    pub data: ObjectData,
 }
 
-/// The bytes of an object.
+/// The content of an object.
 #[derive(Debug)]
-pub enum Data {
-    /// All of them.
-    Whole(Bytes),
-    /// An open object to read them from.
+pub enum ObjectData {
+    /// All bytes of the object, in memory.
+    InMemory(Bytes),
+    /// An open object from which the bytes are read.
     Open(Arc<dyn ReadAt>),
 }
 
-/// An open object: the same bytes at every call, also when its key is replaced meanwhile.
+/// An open object. Every call reads the same version, even if the key is replaced meanwhile.
 #[async_trait]
 pub trait ReadAt: fmt::Debug + Send + Sync {
-    /// The bytes of `range`, which lies within the object.
+    /// Reads the bytes of `range`, which must lie within the object.
     ///
     /// # Errors
-    /// [`StoreError::Short`] when the object has become shorter, and as [`Store::get`].
+    /// [`StoreError::Truncated`] if the object has become shorter, and the errors of [`Store::get`].
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError>;
 }
 
-/// Objects that can be read without waiting.
-pub trait ReadAtOnce: fmt::Debug + Send {
-    /// An object of at most `most_bytes`, its bytes in place of what `room` held; `Some(None)` where there is none. `None`
-    /// where reading it would or might wait, or fails.
-    fn get(&mut self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<Meta>>;
+/// A reader of objects that never blocks.
+pub trait NonblockingReader: fmt::Debug + Send {
+    /// Reads an object of at most `most_bytes` into `room`, replacing its content. Returns `Some(None)` if there is no
+    /// object, and `None` if reading would or might block, or fails.
+    fn get(&mut self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<ObjectMeta>>;
 }
 
-/// A page of a directory.
+/// One page of a directory listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     /// Entries, sorted by the bytes of their names.
-    pub entries: Vec<Entry>,
-    /// Whether more entries follow.
-    pub more: bool,
-    /// Names that are left out, at most [`MAX_LEFT_OUT`] of them, as text: what no key can name, links that are not
-    /// followed or lead nowhere, what is neither file nor directory. Those that no key can name are told on every page.
-    pub left_out: Vec<String>,
-    /// How many names are left out, those in [`Self::left_out`] among them; where `more` follow, some of them may be
-    /// counted on the next page, too.
-    pub left_out_count: u64,
+    pub entries: Vec<DirEntry>,
+    /// True if more entries follow.
+    pub has_more: bool,
+    /// Names of omitted entries as text, at most [`MAX_OMITTED_NAMES`]. An entry is omitted if no key can have its
+    /// name, if it is a link that is dangling or not followed, or if it is neither a file nor a directory. Names that
+    /// no key can have are reported on every page.
+    pub omitted_names: Vec<String>,
+    /// Number of omitted entries, including those in [`Self::omitted_names`]. If [`Self::has_more`] is true, the next
+    /// page may count some of them again.
+    pub omitted_count: u64,
 }
 
-/// Most names that [`Listing::left_out`] holds.
-pub const MAX_LEFT_OUT: usize = 16;
+/// Maximum number of names in [`Listing::omitted_names`].
+pub const MAX_OMITTED_NAMES: usize = 16;
 
-/// One entry of a directory.
+/// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Entry {
-    /// Its name, a key segment.
+pub struct DirEntry {
+    /// Name of the entry, which is a valid key segment.
     pub name: String,
-    /// Whether it is a directory.
+    /// True if the entry is a directory.
     pub is_directory: bool,
 }
 
-/// Which entries [`Store::list`] keeps. It is asked while the directory is scanned, so that what it drops
-/// costs neither memory nor another scan.
-pub type Filter = Arc<dyn Fn(&Entry) -> Keep + Send + Sync>;
+/// Filter of the entries that [`Store::list`] returns. It is called while the directory is scanned, so rejected entries
+/// cost neither memory nor another scan.
+pub type EntryFilter = Arc<dyn Fn(&DirEntry) -> FilterDecision + Send + Sync>;
 
-/// What a [`Filter`] says of an entry.
+/// Decision of an [`EntryFilter`] about an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
-    /// It is listed.
-    Yes,
-    /// It is not.
-    No,
-    /// It is listed when it is a directory with an object of this name directly below.
-    IfItHolds(&'static str),
+pub enum FilterDecision {
+    /// List the entry.
+    Keep,
+    /// Do not list the entry.
+    Skip,
+    /// List the entry if it is a directory that directly contains an object of this name.
+    KeepIfContains(&'static str),
 }
 
-impl Keep {
-    /// The filter that keeps everything.
-    pub fn all() -> Filter {
-        Arc::new(|_| Self::Yes)
+impl FilterDecision {
+    /// Returns a filter that keeps every entry.
+    pub fn keep_all() -> EntryFilter {
+        Arc::new(|_| Self::Keep)
     }
 }
 
-/// Calls of a store that wait for it.
+/// Load of a store: the calls that wait for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
-    /// Those that have begun.
+pub struct StoreLoad {
+    /// Number of calls that have started.
     pub running: usize,
-    /// Those that have not.
+    /// Number of calls that have not started.
     pub queued: usize,
-    /// Whether none has ended for so long that further ones fail at once, but for one now and then.
+    /// True if no call has ended for so long that further calls fail at once, except for an occasional probe.
     pub is_stalled: bool,
-    /// For how long none has ended, while some run that somebody may still wait for.
-    pub silent: Duration,
-    /// For how long that one of these has run which runs longest.
-    pub longest: Duration,
+    /// Time for which no call has ended, while calls run whose callers may still wait.
+    pub silent_for: Duration,
+    /// Age of the longest-running call whose caller may still wait.
+    pub longest_running: Duration,
 }
 
-impl Load {
-    /// So long without an answer is silence.
-    const SILENCE: Duration = Duration::from_secs(1);
+impl StoreLoad {
+    /// Time without an answer after which the store counts as unresponsive.
+    const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(1);
 
     /// Returns true if the store has answered no request for so long that nothing should be held for it.
-    pub fn is_silent(&self) -> bool {
-        self.silent >= Self::SILENCE
+    pub fn is_unresponsive(&self) -> bool {
+        self.silent_for >= Self::UNRESPONSIVE_AFTER
     }
 }
 
-/// Why a store did not answer. All may pass by themselves, but for those that [`Self::hides`] tells.
+/// Why a store did not answer. Errors are transient unless [`Self::hides_object`] returns true.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// The operating system or a server refused.
+    /// The operating system or a server returned an error.
     #[error("{action} {key:?}: {cause}")]
     Io {
-        /// What was tried ("read", "list").
+        /// The attempted action, such as "read" or "list".
         action: &'static str,
-        /// On what.
+        /// Key of the object or directory.
         key: Key,
-        /// The reason given.
+        /// Cause of the failure.
         cause: Arc<std::io::Error>,
     },
-    /// An object became shorter while it was read.
+    /// The object became shorter while it was read.
     #[error("{0:?} became shorter while it was read")]
-    Short(Key),
-    /// An object was written whenever it was read.
+    Truncated(Key),
+    /// The object was written during every attempt to read it.
     #[error("{0:?} is being written")]
     Torn(Key),
-    /// What holds all objects is not there; the text says what and why.
+    /// The root of the store is missing. The text says which one and why.
     #[error("{0}")]
-    Gone(String),
-    /// A symbolic link on the way there is not followed.
+    RootMissing(String),
+    /// A symbolic link on the path is not followed.
     #[error("a symbolic link on the way to {0:?} is not followed; the setting is `symlinks`")]
-    NotFollowed(Key),
-    /// A symbolic link, there or on the way, has a target that is not there: what it stands for cannot be seen.
-    #[error("{0:?} is a link that leads nowhere, or behind one")]
-    LeadsNowhere(Key),
-    /// No answer within the store's deadline.
+    LinkNotFollowed(Key),
+    /// The target of a symbolic link, at the key or on the path to it, does not exist, so the object cannot be seen.
+    #[error("{0:?} is a dangling symbolic link, or lies behind one")]
+    DanglingLink(Key),
+    /// The store did not answer within its deadline.
     #[error("{0} {1:?}: no answer in time")]
     Timeout(&'static str, Key),
-    /// Nobody had an answer for so long that the store was not asked.
-    #[error("{0} {1:?}: not tried, the storage has answered nobody for a while")]
+    /// The store has answered no call for so long that this one was not tried.
+    #[error("{0} {1:?}: not tried, the storage has not responded for a while")]
     Stalled(&'static str, Key),
-    /// Others have waited for the very same for so long that the store was not asked.
-    #[error("{0} {1:?}: not tried, others have waited for the same in vain")]
-    Overdue(&'static str, Key),
-    /// So many wait for the store that it was not asked.
-    #[error("{0} {1:?}: not tried, too many wait for the storage already")]
-    Crowded(&'static str, Key),
-    /// It kept a request waiting that held memory which requests of other containers needed.
-    #[error("{0:?}: given up, the storage kept it waiting and others needed the memory that it held")]
-    GaveWay(Key),
+    /// Other calls have waited for the same operation for so long that this one was not tried.
+    #[error("{0} {1:?}: not tried, earlier calls for the same operation got no answer")]
+    KeyStalled(&'static str, Key),
+    /// So many calls wait for the store that this one was not tried.
+    #[error("{0} {1:?}: not tried, too many calls are waiting for the storage")]
+    Overloaded(&'static str, Key),
+    /// The request was given up: the storage kept it waiting while it held memory that requests of other containers
+    /// needed.
+    #[error("{0:?}: aborted, the storage kept the request waiting and other requests needed the memory that it held")]
+    Preempted(Key),
 }
 
 impl StoreError {
-    /// What kind of failure it is, a metric label.
+    /// Returns the kind of failure, used as a metric label.
     pub fn kind(&self) -> &'static str {
         use rustix::io::Errno;
         match self {
@@ -362,26 +367,26 @@ impl StoreError {
                 Some(Errno::ACCESS | Errno::PERM) => "permission",
                 Some(Errno::STALE) => "stale",
                 Some(Errno::MFILE | Errno::NFILE) => "descriptors",
-                // What the symbolic links' policy refuses, the system does not know.
+                // A refusal by the symlink policy has no error number.
                 None if cause.kind() == std::io::ErrorKind::PermissionDenied => "permission",
                 Some(_) | None => "io",
             },
-            Self::Short(_) | Self::Torn(_) => "torn",
-            Self::Gone(_) => "gone",
-            Self::NotFollowed(_) | Self::LeadsNowhere(_) => "link",
+            Self::Truncated(_) | Self::Torn(_) => "torn",
+            Self::RootMissing(_) => "gone",
+            Self::LinkNotFollowed(_) | Self::DanglingLink(_) => "link",
             Self::Timeout(..) => "timeout",
-            Self::Stalled(..) | Self::Overdue(..) | Self::GaveWay(_) => "stalled",
-            Self::Crowded(..) => "crowded",
+            Self::Stalled(..) | Self::KeyStalled(..) | Self::Preempted(_) => "stalled",
+            Self::Overloaded(..) => "crowded",
         }
     }
 
-    /// Whether the object is one that this process cannot see until somebody changes that: reading again is in vain, and
-    /// that nothing is there is not known.
-    pub fn hides(&self) -> bool {
-        matches!(self, Self::NotFollowed(_) | Self::LeadsNowhere(_)) || self.kind() == "permission"
+    /// Returns true if the object is hidden from this process until someone changes that. Retrying is useless. The
+    /// object may exist.
+    pub fn hides_object(&self) -> bool {
+        matches!(self, Self::LinkNotFollowed(_) | Self::DanglingLink(_)) || self.kind() == "permission"
     }
 
-    /// Every [`Self::kind`].
+    /// All values of [`Self::kind`].
     pub const KINDS: &[&str] =
         &["io", "permission", "stale", "descriptors", "torn", "gone", "link", "timeout", "stalled", "crowded"];
 }

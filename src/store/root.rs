@@ -1,5 +1,5 @@
-//! The directory of a local store, and whether it is there: what is missing below a root that is not there is not
-//! missing but lost from sight, for as long as that lasts.
+//! The root directory of a local store, and checks that it is present. While the root is missing, the objects below it
+//! are unreachable and must not be reported as missing.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,27 +11,27 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// A root, without symbolic links in its own path. It is looked up anew by every call, so that one that was remounted or
-/// replaced is found again.
+/// A root directory, without symbolic links in its own path. Every call looks it up again, so a remounted or replaced
+/// root is found.
 #[derive(Debug, Clone)]
-pub(super) struct Root {
+pub(super) struct StoreRoot {
     path: Arc<Path>,
-    /// Whether something was mounted there at the start: then an empty directory is left where that is gone.
+    /// True if the root was a mount point at startup. Then an empty directory remains after it is unmounted.
     is_mount: bool,
 }
 
-/// The root is not there: what it held cannot be said to be missing.
+/// The root is missing. Objects below it must not be reported as missing.
 #[derive(Debug, thiserror::Error)]
-#[error("the container's directory is not there: {0}")]
-pub(super) struct Gone(String);
+#[error("the container's directory is missing: {0}")]
+pub(super) struct RootMissing(String);
 
-impl Root {
+impl StoreRoot {
     pub(super) fn new(path: &Path) -> Self {
-        let is_mount = look(CWD, path, AtFlags::empty()).is_ok_and(|found| is_mounted(&found));
+        let is_mount = statx_at(CWD, path, AtFlags::empty()).is_ok_and(|found| is_mount_root(&found));
         Self { path: path.into(), is_mount }
     }
 
-    /// Whether something was mounted there at the start.
+    /// Returns true if the root was a mount point at startup.
     pub(super) fn is_mount(&self) -> bool {
         self.is_mount
     }
@@ -40,77 +40,77 @@ impl Root {
         &self.path
     }
 
-    /// Opens it.
+    /// Opens the root directory.
     ///
     /// # Errors
-    /// [`Gone`], and whatever else the system says.
+    /// [`RootMissing`], and any other error of the system.
     pub(super) fn open(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        openat(CWD, &*self.path, flags, Mode::empty()).map_err(|errno| self.why(errno))
+        openat(CWD, &*self.path, flags, Mode::empty()).map_err(|errno| self.open_error(errno))
     }
 
-    /// [`Self::open`], only if the kernel has it in memory.
-    pub(super) fn open_at_once(&self) -> Result<OwnedFd, Errno> {
+    /// Like [`Self::open`], but only if the kernel has the path in memory.
+    pub(super) fn open_nonblocking(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         openat2(CWD, &*self.path, flags, Mode::empty(), ResolveFlags::CACHED)
     }
 
-    /// Why `openat2` cannot be used here: a kernel without it, or a sandbox, says something else than for `openat`.
+    /// Returns the error of `openat2` if it fails here although `openat` succeeds, as on an old kernel or in a sandbox.
     ///
     /// # Errors
-    /// [`Gone`], and whatever else the system says.
-    pub(super) fn refuses_openat2(&self) -> io::Result<Option<Errno>> {
+    /// [`RootMissing`], and any other error of the system.
+    pub(super) fn openat2_refusal(&self) -> io::Result<Option<Errno>> {
         let root = self.open()?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = openat2(&root, ".", flags, Mode::empty(), ResolveFlags::BENEATH);
         Ok(opened.err().filter(|_| openat(&root, ".", flags, Mode::empty()).is_ok()))
     }
 
-    /// Whether a root opened by [`Self::open_at_once`] is what was served from the start.
-    pub(super) fn is_whole(&self, root: &OwnedFd) -> bool {
-        !self.is_mount || look(root, Path::new(""), AtFlags::NO_AUTOMOUNT).is_ok_and(|found| is_mounted(&found))
+    /// Returns true if a root opened by [`Self::open_nonblocking`] is still a mount point, or was none at startup.
+    pub(super) fn is_still_mounted(&self, root: &OwnedFd) -> bool {
+        !self.is_mount || statx_at(root, Path::new(""), AtFlags::NO_AUTOMOUNT).is_ok_and(|found| is_mount_root(&found))
     }
 
-    /// Whether it is there, as far as the kernel knows without reading a disk; one system call.
+    /// Returns true if the root is present, as far as the kernel knows without reading a disk. Costs one system call.
     pub(super) fn is_there(&self) -> bool {
-        look(CWD, &self.path, AtFlags::NO_AUTOMOUNT).is_ok_and(|found| self.serves(&found))
+        statx_at(CWD, &self.path, AtFlags::NO_AUTOMOUNT).is_ok_and(|found| self.is_served_root(&found))
     }
 
-    /// What is said of something that is missing below it.
+    /// Returns `None`, for an object that was not found, if the root is present.
     ///
     /// # Errors
-    /// [`Gone`] when it is not there.
-    pub(super) fn has_nothing<T>(&self) -> io::Result<Option<T>> {
-        // What is mounted when it is asked for is asked for.
-        match look(CWD, &self.path, AtFlags::empty()) {
-            Ok(found) if self.serves(&found) => Ok(None),
-            Ok(_) => Err(self.gone("nothing is mounted there any more")),
-            Err(errno) => Err(self.why(errno)),
+    /// [`RootMissing`] if the root is missing.
+    pub(super) fn none_if_present<T>(&self) -> io::Result<Option<T>> {
+        // Without `NO_AUTOMOUNT`, as this may trigger an automount.
+        match statx_at(CWD, &self.path, AtFlags::empty()) {
+            Ok(found) if self.is_served_root(&found) => Ok(None),
+            Ok(_) => Err(self.missing_error("nothing is mounted there any more")),
+            Err(errno) => Err(self.open_error(errno)),
         }
     }
 
-    fn serves(&self, found: &Statx) -> bool {
+    fn is_served_root(&self, found: &Statx) -> bool {
         let is_directory = rustix::fs::FileType::from_raw_mode(found.stx_mode.into()).is_dir();
-        is_directory && (!self.is_mount || is_mounted(found))
+        is_directory && (!self.is_mount || is_mount_root(found))
     }
 
-    fn why(&self, errno: Errno) -> io::Error {
+    fn open_error(&self, errno: Errno) -> io::Error {
         match errno {
-            Errno::NOENT | Errno::NOTDIR | Errno::LOOP => self.gone(&io::Error::from(errno).to_string()),
+            Errno::NOENT | Errno::NOTDIR | Errno::LOOP => self.missing_error(&io::Error::from(errno).to_string()),
             other => other.into(),
         }
     }
 
-    fn gone(&self, why: &str) -> io::Error {
-        io::Error::other(Gone(format!("{}: {why}", self.path.display())))
+    fn missing_error(&self, why: &str) -> io::Error {
+        io::Error::other(RootMissing(format!("{}: {why}", self.path.display())))
     }
 }
 
-fn look(at: impl AsFd, path: &Path, automount: AtFlags) -> Result<Statx, Errno> {
+fn statx_at(at: impl AsFd, path: &Path, automount: AtFlags) -> Result<Statx, Errno> {
     let flags = if path.as_os_str().is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::empty() };
     statx(at, path, flags | AtFlags::STATX_DONT_SYNC | automount, StatxFlags::TYPE)
 }
 
-fn is_mounted(found: &Statx) -> bool {
+fn is_mount_root(found: &Statx) -> bool {
     found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
 }

@@ -1,8 +1,9 @@
-//! Log lines that nobody can forge: whatever a field's value holds, it stays within that field and that line.
+//! Formatters that prevent forged log lines: no value can add a field or a line.
 //!
 //! Values come from clients (paths, hosts, subjects of tokens), from files (names, keys, paths) and from errors that
-//! repeat either. The formatters of `tracing-subscriber` quote a `str` but write `%value` and errors as they are, so that a
-//! JWT with the subject `alice status=200` adds a field to the audit line. Here the formatter decides and not the caller.
+//! repeat either. The formatters of `tracing-subscriber` quote a `str` but write `%value` and errors unchanged. A JWT
+//! with the subject `alice status=200` would add a field to the audit line. Here the formatter decides about quotes,
+//! not the call site.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -14,9 +15,9 @@ use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 
-/// Formats the fields of a text line as `name=value`, separated by spaces. Texts are quoted and escaped as by `Debug`;
-/// other values are where they hold anything but printable ASCII, or a space, `=`, `"` or `\`. The message is
-/// not quoted, but control and invisible characters in it are escaped.
+/// Formats the fields of a text line as `name=value`, separated by spaces. Strings are quoted and escaped as by
+/// `Debug`. Other values are, too, if they are empty or contain a space, `=`, `"`, `\` or anything other than printable
+/// ASCII. The message is not quoted, but its invisible characters are escaped.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct QuotedFields;
 
@@ -42,7 +43,7 @@ impl QuotedVisitor<'_> {
     }
 
     fn try_write(&mut self, name: &str, value: fmt::Arguments<'_>) -> fmt::Result {
-        // Added by the bridge from the crate `log`; the line begins with them.
+        // The bridge from the crate `log` adds these fields; the line already begins with their values.
         if name.starts_with("log.") {
             return Ok(());
         }
@@ -76,7 +77,7 @@ impl Visit for QuotedVisitor<'_> {
 
     fn record_str(&mut self, field: &Field, value: &str) {
         if field.name() == "message" {
-            self.write(field, format_args!("{}", escaped(value)));
+            self.write(field, format_args!("{}", escape_invisible(value)));
         } else {
             self.write(field, format_args!("{value:?}"));
         }
@@ -86,7 +87,7 @@ impl Visit for QuotedVisitor<'_> {
         let mut text = value.to_string();
         let mut cause = value.source();
         while let Some(error) = cause {
-            // Writing to a String cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(text, ": {error}");
             cause = error.source();
         }
@@ -103,19 +104,19 @@ impl Visit for QuotedVisitor<'_> {
     }
 }
 
-/// Whether a value can stand without quotes: it ends at the next space and cannot be taken for several fields.
+/// Returns true if a value needs no quotes: it ends at the next space and cannot be taken for several fields.
 fn is_unambiguous(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !br#""=\"#.contains(&byte))
 }
 
-/// Whether a terminal or a reader of lines obeys this character in place of showing it: control characters, separators of
-/// lines and paragraphs, marks of the direction of text, and others that are not printable.
+/// Returns true if a terminal or a line reader may interpret this character instead of showing it: control characters,
+/// line and paragraph separators, bidirectional formatting characters, and other unprintable ones.
 fn is_invisible(c: char) -> bool {
     !matches!(c, '"' | '\'' | '\\') && c.escape_debug().len() > 1
 }
 
-/// `text` with its invisible characters escaped.
-fn escaped(text: &str) -> Cow<'_, str> {
+/// Returns `text` with its invisible characters escaped.
+fn escape_invisible(text: &str) -> Cow<'_, str> {
     if !text.contains(is_invisible) {
         return Cow::Borrowed(text);
     }
@@ -126,12 +127,13 @@ fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Writes lines of JSON with invisible characters as `\u` escapes. Control characters below U+0020 are escaped already; but
-/// JSON allows U+2028, which many readers take for the end of a line, U+009B, which some terminals obey, and the rest.
+/// Writes lines of JSON with invisible characters as `\u` escapes. JSON already escapes control characters below
+/// U+0020, but allows the others, such as U+2028, which many readers take for the end of a line, and U+009B, which some
+/// terminals interpret.
 #[derive(Debug)]
-pub(super) struct EscapedJson<W>(pub(super) W);
+pub(super) struct JsonEscapingWriter<W>(pub(super) W);
 
-impl<W: Write> Write for EscapedJson<W> {
+impl<W: Write> Write for JsonEscapingWriter<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.write_all(line).map(|()| line.len())
     }
@@ -147,7 +149,7 @@ impl<W: Write> Write for EscapedJson<W> {
                 continue;
             }
             for unit in c.encode_utf16(&mut [0; 2]) {
-                // Writing to a String cannot fail.
+                // Writing to a `String` cannot fail.
                 let _ = write!(escaped, "\\u{unit:04x}");
             }
         }
@@ -165,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// What a line may be forged with.
+    /// Values that try to forge a field or a line.
     const ATTACKS: [&str; 9] = [
         "alice route=slice status=200",
         "alice\" status=200 x=\"",
@@ -179,9 +181,9 @@ mod tests {
     ];
 
     #[derive(Clone, Default)]
-    struct Buffer(Arc<Mutex<Vec<u8>>>);
+    struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Buffer {
+    impl Write for CapturedLog {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -192,13 +194,13 @@ mod tests {
         }
     }
 
-    /// What `job` logs.
+    /// Returns the lines that `job` logs.
     fn logged(is_json: bool, job: impl FnOnce()) -> String {
-        let buffer = Buffer::default();
+        let buffer = CapturedLog::default();
         let lines = buffer.clone();
         let log = tracing_subscriber::fmt().without_time().with_ansi(false);
         if is_json {
-            let log = log.json().flatten_event(true).with_writer(move || EscapedJson(lines.clone()));
+            let log = log.json().flatten_event(true).with_writer(move || JsonEscapingWriter(lines.clone()));
             tracing::subscriber::with_default(log.finish(), job);
         } else {
             let log = log.fmt_fields(QuotedFields).with_writer(move || lines.clone());
@@ -208,14 +210,14 @@ mod tests {
         String::from_utf8(bytes).unwrap()
     }
 
-    /// The fields of a text line behind the message; fails where it is not as `QuotedFields` promises.
+    /// Parses the fields of a text line after the message; panics if they do not have the form of [`QuotedFields`].
     fn fields(mut rest: &str) -> Vec<(String, String)> {
         let mut fields = Vec::new();
         while !rest.is_empty() {
             let (name, value) = rest.split_once('=').unwrap();
             assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name:?}");
             let end = match value.strip_prefix('"') {
-                // Escapes are not taken back: an end that is not the value's own would be followed by no field.
+                // Escapes are skipped, not decoded. After a forged closing quote, the rest would not parse as fields.
                 Some(quoted) => {
                     let mut is_escape = false;
                     let end = quoted.char_indices().find(|(_, c)| {

@@ -1,5 +1,5 @@
-//! Finished traces on their way to a collector: OTLP 1.x over HTTP, as JSON. A thread of its own sends them; what comes
-//! while it cannot keep up, or the collector is away, is dropped and counted.
+//! Exports finished traces to a collector: OTLP 1.x over HTTP, as JSON. A dedicated thread sends them. Traces are
+//! dropped and counted if the thread cannot keep up or the collector is unreachable.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -10,130 +10,133 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 use ureq::Agent;
 
-use super::{Step, Trace};
+use super::{ChildSpan, Trace};
 use crate::metrics;
 
-/// Most bytes that wait to be sent; further traces are dropped.
-pub(super) const HELD_BYTES: usize = 4 << 20;
+/// Maximum memory of traces that wait to be sent; further traces are dropped.
+pub(super) const MAX_QUEUED_BYTES: usize = 4 << 20;
 
-/// Bytes of text after which a message is sent.
-const MESSAGE_BYTES: usize = 1 << 20;
+/// Number of bytes of text at which a batch is sent.
+const BATCH_BYTES: usize = 1 << 20;
 
-/// How long a trace waits for others at most.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Maximum time that a trace waits for others in its batch.
+const BATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Longest time of one message.
-const SEND_TIME: Duration = Duration::from_secs(5);
+/// Time limit for sending a batch.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// `SPAN_KIND_INTERNAL`, `SPAN_KIND_SERVER`.
-const INTERNAL: u8 = 1;
-const SERVER: u8 = 2;
+/// OTLP's values of `SpanKind`.
+const SPAN_KIND_INTERNAL: u8 = 1;
+const SPAN_KIND_SERVER: u8 = 2;
 
-/// `STATUS_CODE_ERROR`.
-const ERROR: u8 = 2;
+/// OTLP's `StatusCode` of a failed request.
+const STATUS_CODE_ERROR: u8 = 2;
 
-/// A request that was answered, or given up, with the steps that were recorded for it.
-pub(super) struct Finished {
+/// The trace of a completed or aborted request, with its child spans.
+pub(super) struct FinishedTrace {
     pub(super) trace: Arc<Trace>,
     pub(super) elapsed: Duration,
     pub(super) method: &'static str,
     pub(super) route: &'static str,
     pub(super) status: u16,
     pub(super) sent_bytes: u64,
-    pub(super) steps: Vec<Step>,
+    pub(super) child_spans: Vec<ChildSpan>,
 }
 
-impl Finished {
-    fn bytes(&self) -> usize {
-        size_of::<Self>() + size_of::<Trace>() + self.trace.path.len() + self.steps.capacity() * size_of::<Step>()
+impl FinishedTrace {
+    fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + size_of::<Trace>()
+            + self.trace.path.len()
+            + self.child_spans.capacity() * size_of::<ChildSpan>()
     }
 }
 
-enum Message {
-    Trace(Finished),
-    /// To be told when all that came before has been sent.
+enum ExportCommand {
+    Trace(FinishedTrace),
+    /// Asks for a notification when all earlier traces have been sent.
     Flush(SyncSender<()>),
 }
 
-/// The way to the collector.
+/// Handle to the export thread.
 pub(super) struct Exporter {
-    // Bounded by what is held.
-    sender: Sender<Message>,
-    held: Arc<AtomicUsize>,
+    // Bounded by `queued_bytes`.
+    sender: Sender<ExportCommand>,
+    queued_bytes: Arc<AtomicUsize>,
 }
 
-/// The thread behind it.
-struct Sending {
+/// State of the export thread.
+struct ExportWorker {
     agent: Agent,
     url: String,
-    /// What names this process.
+    /// Id of this process.
     instance: String,
-    held: Arc<AtomicUsize>,
-    is_away: bool,
+    queued_bytes: Arc<AtomicUsize>,
+    is_unreachable: bool,
 }
 
 impl Exporter {
-    /// `instance` tells this process from others of the same program.
+    /// Starts the export thread. `instance` distinguishes this process from others of the same program.
     ///
     /// # Errors
-    /// When no thread can be started.
+    /// If no thread can be started.
     pub(super) fn start(endpoint: &str, instance: [u8; 8]) -> std::io::Result<Self> {
         let url = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
         let (sender, receiver) = channel();
-        let config = Agent::config_builder().timeout_global(Some(SEND_TIME)).max_redirects(0).proxy(None);
+        let config = Agent::config_builder().timeout_global(Some(SEND_TIMEOUT)).max_redirects(0).proxy(None);
         let agent: Agent = config.user_agent(concat!("n5-server/", env!("CARGO_PKG_VERSION"))).build().into();
         let held = Arc::new(AtomicUsize::new(0));
-        let instance = hexadecimal(&instance);
-        let sending = Sending { agent, url, instance, held: Arc::clone(&held), is_away: false };
+        let instance = to_hex(&instance);
+        let sending = ExportWorker { agent, url, instance, queued_bytes: Arc::clone(&held), is_unreachable: false };
         std::thread::Builder::new().name("export-traces".to_owned()).spawn(move || sending.run(&receiver))?;
-        Ok(Self { sender, held })
+        Ok(Self { sender, queued_bytes: held })
     }
 
-    /// Never waits.
-    pub(super) fn send(&self, finished: Finished) {
-        let bytes = finished.bytes();
-        if self.held.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) <= HELD_BYTES
-            && self.sender.send(Message::Trace(finished)).is_ok()
+    /// Queues a trace, or drops it if the queue is full. Never waits.
+    pub(super) fn send(&self, finished: FinishedTrace) {
+        let bytes = finished.memory_bytes();
+        if self.queued_bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) <= MAX_QUEUED_BYTES
+            && self.sender.send(ExportCommand::Trace(finished)).is_ok()
         {
             return;
         }
-        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
         metrics::traces_dropped("queue", 1);
     }
 
     #[cfg(test)]
-    pub(super) fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+    pub(super) fn queued_bytes(&self) -> usize {
+        self.queued_bytes.load(Ordering::Relaxed)
     }
 
     pub(super) fn flush(&self, limit: Duration) {
         let (tell, told) = sync_channel(1);
-        if self.sender.send(Message::Flush(tell)).is_ok() {
+        if self.sender.send(ExportCommand::Flush(tell)).is_ok() {
             let _ = told.recv_timeout(limit);
         }
     }
 }
 
-impl Sending {
-    fn run(mut self, messages: &Receiver<Message>) {
-        // Of one message: its spans as text, and of how many requests they are.
+impl ExportWorker {
+    fn run(mut self, messages: &Receiver<ExportCommand>) {
+        // The current batch: its spans as text, and the number of their traces.
         let (mut spans, mut count) = (String::new(), 0);
-        let mut due = Instant::now() + PAUSE;
+        let mut due = Instant::now() + BATCH_INTERVAL;
         loop {
             let (mut flushed, mut is_over) = (None, false);
             match messages.recv_timeout(due.saturating_duration_since(Instant::now())) {
-                Ok(Message::Trace(finished)) => {
+                Ok(ExportCommand::Trace(finished)) => {
                     write_spans(&finished, &mut spans);
                     count += 1;
-                    self.held.fetch_sub(finished.bytes(), Ordering::Relaxed);
+                    self.queued_bytes.fetch_sub(finished.memory_bytes(), Ordering::Relaxed);
                 }
-                Ok(Message::Flush(tell)) => flushed = Some(tell),
+                Ok(ExportCommand::Flush(tell)) => flushed = Some(tell),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => is_over = true,
             }
-            if spans.len() >= MESSAGE_BYTES || flushed.is_some() || is_over || Instant::now() >= due {
+            if spans.len() >= BATCH_BYTES || flushed.is_some() || is_over || Instant::now() >= due {
                 self.send(&std::mem::take(&mut spans), std::mem::take(&mut count));
-                due = Instant::now() + PAUSE;
+                due = Instant::now() + BATCH_INTERVAL;
             }
             if let Some(tell) = flushed {
                 let _ = tell.send(());
@@ -144,8 +147,8 @@ impl Sending {
         }
     }
 
-    /// Sends what is there, or drops it: a trace that is late is worth little, and what is kept for a collector that is away
-    /// is memory that requests need.
+    /// Sends a batch, and drops it if that fails. A late trace is worth little, and keeping traces for an unreachable
+    /// collector would take memory that requests need.
     fn send(&mut self, spans: &str, count: u64) {
         if count == 0 {
             return;
@@ -154,13 +157,13 @@ impl Sending {
         match sent {
             Ok(_) => {
                 metrics::traces_exported(count);
-                if std::mem::take(&mut self.is_away) {
+                if std::mem::take(&mut self.is_unreachable) {
                     tracing::info!(url = self.url, "the collector takes traces again");
                 }
             }
             Err(error) => {
                 metrics::traces_dropped("collector", count);
-                if !std::mem::replace(&mut self.is_away, true) {
+                if !std::mem::replace(&mut self.is_unreachable, true) {
                     tracing::warn!(url = self.url, %error, "the collector takes no traces; they are dropped");
                 }
             }
@@ -170,9 +173,9 @@ impl Sending {
     fn message(&self, spans: &str) -> String {
         let (name, version) = (env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
         let attributes = json!([
-            text("service.name", name),
-            text("service.version", version),
-            text("service.instance.id", &self.instance)
+            string_attribute("service.name", name),
+            string_attribute("service.version", version),
+            string_attribute("service.instance.id", &self.instance)
         ]);
         let scope = json!({ "name": name, "version": version });
         let resource = format!(r#"{{"resource":{{"attributes":{attributes}}}"#);
@@ -180,25 +183,25 @@ impl Sending {
     }
 }
 
-/// Adds the spans of a request, as JSON with commas between them: its own, and one for each step.
-fn write_spans(finished: &Finished, to: &mut String) {
-    let Finished { trace, elapsed, method, route, status, sent_bytes, steps } = finished;
-    let (began, clock) = trace.began;
+/// Appends the span of a request and its child spans, as JSON separated by commas.
+fn write_spans(finished: &FinishedTrace, to: &mut String) {
+    let FinishedTrace { trace, elapsed, method, route, status, sent_bytes, child_spans: steps } = finished;
+    let (began, clock) = trace.started;
     let nanoseconds = |moment: Duration| {
         let since = clock.checked_add(moment).and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
         since.unwrap_or_default().as_nanos().to_string()
     };
     let of = |span: [u8; 8], parent: Option<[u8; 8]>, name: String, kind: u8, from: Duration, took: Duration| {
         let mut value = json!({
-            "traceId": hexadecimal(&trace.id),
-            "spanId": hexadecimal(&span),
+            "traceId": to_hex(&trace.trace_id),
+            "spanId": to_hex(&span),
             "name": name,
             "kind": kind,
             "startTimeUnixNano": nanoseconds(from),
             "endTimeUnixNano": nanoseconds(from.saturating_add(took)),
         });
         if let (Some(parent), Some(members)) = (parent, value.as_object_mut()) {
-            members.insert("parentSpanId".to_owned(), json!(hexadecimal(&parent)));
+            members.insert("parentSpanId".to_owned(), json!(to_hex(&parent)));
         }
         value
     };
@@ -206,41 +209,49 @@ fn write_spans(finished: &Finished, to: &mut String) {
         let comma = if to.is_empty() { "" } else { "," };
         let _ = write!(to, "{comma}{span}");
     };
-    let mut request = of(trace.span, trace.parent, format!("{method} {route}"), SERVER, Duration::ZERO, *elapsed);
+    let mut request = of(
+        trace.span_id,
+        trace.parent_span_id,
+        format!("{method} {route}"),
+        SPAN_KIND_SERVER,
+        Duration::ZERO,
+        *elapsed,
+    );
     if let Some(members) = request.as_object_mut() {
         let attributes = [
-            text("http.request.method", method),
-            text("http.route", route),
-            text("url.path", &trace.path),
-            number("http.response.status_code", u64::from(*status)),
-            number("http.response.body.size", *sent_bytes),
+            string_attribute("http.request.method", method),
+            string_attribute("http.route", route),
+            string_attribute("url.path", &trace.path),
+            int_attribute("http.response.status_code", u64::from(*status)),
+            int_attribute("http.response.body.size", *sent_bytes),
         ];
         members.insert("attributes".to_owned(), json!(attributes));
         if *status >= 500 {
-            members.insert("status".to_owned(), json!({ "code": ERROR }));
+            members.insert("status".to_owned(), json!({ "code": STATUS_CODE_ERROR }));
         }
     }
     add(&request);
     for step in steps {
-        let from = step.from.saturating_duration_since(began);
-        let mut span = of(step.span, Some(trace.span), step.name.to_owned(), INTERNAL, from, step.took);
+        let from = step.started.saturating_duration_since(began);
+        let mut span =
+            of(step.span_id, Some(trace.span_id), step.name.to_owned(), SPAN_KIND_INTERNAL, from, step.elapsed);
         if let Some(members) = span.as_object_mut() {
-            members.insert("attributes".to_owned(), json!([text("n5.of", step.detail)]));
+            members.insert("attributes".to_owned(), json!([string_attribute("n5.of", step.detail)]));
         }
         add(&span);
     }
 }
 
-fn text(key: &str, value: &str) -> Value {
+fn string_attribute(key: &str, value: &str) -> Value {
     json!({ "key": key, "value": { "stringValue": value } })
 }
 
-/// 64-bit numbers are text in protobuf's JSON.
-fn number(key: &str, value: u64) -> Value {
+/// Returns an OTLP attribute. Protobuf's JSON represents 64-bit integers as strings.
+fn int_attribute(key: &str, value: u64) -> Value {
     json!({ "key": key, "value": { "intValue": value.to_string() } })
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
+fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text

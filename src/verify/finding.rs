@@ -1,8 +1,8 @@
-//! What can be found: every kind with its name, how bad it is and what to do.
+//! Findings and their kinds: the name, severity and advice of each kind.
 
 use serde::{Deserialize, Serialize};
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -15,7 +15,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// As reports have it.
+    /// Returns the name that reports use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Note => "note",
@@ -25,10 +25,10 @@ impl Severity {
     }
 }
 
-/// What was found.
+/// Kind of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the table says what each is")]
-pub enum Kind {
+#[expect(missing_docs, reason = "the table describes each kind")]
+pub enum FindingKind {
     BrokenAttributes,
     UnusableAttributes,
     OversizedAttributes,
@@ -63,101 +63,106 @@ pub enum Kind {
     UnusualAttributes,
 }
 
-/// What is said of a [`Kind`].
+/// Name, severity and advice of a [`FindingKind`].
 #[derive(Debug)]
-pub struct Row {
-    /// Which.
-    pub kind: Kind,
-    /// Its name in reports, which never changes.
+pub struct FindingDescriptor {
+    /// The kind.
+    pub kind: FindingKind,
+    /// Name in reports. It never changes.
     pub name: &'static str,
-    /// How bad it is.
+    /// Severity of all findings of this kind.
     pub severity: Severity,
-    /// What to do.
+    /// Advice on what to do.
     pub advice: &'static str,
 }
 
-const fn row(kind: Kind, name: &'static str, severity: Severity, advice: &'static str) -> Row {
-    Row { kind, name, severity, advice }
+const fn descriptor(
+    kind: FindingKind,
+    name: &'static str,
+    severity: Severity,
+    advice: &'static str,
+) -> FindingDescriptor {
+    FindingDescriptor { kind, name, severity, advice }
 }
 
 const RESTORE: &str = "restore the block from a copy, or delete it: then it reads as zeros";
 
-/// Every kind, the worst first.
+/// All kinds, the most severe first.
 #[rustfmt::skip]
-pub const KINDS: &[Row] = &[
-    row(Kind::BrokenAttributes, "broken-attributes", Severity::Error, "restore attributes.json from a copy, or mend its JSON"),
-    row(Kind::UnusableAttributes, "unusable-attributes", Severity::Error, "mend the member named: without it no program finds a dataset here"),
-    row(Kind::OversizedAttributes, "oversized-attributes", Severity::Error, "shorten attributes.json, or raise limits.attributes where it is below 16MiB"),
-    row(Kind::UnreadableFile, "unreadable-file", Severity::Error, "look at the file's permissions and at the disk (dmesg, SMART), then verify again"),
-    row(Kind::UnreadableDirectory, "unreadable-directory", Severity::Error, "look at the directory's permissions and at the disk, then verify again: nothing below it was verified"),
-    row(Kind::UnknownCompression, "unknown-compression", Severity::Error, "read the dataset with the program that wrote it: its blocks were not verified"),
-    row(Kind::UnknownDataType, "unknown-data-type", Severity::Error, "read the dataset with the program that wrote it: its blocks were not verified"),
-    row(Kind::EmptyBlock, "empty-block", Severity::Error, RESTORE),
-    row(Kind::TruncatedBlock, "truncated-block", Severity::Error, RESTORE),
-    row(Kind::CorruptBlock, "corrupt-block", Severity::Error, RESTORE),
-    row(Kind::WrongLength, "wrong-length", Severity::Error, RESTORE),
-    row(Kind::TrailingBytes, "trailing-bytes", Severity::Error, "restore the block from a copy, or write it anew: it may be two blocks written over each other"),
-    row(Kind::OversizedBlock, "oversized-block", Severity::Error, "see whether blockSize was changed after the block was written; write one of them anew"),
-    row(Kind::WrongRank, "wrong-rank", Severity::Error, "see whether the block belongs to another dataset; restore it from a copy"),
-    row(Kind::UnknownMode, "unknown-mode", Severity::Error, "see whether the file is a block at all; restore it from a copy"),
-    row(Kind::UndecodableBlock, "undecodable-block", Severity::Error, "read it with N5 for Java, and write it as an ordinary block: no other program decodes it, and it was not verified"),
-    row(Kind::DirectoryAtBlock, "directory-at-block", Severity::Error, "move the directory away: where it stands the dataset reads as zeros"),
-    row(Kind::UnverifiedBlock, "unverified-block", Severity::Error, "verify again with more memory: --set limits.decode_budget=SIZE"),
-    row(Kind::MissingRange, "missing-range", Severity::Error, "write the blocks anew, or verify without --missing where holes are meant to be zeros"),
-    row(Kind::ChangedSince, "changed-since", Severity::Error, "verify the dataset again from its beginning: n5-server verify ROOT DATASET"),
-    row(Kind::SmallBlock, "small-block", Severity::Warning, "write the block anew in full size: the rest reads as zeros here, and is refused elsewhere"),
-    row(Kind::VarlengthBlock, "varlength-block", Severity::Warning, "write the block anew as an ordinary one: Neuroglancer, TensorStore and z5 refuse mode 1"),
-    row(Kind::OutsideGrid, "outside-grid", Severity::Warning, "see whether dimensions shrank or are wrong; if not, the file can be deleted: nobody reads it"),
-    row(Kind::MisplacedFile, "misplaced-file", Severity::Warning, "see whether the file belongs to another dataset: no block has its name, and blocks cannot be written below it"),
-    row(Kind::RefusedByClient, "refused-by-client", Severity::Warning, "serve it to that program as /as/gzip, /zarr2, /zarr3 or /precomputed, or mend the attributes"),
-    row(Kind::InconsistentLevel, "inconsistent-level", Severity::Warning, "mend the pyramid's attributes, or make the level anew"),
-    row(Kind::LinkLoop, "link-loop", Severity::Warning, "remove the symbolic link: what is below it was verified where it is"),
-    row(Kind::UnlistedName, "unlisted-name", Severity::Warning, "rename it, or see where the link leads: it is neither listed, served nor verified"),
-    row(Kind::MissingBlocks, "missing-blocks", Severity::Note, "nothing, where holes are meant to be zeros; --missing lists them"),
-    row(Kind::StrayFile, "stray-file", Severity::Note, "nothing: it is neither served nor verified"),
-    row(Kind::TemporaryFile, "temporary-file", Severity::Note, "see whether a writer still runs; if not, it can be deleted"),
-    row(Kind::UnusualAttributes, "unusual-attributes", Severity::Note, "nothing, as long as the programs in use read it"),
+pub const FINDING_KINDS: &[FindingDescriptor] = &[
+    descriptor(FindingKind::BrokenAttributes, "broken-attributes", Severity::Error, "restore attributes.json from a copy, or mend its JSON"),
+    descriptor(FindingKind::UnusableAttributes, "unusable-attributes", Severity::Error, "mend the member named: without it no program finds a dataset here"),
+    descriptor(FindingKind::OversizedAttributes, "oversized-attributes", Severity::Error, "shorten attributes.json, or raise limits.attributes where it is below 16MiB"),
+    descriptor(FindingKind::UnreadableFile, "unreadable-file", Severity::Error, "look at the file's permissions and at the disk (dmesg, SMART), then verify again"),
+    descriptor(FindingKind::UnreadableDirectory, "unreadable-directory", Severity::Error, "look at the directory's permissions and at the disk, then verify again: nothing below it was verified"),
+    descriptor(FindingKind::UnknownCompression, "unknown-compression", Severity::Error, "read the dataset with the program that wrote it: its blocks were not verified"),
+    descriptor(FindingKind::UnknownDataType, "unknown-data-type", Severity::Error, "read the dataset with the program that wrote it: its blocks were not verified"),
+    descriptor(FindingKind::EmptyBlock, "empty-block", Severity::Error, RESTORE),
+    descriptor(FindingKind::TruncatedBlock, "truncated-block", Severity::Error, RESTORE),
+    descriptor(FindingKind::CorruptBlock, "corrupt-block", Severity::Error, RESTORE),
+    descriptor(FindingKind::WrongLength, "wrong-length", Severity::Error, RESTORE),
+    descriptor(FindingKind::TrailingBytes, "trailing-bytes", Severity::Error, "restore the block from a copy, or write it anew: it may be two blocks written over each other"),
+    descriptor(FindingKind::OversizedBlock, "oversized-block", Severity::Error, "see whether blockSize was changed after the block was written; write one of them anew"),
+    descriptor(FindingKind::WrongRank, "wrong-rank", Severity::Error, "see whether the block belongs to another dataset; restore it from a copy"),
+    descriptor(FindingKind::UnknownMode, "unknown-mode", Severity::Error, "see whether the file is a block at all; restore it from a copy"),
+    descriptor(FindingKind::UndecodableBlock, "undecodable-block", Severity::Error, "read it with N5 for Java, and write it as an ordinary block: no other program decodes it, and it was not verified"),
+    descriptor(FindingKind::DirectoryAtBlock, "directory-at-block", Severity::Error, "move the directory away: where it stands the dataset reads as zeros"),
+    descriptor(FindingKind::UnverifiedBlock, "unverified-block", Severity::Error, "verify again with more memory: --set limits.decode_budget=SIZE"),
+    descriptor(FindingKind::MissingRange, "missing-range", Severity::Error, "write the blocks anew, or verify without --missing where holes are meant to be zeros"),
+    descriptor(FindingKind::ChangedSince, "changed-since", Severity::Error, "verify the dataset again from its beginning: n5-server verify ROOT DATASET"),
+    descriptor(FindingKind::SmallBlock, "small-block", Severity::Warning, "write the block anew in full size: the rest reads as zeros here, and is refused elsewhere"),
+    descriptor(FindingKind::VarlengthBlock, "varlength-block", Severity::Warning, "write the block anew as an ordinary one: Neuroglancer, TensorStore and z5 refuse mode 1"),
+    descriptor(FindingKind::OutsideGrid, "outside-grid", Severity::Warning, "check whether dimensions shrank or are wrong; if not, the file can be deleted: no program reads it"),
+    descriptor(FindingKind::MisplacedFile, "misplaced-file", Severity::Warning, "see whether the file belongs to another dataset: no block has its name, and blocks cannot be written below it"),
+    descriptor(FindingKind::RefusedByClient, "refused-by-client", Severity::Warning, "serve it to that program as /as/gzip, /zarr2, /zarr3 or /precomputed, or mend the attributes"),
+    descriptor(FindingKind::InconsistentLevel, "inconsistent-level", Severity::Warning, "mend the pyramid's attributes, or make the level anew"),
+    descriptor(FindingKind::LinkLoop, "link-loop", Severity::Warning, "remove the symbolic link: what is below it was verified where it is"),
+    descriptor(FindingKind::UnlistedName, "unlisted-name", Severity::Warning, "rename it, or see where the link leads: it is neither listed, served nor verified"),
+    descriptor(FindingKind::MissingBlocks, "missing-blocks", Severity::Note, "nothing, where holes are meant to be zeros; --missing lists them"),
+    descriptor(FindingKind::StrayFile, "stray-file", Severity::Note, "nothing: it is neither served nor verified"),
+    descriptor(FindingKind::TemporaryFile, "temporary-file", Severity::Note, "see whether a writer still runs; if not, it can be deleted"),
+    descriptor(FindingKind::UnusualAttributes, "unusual-attributes", Severity::Note, "nothing, as long as the programs in use read it"),
 ];
 
-impl Kind {
-    /// What is said of it.
-    pub fn row(self) -> &'static Row {
-        static UNTOLD: Row = row(Kind::StrayFile, "untold", Severity::Error, "");
-        KINDS.iter().find(|row| row.kind == self).unwrap_or(&UNTOLD)
+impl FindingKind {
+    /// Returns the descriptor of this kind.
+    pub fn descriptor(self) -> &'static FindingDescriptor {
+        static UNKNOWN_KIND: FindingDescriptor = descriptor(FindingKind::StrayFile, "unknown", Severity::Error, "");
+        FINDING_KINDS.iter().find(|row| row.kind == self).unwrap_or(&UNKNOWN_KIND)
     }
 }
 
-/// One thing that is wrong or worth knowing.
+/// Something in a container that is wrong or worth knowing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity.
     pub severity: Severity,
-    /// Name of its kind.
+    /// Name of the kind.
     pub kind: &'static str,
-    /// Of what: the key of a file or directory, `""` for the container's root.
+    /// Key of the file or directory that the finding is about, `""` for the container's root.
     pub key: String,
-    /// Key of the dataset that it is in.
+    /// Key of the dataset that contains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dataset: Option<String>,
-    /// Position of a block in the grid of that dataset.
+    /// Position of the block in the grid of that dataset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<Vec<u64>>,
     /// First and last position, inclusive, of a box of blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<[Vec<u64>; 2]>,
-    /// The program that refuses it.
+    /// Name of the program that refuses the attributes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<&'static str>,
-    /// What is the matter, in words for people, which may change.
+    /// Description for people. Its wording may change.
     pub message: String,
-    /// What to do.
+    /// Advice on what to do.
     pub advice: String,
 }
 
 impl Finding {
-    /// A finding about what is at `key`.
-    pub fn new(kind: Kind, key: impl Into<String>, message: impl Into<String>) -> Self {
-        let Row { name, severity, advice, .. } = kind.row();
+    /// Creates a finding about the file or directory at `key`.
+    pub fn new(kind: FindingKind, key: impl Into<String>, message: impl Into<String>) -> Self {
+        let FindingDescriptor { name, severity, advice, .. } = kind.descriptor();
         Self {
             severity: *severity,
             kind: name,
@@ -171,15 +176,15 @@ impl Finding {
         }
     }
 
-    /// The same about a part of that dataset.
+    /// Sets the dataset that contains the file or directory.
     #[must_use]
-    pub fn of(self, dataset: impl Into<String>) -> Self {
+    pub fn in_dataset(self, dataset: impl Into<String>) -> Self {
         Self { dataset: Some(dataset.into()), ..self }
     }
 
-    /// The same about that block.
+    /// Sets the position of the block.
     #[must_use]
-    pub fn at(self, position: &[u64]) -> Self {
+    pub fn at_position(self, position: &[u64]) -> Self {
         Self { position: Some(position.to_vec()), ..self }
     }
 }
@@ -192,8 +197,8 @@ mod tests {
 
     #[test]
     fn names_of_kinds_never_change() {
-        let names: Vec<&str> = KINDS.iter().map(|row| row.name).collect();
-        // Whoever reads reports knows these: a name may be added, and none be changed or taken away.
+        let names: Vec<&str> = FINDING_KINDS.iter().map(|row| row.name).collect();
+        // Programs that read reports depend on these names. Names may be added, but not changed or removed.
         let known = [
             "broken-attributes",
             "unusable-attributes",
@@ -233,13 +238,13 @@ mod tests {
 
     #[test]
     fn every_kind_has_one_row_and_one_name() {
-        let names: BTreeSet<&str> = KINDS.iter().map(|row| row.name).collect();
-        assert_eq!(names.len(), KINDS.len());
-        for row in KINDS {
-            assert_eq!(row.kind.row().name, row.name);
+        let names: BTreeSet<&str> = FINDING_KINDS.iter().map(|row| row.name).collect();
+        assert_eq!(names.len(), FINDING_KINDS.len());
+        for row in FINDING_KINDS {
+            assert_eq!(row.kind.descriptor().name, row.name);
             assert!(!row.advice.is_empty() && row.name.chars().all(|c| c.is_ascii_lowercase() || c == '-'));
         }
-        // The last kind of the enum tells how many there are.
-        assert_eq!(Kind::UnusualAttributes as usize + 1, KINDS.len());
+        // The discriminant of the last variant gives the number of kinds.
+        assert_eq!(FindingKind::UnusualAttributes as usize + 1, FINDING_KINDS.len());
     }
 }

@@ -1,24 +1,24 @@
-//! Which blocks of a directory are missing, in few numbers.
+//! Missing blocks of a directory, as ranges.
 
 use std::collections::BTreeMap;
 
 use crate::n5::Coords;
 
-/// Most runs of numbers that are told apart; a directory with more of them tells how many blocks are missing only.
+/// Maximum number of runs that are kept. With more of them, only the number of missing blocks is reported.
 const MAX_RUNS: usize = 1 << 16;
 
-/// The numbers seen in one directory of a grid, as runs without a gap.
+/// The numbers present in one directory of a grid, as runs without gaps.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
-    /// First number of each run, and the one after its last.
+pub(super) struct IntervalSet {
+    /// First number of each run, mapped to the number after its last.
     runs: BTreeMap<u64, u64>,
-    scattered: bool,
+    overflowed: bool,
 }
 
-impl Seen {
-    /// Marks `number`, in any order, each once.
+impl IntervalSet {
+    /// Adds `number`. Numbers may come in any order, each of them once.
     pub(super) fn add(&mut self, number: u64) {
-        if self.scattered {
+        if self.overflowed {
             return;
         }
         let mut end = number.saturating_add(1);
@@ -36,14 +36,14 @@ impl Seen {
             }
         }
         if self.runs.len() > MAX_RUNS {
-            self.scattered = true;
+            self.overflowed = true;
             self.runs = BTreeMap::new();
         }
     }
 
-    /// The first and last number of each gap below `count`; `None` where there are too many to be told.
+    /// Returns the first and last number of each gap below `count`, or `None` if there were too many runs to keep.
     pub(super) fn gaps(&self, count: u64) -> Option<Vec<(u64, u64)>> {
-        if self.scattered {
+        if self.overflowed {
             return None;
         }
         let mut gaps = Vec::new();
@@ -64,15 +64,15 @@ impl Seen {
 
 /// A box of blocks that are not stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Hole {
-    /// Its first position.
+pub(super) struct MissingRange {
+    /// First position.
     pub(super) first: Coords,
-    /// Its last position, inclusive.
+    /// Last position, inclusive.
     pub(super) last: Coords,
 }
 
-impl Hole {
-    /// The blocks below `prefix` whose next number is `from` to `to`, in a grid of `shape` blocks.
+impl MissingRange {
+    /// Creates the range of blocks below `prefix` whose next number is `from` to `to`, in a grid of `shape` blocks.
     pub(super) fn new(prefix: &[u64], (from, to): (u64, u64), shape: &[u64]) -> Self {
         let rest = shape.get(prefix.len().saturating_add(1)..).unwrap_or_default();
         let first = prefix.iter().copied().chain([from]).chain(rest.iter().map(|_| 0)).collect();
@@ -80,8 +80,8 @@ impl Hole {
         Self { first, last }
     }
 
-    /// Number of blocks, saturating.
-    pub(super) fn blocks(&self) -> u64 {
+    /// Returns the number of blocks, saturating.
+    pub(super) fn block_count(&self) -> u64 {
         let along = |(first, last): (&u64, &u64)| last.saturating_sub(*first).saturating_add(1);
         self.first.iter().zip(&self.last).map(along).fold(1, u64::saturating_mul)
     }
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn gaps_are_what_was_not_seen_in_any_order() {
         let gaps = |numbers: &[u64], count| {
-            let mut seen = Seen::default();
+            let mut seen = IntervalSet::default();
             for number in numbers {
                 seen.add(*number);
             }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn too_many_runs_are_not_held() {
-        let mut seen = Seen::default();
+        let mut seen = IntervalSet::default();
         for n in 0..=MAX_RUNS as u64 {
             seen.add(2 * n);
         }
@@ -119,8 +119,8 @@ mod tests {
 
     #[test]
     fn a_hole_reaches_over_all_further_axes() {
-        let hole = Hole::new(&[4], (2, 3), &[5, 6, 7]);
+        let hole = MissingRange::new(&[4], (2, 3), &[5, 6, 7]);
         assert_eq!((hole.first.as_slice(), hole.last.as_slice()), (&[4, 2, 0][..], &[4, 3, 6][..]));
-        assert_eq!(hole.blocks(), 14);
+        assert_eq!(hole.block_count(), 14);
     }
 }

@@ -1,17 +1,17 @@
-//! A container verified: everything in it walked, every block decoded, what is wrong or unusual told one by one.
+//! Verification of a container: walks everything in it, decodes every block and reports each finding.
 //!
-//! Reads what the server would read, as it would read it, and writes nothing into the container. Memory is that of the
-//! budgets, of nine pages of a listing for each level of directories, and of what waits to be told.
+//! It reads what the server would read, in the same way, and writes nothing into the container. Memory is limited to
+//! the budgets, nine pages of a listing for each level of directories, and the buffered items.
 
-mod ahead;
-mod attributes;
-mod blocks;
-mod counting;
-mod earlier;
+mod aggregator;
+mod attribute_findings;
+mod block_findings;
+mod entry_role;
 mod finding;
 mod gaps;
-mod patience;
-mod place;
+mod prefetch;
+mod previous_run;
+mod retry;
 mod tally;
 mod walk;
 
@@ -26,153 +26,154 @@ use futures_util::stream::unfold;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-pub use earlier::{Earlier, Recount};
-pub use finding::{Finding, KINDS, Kind, Row, Severity};
+pub use finding::{FINDING_KINDS, Finding, FindingDescriptor, FindingKind, Severity};
+pub use previous_run::{FindingCounts, PreviousRun};
 pub use tally::{DatasetTally, Totals};
 
 use crate::container::{Container, EntryKind, GroupState, ReadError};
 use crate::store::{Key, Store};
-use ahead::Turn;
-use counting::{Counting, Resolved, Verdict};
-use patience::Patience;
-use walk::{Item, Walk};
+use aggregator::{BlockVerdict, ResultAggregator, VerifiedItem};
+use prefetch::HeadOfLine;
+use retry::StorageRetry;
+use walk::{ContainerWalker, WalkItem};
 
-/// Datasets that are looked at to learn how many blocks there may be.
+/// Maximum number of directories that are read to estimate the number of blocks.
 const MAX_SURVEYED: usize = 10_000;
 
-/// What is to be verified.
+/// A verification of a container.
 #[derive(Debug)]
-pub struct Job {
+pub struct Verifier {
     /// The container.
     pub container: Container,
-    /// Where it is.
+    /// Store of the container.
     pub store: Arc<dyn Store>,
-    /// Groups and datasets; everything below each is verified.
+    /// Groups and datasets to verify, each with everything below it.
     pub roots: Vec<Key>,
-    /// Whether missing blocks are errors.
-    pub missing: bool,
-    /// How long storage that does not answer is waited for before the run ends.
-    pub patience: Duration,
+    /// True if missing blocks are errors.
+    pub report_missing: bool,
+    /// Maximum time without an answer from the storage. The run then ends.
+    pub stall_timeout: Duration,
 }
 
-/// Where a run stands: everything before has been told.
+/// Position of a run. Everything before it has been reported.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// Number of the root that is being walked.
+    /// Index of the root that is being walked.
     pub root: usize,
     /// Key of the last file that was passed.
     pub after: String,
-    /// What has been counted.
+    /// Counts up to this position.
     pub totals: Totals,
-    /// The datasets that it is in, the outermost first.
+    /// Datasets that contain this position, the outermost first.
     pub open: Vec<DatasetTally>,
 }
 
-/// What is told while a run goes on.
+/// An event of a run.
 #[derive(Debug)]
-pub enum Event<'a> {
-    /// Something was found.
-    Found(&'a Finding),
-    /// All of a dataset has been walked.
-    Done(&'a DatasetTally),
+pub enum VerifyEvent<'a> {
+    /// A finding.
+    Finding(&'a Finding),
+    /// A dataset has been walked completely.
+    DatasetDone(&'a DatasetTally),
     /// A file has been passed.
-    Passed(&'a Totals),
-    /// Whoever begins here later finds what follows, and nothing else.
+    Progress(&'a Totals),
+    /// A run that resumes here later reports everything that follows, and nothing else.
     Checkpoint(&'a Checkpoint),
 }
 
-/// Whoever listens to a run.
-pub trait Listener {
-    /// Takes what is told.
+/// Receiver of the events of a run.
+pub trait EventSink {
+    /// Records an event.
     ///
     /// # Errors
-    /// When it cannot be kept; the run ends then.
-    fn take(&mut self, event: Event<'_>) -> io::Result<()>;
+    /// When the event cannot be recorded. The run then ends.
+    fn record(&mut self, event: VerifyEvent<'_>) -> io::Result<()>;
 
-    /// Whether it is time for a checkpoint.
+    /// Returns true if it is time for a checkpoint.
     fn wants_checkpoint(&self) -> bool;
 }
 
-/// How a run ended.
+/// Outcome of a run.
 #[derive(Debug)]
-pub enum Ended {
-    /// All has been walked.
+pub enum VerifyOutcome {
+    /// Everything has been walked.
     Complete(Totals),
-    /// It was told to stop.
+    /// The run was told to stop.
     Stopped(Totals),
-    /// The storage has not answered for so long that it stopped; the text says what was tried.
-    GivenUp(Totals, String),
+    /// The storage did not answer for so long that the run ended. The text gives the last error.
+    StorageStalled(Totals, String),
 }
 
-impl Job {
-    /// Verifies, from where an earlier run has stopped or else from the beginning, until all is done or `stop` is ready.
+impl Verifier {
+    /// Verifies until everything is walked or `stop` is ready. Resumes where an earlier run stopped, or starts at the
+    /// beginning.
     ///
     /// # Errors
-    /// When the listener cannot keep what it is told.
+    /// When the sink cannot record an event.
     pub async fn run(
         self,
-        earlier: Option<Earlier>,
-        listener: &mut dyn Listener,
+        earlier: Option<PreviousRun>,
+        listener: &mut dyn EventSink,
         stop: impl Future<Output = ()>,
-    ) -> io::Result<Ended> {
+    ) -> io::Result<VerifyOutcome> {
         let resume = earlier.as_ref().map(|earlier| earlier.checkpoint.clone());
-        let mut counting = Counting::new(resume.clone().unwrap_or_default(), self.missing, listener);
-        let patience = Arc::new(Patience::new(Arc::clone(&self.store), self.patience));
+        let mut counting = ResultAggregator::new(resume.clone().unwrap_or_default(), self.report_missing, listener);
+        let patience = Arc::new(StorageRetry::new(Arc::clone(&self.store), self.stall_timeout));
         let mut stop = pin!(stop);
-        let mut given_up = pin!(patience.given_up());
+        let mut given_up = pin!(patience.wait_until_given_up());
         if let Some(earlier) = &earlier {
             tokio::select! {
                 biased;
-                // Nothing was passed: what has been told here is told again by whoever goes on.
-                () = &mut stop => return Ok(Ended::Stopped(earlier.checkpoint.totals.clone())),
-                why = &mut given_up => return Ok(Ended::GivenUp(earlier.checkpoint.totals.clone(), why)),
-                result = self.find_changes(&patience, &mut counting, earlier) => result?,
+                // No file was passed, so there is no checkpoint. A run that resumes later reports the changes again.
+                () = &mut stop => return Ok(VerifyOutcome::Stopped(earlier.checkpoint.totals.clone())),
+                why = &mut given_up => return Ok(VerifyOutcome::StorageStalled(earlier.checkpoint.totals.clone(), why)),
+                result = self.report_changed_datasets(&patience, &mut counting, earlier) => result?,
             }
         }
         let (items, received) = mpsc::channel(256);
-        let walk = Walk {
+        let walk = ContainerWalker {
             container: self.container.clone(),
             store: Arc::clone(&self.store),
-            patience: Arc::clone(&patience),
+            retry: Arc::clone(&patience),
             items,
-            missing: self.missing,
-            turn: Turn::is_now(true),
+            report_missing: self.report_missing,
+            head_of_line: HeadOfLine::new(true),
         };
         let (start, after) = resume.map_or((0, None), |checkpoint| (checkpoint.root, Some(checkpoint.after)));
-        let after = after.and_then(|after| below(self.roots.get(start)?, &after));
+        let after = after.and_then(|after| names_below(self.roots.get(start)?, &after));
         let walking = tokio::spawn(walk.run(self.roots.clone(), start, after));
-        // In the order of the walk, so that two runs tell the same, and one can go on where another has stopped.
+        // Results keep the order of the walk: two runs report the same, and a run can resume where another stopped.
         let at_once = self.container.resources().settings().cores.saturating_mul(4).max(16);
         let items = unfold(received, |mut received| async { received.recv().await.map(|item| (item, received)) });
-        let mut results = pin!(items.map(|item| self.resolve(&patience, item)).buffered(at_once));
+        let mut results = pin!(items.map(|item| self.verify_item(&patience, item)).buffered(at_once));
         loop {
             tokio::select! {
                 biased;
                 () = &mut stop => {
                     walking.abort();
-                    counting.checkpoint()?;
-                    return Ok(Ended::Stopped(counting.totals()));
+                    counting.emit_checkpoint()?;
+                    return Ok(VerifyOutcome::Stopped(counting.totals()));
                 }
                 why = &mut given_up => {
                     walking.abort();
-                    counting.checkpoint()?;
-                    return Ok(Ended::GivenUp(counting.totals(), why));
+                    counting.emit_checkpoint()?;
+                    return Ok(VerifyOutcome::StorageStalled(counting.totals(), why));
                 }
                 result = results.next() => match result {
-                    Some(result) => counting.take(result)?,
+                    Some(result) => counting.record(result)?,
                     None => break,
                 },
             }
         }
         match walking.await {
-            Ok(_) => Ok(Ended::Complete(counting.totals())),
+            Ok(_) => Ok(VerifyOutcome::Complete(counting.totals())),
             Err(died) => Err(io::Error::other(died)),
         }
     }
 
-    /// How many blocks the grids of all datasets have, as far as can be learnt quickly: for showing progress.
-    pub async fn survey(&self) -> u64 {
-        let access = self.container.resources().begin();
+    /// Returns a quick estimate of the number of blocks in the grids of all datasets, for the display of progress.
+    pub async fn estimate_blocks(&self) -> u64 {
+        let access = self.container.resources().request_freshness();
         let (mut left, mut blocks) = (self.roots.clone(), 0_u64);
         for _ in 0..MAX_SURVEYED {
             let Some(key) = left.pop() else { break };
@@ -188,71 +189,76 @@ impl Job {
         blocks
     }
 
-    /// What becomes of an item: blocks are decoded, several at once.
-    async fn resolve(&self, patience: &Patience, item: Item) -> Resolved {
-        let Item::Block(dataset, position) = item else { return Resolved::Item(item) };
+    /// Verifies an item: decodes it if it is a block. Several items are verified concurrently.
+    async fn verify_item(&self, patience: &StorageRetry, item: WalkItem) -> VerifiedItem {
+        let WalkItem::Block(dataset, position) = item else { return VerifiedItem::Item(item) };
         let attributes = &dataset.attributes;
         if attributes.compression().codec().is_none() || attributes.data_type().size_bytes().is_none() {
-            return Resolved::Block(dataset, position, Verdict::Unverified(None));
+            return VerifiedItem::Block(dataset, position, BlockVerdict::Unverified(None));
         }
         let check = || {
-            let access = self.container.resources().begin();
+            let access = self.container.resources().request_freshness();
             self.container.check_block(access, &dataset, &position)
         };
-        let verdict = match patience.with(check).await {
-            Ok(Some(block)) => Verdict::Sound {
+        let verdict = match patience.run(check).await {
+            Ok(Some(block)) => BlockVerdict::Decoded {
                 stored_bytes: block.stored_bytes,
                 decoded_bytes: block.decoded_bytes,
-                finding: blocks::sound(&dataset, &position, &block),
+                finding: block_findings::decoded_block_finding(&dataset, &position, &block),
             },
             Ok(None) => {
                 let key = dataset.block_key(&position);
-                let head = patience.with(|| async { self.store.head(&key).await.map_err(ReadError::Store) }).await;
+                let head = patience.run(|| async { self.store.head(&key).await.map_err(ReadError::Store) }).await;
                 let is_there = matches!(head, Ok(Some(_)));
-                Verdict::Unverified(Some(blocks::vanished(&dataset, &position, is_there)))
+                BlockVerdict::Unverified(Some(block_findings::vanished_block_finding(&dataset, &position, is_there)))
             }
-            Err(error) => Verdict::Unverified(Some(blocks::failed(&dataset, &position, &error))),
+            Err(error) => {
+                BlockVerdict::Unverified(Some(block_findings::failed_block_finding(&dataset, &position, &error)))
+            }
         };
-        Resolved::Block(dataset, position, verdict)
+        VerifiedItem::Block(dataset, position, verdict)
     }
 
-    /// Tells which datasets have other attributes than an earlier run had read.
-    async fn find_changes(
+    /// Reports the datasets whose attributes differ from those that an earlier run read.
+    async fn report_changed_datasets(
         &self,
-        patience: &Patience,
-        counting: &mut Counting<'_>,
-        earlier: &Earlier,
+        patience: &StorageRetry,
+        counting: &mut ResultAggregator<'_>,
+        earlier: &PreviousRun,
     ) -> io::Result<()> {
-        let Earlier { checkpoint, finished, changed } = earlier;
+        let PreviousRun { checkpoint, finished_datasets: finished, reported_changed: changed } = earlier;
         for DatasetTally { dataset, attributes, .. } in finished.iter().chain(&checkpoint.open) {
             if changed.contains(dataset) {
                 continue;
             }
             let key = if dataset.is_empty() { Ok(Key::root()) } else { Key::parse(dataset) };
             let Ok(key) = key else { continue };
-            let look = || self.container.dataset(self.container.resources().begin(), &key);
-            let (kind, now) = match patience.with(look).await {
+            let look = || self.container.dataset(self.container.resources().request_freshness(), &key);
+            let (kind, now) = match patience.run(look).await {
                 Ok(now) if *now.etag == **attributes => continue,
-                Ok(_) => (Kind::ChangedSince, "its attributes have changed since its blocks were verified".to_owned()),
+                Ok(_) => {
+                    (FindingKind::ChangedSince, "its attributes have changed since its blocks were verified".to_owned())
+                }
                 Err(error @ (ReadError::NotFound(_) | ReadError::NotADataset { .. })) => {
-                    (Kind::ChangedSince, format!("it was verified, and is no dataset now: {error}"))
+                    (FindingKind::ChangedSince, format!("it was verified, but is no longer a dataset: {error}"))
                 }
-                Err(error) => {
-                    (Kind::UnreadableFile, format!("whether it has changed since it was verified is unknown: {error}"))
-                }
+                Err(error) => (
+                    FindingKind::UnreadableFile,
+                    format!("it is unknown whether it has changed since it was verified: {error}"),
+                ),
             };
-            counting.found(&Finding::new(kind, dataset, now))?;
+            counting.record_finding(&Finding::new(kind, dataset, now))?;
         }
         Ok(())
     }
 }
 
-/// Why something cannot be verified at all.
+/// Checks that `key` can be a root of a verification.
 ///
 /// # Errors
-/// In words: there is no such group or dataset, or it is a part of a dataset's grid.
-pub async fn control_root(container: &Container, key: &Key) -> Result<(), String> {
-    let access = container.resources().begin();
+/// A message if there is no such group or dataset, if it is a part of a dataset's grid, or if it cannot be read.
+pub async fn check_root(container: &Container, key: &Key) -> Result<(), String> {
+    let access = container.resources().request_freshness();
     let failed = |error: ReadError| error.to_string();
     if !container.is_directory(access, key).await.map_err(failed)? {
         return Err(format!("there is no group or dataset {:?}", key.as_str()));
@@ -265,8 +271,8 @@ pub async fn control_root(container: &Container, key: &Key) -> Result<(), String
     }
 }
 
-/// The names that lead from `root` to `key`.
-fn below(root: &Key, key: &str) -> Option<Vec<String>> {
+/// Returns the names that lead from `root` to `key`, or `None` if `key` is not below `root`.
+fn names_below(root: &Key, key: &str) -> Option<Vec<String>> {
     let key = Key::parse(key).ok()?;
     let mut names = key.segments();
     for name in root.segments() {

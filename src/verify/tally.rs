@@ -1,4 +1,4 @@
-//! What has been counted, in all and in each dataset that is being walked.
+//! Counts of the whole run and of each dataset that is being walked.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,26 @@ use serde::{Deserialize, Serialize};
 use super::finding::Severity;
 use crate::container::Dataset;
 
-/// Everything counted since the run began, also before it was resumed.
+/// Counts since the run began, including those from before it was resumed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Findings of that severity.
+    /// Number of findings with the severity error.
     pub errors: u64,
-    /// Findings of that severity.
+    /// Number of findings with the severity warning.
     pub warnings: u64,
-    /// Findings of that severity.
+    /// Number of findings with the severity note.
     pub notes: u64,
-    /// Findings by the name of their kind.
+    /// Number of findings by the name of their kind.
     pub kinds: BTreeMap<String, u64>,
-    /// Directories that are no datasets, and not part of a grid.
+    /// Number of directories that are neither datasets nor part of a grid.
     pub groups: u64,
-    /// Datasets.
+    /// Number of datasets.
     pub datasets: u64,
-    /// Stored blocks within the grids.
+    /// Number of stored blocks within the grids.
     pub blocks: u64,
-    /// Of these, those that were not decoded.
+    /// Number of these blocks that were not decoded.
     pub unverified: u64,
-    /// Blocks of the grids that are not stored.
+    /// Number of blocks of the grids that are not stored.
     pub missing: u64,
     /// Length of all stored blocks that decode, in bytes.
     pub stored_bytes: u64,
@@ -46,42 +46,43 @@ impl Totals {
         *count = count.saturating_add(1);
     }
 
-    /// The worst that was found.
-    pub fn worst(&self) -> Option<Severity> {
+    /// Returns the highest severity of all findings, or `None` if there are none.
+    pub fn worst_severity(&self) -> Option<Severity> {
         let found = [(self.errors, Severity::Error), (self.warnings, Severity::Warning), (self.notes, Severity::Note)];
         found.into_iter().find(|(count, _)| *count > 0).map(|(_, severity)| severity)
     }
 }
 
-/// What is counted of one dataset.
+/// Counts of one dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatasetTally {
-    /// Its key.
+    /// Key of the dataset.
     pub dataset: String,
-    /// Entity tag of its attributes when they were read.
+    /// Entity tag that its attributes had when they were read.
     pub attributes: String,
-    /// Number of blocks of the grid, beyond 2^64 - 1 that.
+    /// Number of blocks of the grid, at most 2^64 - 1.
     pub grid_blocks: u64,
-    /// Stored blocks within the grid.
+    /// Number of stored blocks within the grid.
     pub blocks: u64,
-    /// Blocks of the grid that are not stored.
+    /// Number of blocks of the grid that are not stored.
     pub missing: u64,
-    /// Stored blocks that were not decoded.
+    /// Number of stored blocks that were not decoded.
     pub unverified: u64,
     /// Length of the stored blocks that decode, in bytes.
     pub stored_bytes: u64,
-    /// Boxes of missing blocks that were told.
+    /// Number of missing ranges that were reported.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub ranges: u64,
-    /// Missing blocks of further boxes.
+    /// Number of missing blocks in further ranges.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub untold: u64,
-    /// Directories and names within the grid that could not be read: what is below may be stored, and counts as missing.
+    /// Number of directories and names within the grid that could not be read. Blocks below them may be stored, but
+    /// count as missing.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unreadable: u64,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }

@@ -1,5 +1,5 @@
-//! The way through a container: directories in the order of the bytes of their names, each thing once, nothing decoded.
-//! Others are walked beside the one whose turn it is ([`super::ahead`]): a file server takes its time for each.
+//! Walk of a container: directories in the byte order of their names, each entry once, without decoding. Other
+//! directories are prefetched meanwhile ([`super::prefetch`]), because a file server takes time to answer for each.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,202 +8,233 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc::Sender;
 
-use super::ahead::{Ahead, Turn};
-use super::attributes;
-use super::finding::{Finding, Kind};
-use super::gaps::{Hole, Seen};
-use super::patience::Patience;
-use super::place::{self, Part, Place, is_temporary};
+use super::attribute_findings;
+use super::entry_role::{self, DirectoryRole, EntryRole, is_temporary};
+use super::finding::{Finding, FindingKind};
+use super::gaps::{IntervalSet, MissingRange};
+use super::prefetch::{HeadOfLine, WalkPrefetcher};
+use super::retry::StorageRetry;
 use crate::container::{ATTRIBUTES, Container, Dataset, Group, GroupState, ReadError, grid_component};
 use crate::n5::{Coords, GridPosition};
-use crate::store::{Entry, Keep, Key, Listing, Store};
+use crate::store::{DirEntry, FilterDecision, Key, Listing, Store};
 
-/// Entries of a directory that are held at once.
-const PAGE: usize = 1 << 14;
+/// Maximum number of entries of a directory that are held at once.
+const PAGE_ENTRIES: usize = 1 << 14;
 
-/// What the walk comes by, in its order.
+/// An item of the walk.
 #[derive(Debug)]
-pub(super) enum Item {
-    /// The walk below the root of that number begins.
-    Start(usize),
-    /// A directory that is no dataset.
+pub(super) enum WalkItem {
+    /// The walk below the root of this index begins.
+    RootStart(usize),
+    /// A directory that is not a dataset.
     Group,
-    /// A dataset begins; everything up to its [`Item::Close`] is below it. `resumed` where it had begun before.
-    Open { dataset: Arc<Dataset>, resumed: bool },
+    /// A dataset begins. All items up to its [`WalkItem::DatasetEnd`] are below it. `resumed` is true if an earlier run
+    /// began it.
+    DatasetStart { dataset: Arc<Dataset>, resumed: bool },
     /// A dataset ends.
-    Close,
-    /// Something is wrong.
-    Found(Finding),
-    /// Blocks that the innermost dataset lacks.
-    Missing(Hole),
-    /// Blocks that the innermost dataset lacks, too scattered to be told one by one.
-    Scattered(u64),
+    DatasetEnd,
+    /// A finding.
+    Finding(Finding),
+    /// A range of blocks that the innermost dataset lacks.
+    MissingRange(MissingRange),
+    /// The innermost dataset lacks blocks in too many ranges to report each. The value is the length of the grid along
+    /// the axis of the directory.
+    ScatteredMissing(u64),
     /// A stored block in the grid of a dataset.
     Block(Arc<Dataset>, GridPosition),
-    /// A file that is no block has been passed.
-    Passed(Key),
+    /// A file that is not a block has been passed.
+    FilePassed(Key),
 }
 
-/// Whoever took the items has gone.
+/// Error: the receiver of the items is closed.
 #[derive(Debug)]
-pub(super) struct Gone;
+pub(super) struct ReceiverClosed;
 
-/// A walk on its way.
+/// A walk in progress.
 #[derive(Debug, Clone)]
-pub(super) struct Walk {
+pub(super) struct ContainerWalker {
     pub(super) container: Container,
     pub(super) store: Arc<dyn Store>,
-    pub(super) patience: Arc<Patience>,
-    pub(super) items: Sender<Item>,
-    /// Whether missing blocks are wanted one by one.
-    pub(super) missing: bool,
-    pub(super) turn: Turn,
+    pub(super) retry: Arc<StorageRetry>,
+    pub(super) items: Sender<WalkItem>,
+    /// True if each range of missing blocks is reported.
+    pub(super) report_missing: bool,
+    pub(super) head_of_line: HeadOfLine,
 }
 
-/// Directories above, by what the store knows them by.
+/// Identities of the directories above, as the store gives them.
 #[derive(Debug, Clone, Default)]
-struct Above(Vec<u64>);
+struct AncestorIds(Vec<u64>);
 
 /// A directory whose entries are walked.
 #[derive(Debug)]
-pub(super) struct Within {
+pub(super) struct WalkedDirectory {
     key: Key,
-    part: Part,
-    above: Above,
-    /// Unless its attributes, should there be any, could not be read.
-    knows_attributes: bool,
+    role: DirectoryRole,
+    ancestors: AncestorIds,
+    /// False if no attributes were found. An `attributes.json` among the entries is then unreadable.
+    attributes_readable: bool,
 }
 
-/// The names that lead to where an earlier run stopped, beginning below the directory in question.
-type Resume = Option<Vec<String>>;
+/// Names that lead from a directory to the position where an earlier run stopped.
+type ResumePath = Option<Vec<String>>;
 
-impl Walk {
-    /// Walks everything below each of `roots`, from the one of number `start` on, and there after `resume`.
-    pub(super) async fn run(self, roots: Vec<Key>, start: usize, mut resume: Resume) -> Result<(), Gone> {
+impl ContainerWalker {
+    /// Walks everything below each of `roots`, beginning with the index `start`, and there after `resume`.
+    pub(super) async fn run(self, roots: Vec<Key>, start: usize, mut resume: ResumePath) -> Result<(), ReceiverClosed> {
         for (number, root) in roots.into_iter().enumerate().skip(start) {
-            self.send(Item::Start(number)).await?;
-            self.directory(root, Part::Hierarchy, Above::default(), resume.take()).await?;
+            self.send(WalkItem::RootStart(number)).await?;
+            self.walk_directory(root, DirectoryRole::Hierarchy, AncestorIds::default(), resume.take()).await?;
         }
         Ok(())
     }
 
-    /// A walk whose items go to `items`.
-    pub(super) fn beside(&self, items: Sender<Item>, turn: Turn) -> Self {
-        Self { items, turn, ..self.clone() }
+    /// Returns a copy of this walk that sends its items to `items`.
+    pub(super) fn fork(&self, items: Sender<WalkItem>, turn: HeadOfLine) -> Self {
+        Self { items, head_of_line: turn, ..self.clone() }
     }
 
-    pub(super) async fn send(&self, item: Item) -> Result<(), Gone> {
-        self.items.send(item).await.or(Err(Gone))
+    pub(super) async fn send(&self, item: WalkItem) -> Result<(), ReceiverClosed> {
+        self.items.send(item).await.or(Err(ReceiverClosed))
     }
 
-    async fn found(&self, kind: Kind, key: &Key, message: impl Into<String>) -> Result<(), Gone> {
-        self.send(Item::Found(Finding::new(kind, key.as_str(), message))).await
+    async fn send_finding(
+        &self,
+        kind: FindingKind,
+        key: &Key,
+        message: impl Into<String>,
+    ) -> Result<(), ReceiverClosed> {
+        self.send(WalkItem::Finding(Finding::new(kind, key.as_str(), message))).await
     }
 
-    /// Walks a directory; whether it was the part of the grid that it may be.
-    fn directory(&self, key: Key, part: Part, above: Above, resume: Resume) -> BoxFuture<'_, Result<bool, Gone>> {
+    /// Walks a directory. Returns true if it is a part of the grid that it lies in.
+    fn walk_directory(
+        &self,
+        key: Key,
+        part: DirectoryRole,
+        above: AncestorIds,
+        resume: ResumePath,
+    ) -> BoxFuture<'_, Result<bool, ReceiverClosed>> {
         async move {
             let group = self.group(&key).await;
             let state = group.as_ref().map(|group| &group.state);
-            // Blocks are read whatever lies beside them: only a dataset ends the grid that it lies in.
-            if matches!(part, Part::Grid(..)) && !matches!(state, Ok(GroupState::Dataset(_))) {
+            // Blocks are read whatever attributes lie beside them. Only a nested dataset ends the grid that it lies in.
+            if matches!(part, DirectoryRole::Grid(..)) && !matches!(state, Ok(GroupState::Dataset(_))) {
                 if resume.is_none() {
-                    self.misplaced_attributes(&key, state).await?;
+                    self.report_misplaced_attributes(&key, state).await?;
                 }
-                self.entries(Within { key, part, above, knows_attributes: true }, resume).await?;
+                self.walk_entries(
+                    WalkedDirectory { key, role: part, ancestors: above, attributes_readable: true },
+                    resume,
+                )
+                .await?;
                 return Ok(true);
             }
-            let Some(above) = self.deeper(&key, above).await? else { return Ok(false) };
+            let Some(above) = self.push_ancestor(&key, above).await? else { return Ok(false) };
             let has_attributes = !matches!(state, Ok(GroupState::NoAttributes));
             if resume.is_none() {
-                let findings = attributes::findings(&self.container, &self.patience, &key, state).await;
+                let findings = attribute_findings::findings(&self.container, &self.retry, &key, state).await;
                 if let Ok(GroupState::Dataset(dataset)) = state {
-                    self.send(Item::Open { dataset: Arc::clone(dataset), resumed: false }).await?;
+                    self.send(WalkItem::DatasetStart { dataset: Arc::clone(dataset), resumed: false }).await?;
                 } else {
-                    self.send(Item::Group).await?;
+                    self.send(WalkItem::Group).await?;
                 }
                 for finding in findings {
-                    self.send(Item::Found(finding)).await?;
+                    self.send(WalkItem::Finding(finding)).await?;
                 }
             } else if let Ok(GroupState::Dataset(dataset)) = state {
-                self.send(Item::Open { dataset: Arc::clone(dataset), resumed: true }).await?;
+                self.send(WalkItem::DatasetStart { dataset: Arc::clone(dataset), resumed: true }).await?;
             }
-            let within = |part| Within { key, part, above, knows_attributes: has_attributes };
+            let within =
+                |part| WalkedDirectory { key, role: part, ancestors: above, attributes_readable: has_attributes };
             if let Ok(GroupState::Dataset(dataset)) = state {
-                self.entries(within(Part::Grid(Arc::clone(dataset), Coords::new())), resume).await?;
-                self.send(Item::Close).await?;
+                self.walk_entries(within(DirectoryRole::Grid(Arc::clone(dataset), Coords::new())), resume).await?;
+                self.send(WalkItem::DatasetEnd).await?;
             } else {
-                self.entries(within(Part::Hierarchy), resume).await?;
+                self.walk_entries(within(DirectoryRole::Hierarchy), resume).await?;
             }
             Ok(false)
         }
         .boxed()
     }
 
-    /// Says what is wrong with the attributes of a directory of a grid, which should have none.
-    async fn misplaced_attributes(&self, key: &Key, state: Result<&GroupState, &ReadError>) -> Result<(), Gone> {
-        if let Some(fault) = attributes::fault(key, state) {
-            return self.send(Item::Found(fault)).await;
+    /// Reports the attributes of a directory of a grid, which should have none.
+    async fn report_misplaced_attributes(
+        &self,
+        key: &Key,
+        state: Result<&GroupState, &ReadError>,
+    ) -> Result<(), ReceiverClosed> {
+        if let Some(fault) = attribute_findings::unusable_finding(key, state) {
+            return self.send(WalkItem::Finding(fault)).await;
         }
         match (state, key.child(ATTRIBUTES)) {
             (Ok(GroupState::Attributes(_)), Ok(file)) => {
-                self.found(Kind::StrayFile, &file, "attributes among the blocks of a dataset: nobody reads them").await
+                self.send_finding(
+                    FindingKind::StrayFile,
+                    &file,
+                    "attributes among the blocks of a dataset: no program reads them",
+                )
+                .await
             }
             _ => Ok(()),
         }
     }
 
-    /// The directories above what is in `key`; `None` where it is one of them itself.
-    async fn deeper(&self, key: &Key, mut above: Above) -> Result<Option<Above>, Gone> {
+    /// Returns the ancestors of the entries of `key`, or `None` if `key` is one of its own ancestors.
+    async fn push_ancestor(&self, key: &Key, mut above: AncestorIds) -> Result<Option<AncestorIds>, ReceiverClosed> {
         let identity = || async { self.store.identity(key).await.map_err(ReadError::Store) };
-        match self.patience.with(identity).await {
+        match self.retry.run(identity).await {
             Ok(Some(identity)) if above.0.contains(&identity) => {
-                self.found(Kind::LinkLoop, key, "a symbolic link leads back to a directory above").await?;
+                self.send_finding(FindingKind::LinkLoop, key, "a symbolic link leads back to a parent directory")
+                    .await?;
                 return Ok(None);
             }
             Ok(Some(identity)) => above.0.push(identity),
-            // Where the store fails, listing the directory tells.
+            // If the store fails, the listing of the directory reports it.
             Ok(None) | Err(_) => {}
         }
         Ok(Some(above))
     }
 
-    /// Walks what is in a directory.
-    async fn entries(&self, within: Within, mut resume: Resume) -> Result<(), Gone> {
+    /// Walks the entries of a directory.
+    async fn walk_entries(&self, within: WalkedDirectory, mut resume: ResumePath) -> Result<(), ReceiverClosed> {
         let within = Arc::new(within);
-        let Within { key, part, .. } = &*within;
-        let mut seen = self.missing.then(Seen::default);
+        let WalkedDirectory { key, role: part, .. } = &*within;
+        let mut seen = self.report_missing.then(IntervalSet::default);
         let mut after: Option<String> = None;
         let (mut left_out, mut most_left_out) = (HashSet::new(), 0);
         loop {
-            let page = match self.list(key, after.as_deref(), PAGE).await {
+            let page = match self.list(key, after.as_deref(), PAGE_ENTRIES).await {
                 Ok(Some(page)) => page,
-                Ok(None) => Listing { entries: Vec::new(), more: false, left_out: Vec::new(), left_out_count: 0 },
+                Ok(None) => {
+                    Listing { entries: Vec::new(), has_more: false, omitted_names: Vec::new(), omitted_count: 0 }
+                }
                 Err(error) => {
-                    return self.found(Kind::UnreadableDirectory, key, error.to_string()).await;
+                    return self.send_finding(FindingKind::UnreadableDirectory, key, error.to_string()).await;
                 }
             };
-            if after.is_none() && page.entries.is_empty() && !page.more && self.is_closed(key).await {
-                let message = "it cannot be listed: permission is denied, or it was gone when it was to be read";
-                return self.found(Kind::UnreadableDirectory, key, message).await;
+            if after.is_none() && page.entries.is_empty() && !page.has_more && self.is_unreadable(key).await {
+                let message =
+                    "the directory cannot be listed: permission is denied, or it was removed before it could be read";
+                return self.send_finding(FindingKind::UnreadableDirectory, key, message).await;
             }
-            most_left_out = most_left_out.max(page.left_out_count);
-            for name in page.left_out {
+            most_left_out = most_left_out.max(page.omitted_count);
+            for name in page.omitted_names {
                 if left_out.insert(name.clone()) {
                     if resume.is_none() {
-                        self.send(Item::Found(place::left_out(key, part, &name))).await?;
+                        self.send(WalkItem::Finding(entry_role::unlisted_name_finding(key, part, &name))).await?;
                     }
-                    mark(part, &name, &mut seen);
+                    mark_present(part, &name, &mut seen);
                 }
             }
-            let mut ahead = Ahead::default();
+            let mut ahead = WalkPrefetcher::default();
             for (number, entry) in page.entries.iter().enumerate() {
-                // What an earlier run has done.
+                // Skip the entries that an earlier run has walked.
                 let target = resume.as_ref().and_then(|names| names.first()).map(String::as_str);
                 let below = match target.map(|target| entry.name.as_str().cmp(target)) {
                     None => None,
                     Some(std::cmp::Ordering::Less) => {
-                        self.mark(key, part, entry, &mut seen).await;
+                        self.mark_walked_before(key, part, entry, &mut seen).await;
                         continue;
                     }
                     Some(std::cmp::Ordering::Greater) => {
@@ -213,134 +244,164 @@ impl Walk {
                     Some(std::cmp::Ordering::Equal) => {
                         let rest = resume.take().map(|mut names| names.split_off(1)).filter(|names| !names.is_empty());
                         if rest.is_none() || !entry.is_directory {
-                            self.mark(key, part, entry, &mut seen).await;
+                            self.mark_walked_before(key, part, entry, &mut seen).await;
                             continue;
                         }
                         rest
                     }
                 };
-                // What follows an earlier run's end is walked from its beginning.
+                // Entries after the end of an earlier run are walked completely, so they can be prefetched.
                 if resume.is_none() {
-                    ahead.begin(self, &within, &page.entries, number);
+                    ahead.prefetch(self, &within, &page.entries, number);
                 }
-                let is_seen = match ahead.finish(self, number).await {
+                let is_seen = match ahead.drain(self, number).await {
                     Some(walked) => walked?,
-                    None => self.entry(&within, entry, below).await?,
+                    None => self.walk_entry(&within, entry, below).await?,
                 };
                 if is_seen {
-                    mark(part, &entry.name, &mut seen);
+                    mark_present(part, &entry.name, &mut seen);
                 }
             }
             after = page.entries.last().map(|entry| entry.name.clone());
-            if !page.more || after.is_none() {
+            if !page.has_more || after.is_none() {
                 break;
             }
         }
-        // A page names a few of them only.
+        // A page names only a few of the entries that it omits.
         let unnamed = most_left_out.saturating_sub(left_out.len() as u64);
         if unnamed > 0 {
-            let kind = if matches!(part, Part::Grid(..)) { Kind::UnreadableFile } else { Kind::UnlistedName };
-            let message = format!("{unnamed} or more further names are not listed either, for the same reasons");
-            self.send(Item::Found(place::not_listed(kind, key, message))).await?;
+            let kind = if matches!(part, DirectoryRole::Grid(..)) {
+                FindingKind::UnreadableFile
+            } else {
+                FindingKind::UnlistedName
+            };
+            let message = format!("{unnamed} or more other names are not listed either, for the same reasons");
+            self.send(WalkItem::Finding(entry_role::unlisted_finding(kind, key, message))).await?;
         }
-        self.tell_gaps(part, seen).await
+        self.send_missing_ranges(part, seen).await
     }
 
     async fn group(&self, key: &Key) -> Result<Arc<Group>, ReadError> {
-        self.patience.with(|| self.container.group(self.container.resources().begin(), key)).await
+        self.retry.run(|| self.container.group(self.container.resources().request_freshness(), key)).await
     }
 
     async fn list(&self, key: &Key, after: Option<&str>, limit: usize) -> Result<Option<Listing>, ReadError> {
-        let list = || async { self.store.list(key, after, limit, Keep::all()).await.map_err(ReadError::Store) };
-        self.patience.with(list).await
+        let list =
+            || async { self.store.list(key, after, limit, FilterDecision::keep_all()).await.map_err(ReadError::Store) };
+        self.retry.run(list).await
     }
 
-    /// Whether a directory that seems empty is rather one that cannot be read.
-    async fn is_closed(&self, key: &Key) -> bool {
+    /// Returns true if a directory that seems empty cannot be read.
+    async fn is_unreadable(&self, key: &Key) -> bool {
         !matches!(self.list(key, None, 1).await, Ok(Some(_)))
     }
 
-    /// Walks an entry of a directory; whether it is the part of the grid that it may be.
-    pub(super) async fn entry(&self, within: &Within, entry: &Entry, resume: Resume) -> Result<bool, Gone> {
-        let Within { key: parent, part, above, knows_attributes } = within;
+    /// Walks an entry of a directory. Returns true if it is a part of the grid that it lies in.
+    pub(super) async fn walk_entry(
+        &self,
+        within: &WalkedDirectory,
+        entry: &DirEntry,
+        resume: ResumePath,
+    ) -> Result<bool, ReceiverClosed> {
+        let WalkedDirectory { key: parent, role: part, ancestors: above, attributes_readable: knows_attributes } =
+            within;
         let Ok(key) = parent.child(&entry.name) else {
-            self.found(Kind::UnreadableDirectory, parent, "directories are nested too deeply").await?;
+            self.send_finding(FindingKind::UnreadableDirectory, parent, "directories are nested too deeply").await?;
             return Ok(false);
         };
-        let place = Place::of(part, &entry.name);
+        let place = EntryRole::of(part, &entry.name);
         if entry.is_directory {
             let below = match place {
-                Place::Between(dataset, prefix) => Part::Grid(dataset, prefix),
-                Place::Block(dataset, position) => {
+                EntryRole::GridDirectory(dataset, prefix) => DirectoryRole::Grid(dataset, prefix),
+                EntryRole::Block(dataset, position) => {
                     if resume.is_none() {
-                        let message = "a directory stands where a block would be";
-                        let finding = Finding::new(Kind::DirectoryAtBlock, key.as_str(), message);
-                        self.send(Item::Found(finding.of(dataset.key.as_str()).at(&position))).await?;
+                        let message = "there is a directory in place of a block";
+                        let finding = Finding::new(FindingKind::DirectoryAtBlock, key.as_str(), message);
+                        self.send(WalkItem::Finding(finding.in_dataset(dataset.key.as_str()).at_position(&position)))
+                            .await?;
                     }
-                    Part::Hierarchy
+                    DirectoryRole::Hierarchy
                 }
-                Place::Attributes => {
+                EntryRole::Attributes => {
                     if resume.is_none() {
-                        self.found(Kind::BrokenAttributes, &key, "attributes.json is a directory").await?;
+                        self.send_finding(FindingKind::BrokenAttributes, &key, "attributes.json is a directory")
+                            .await?;
                     }
-                    Part::Hierarchy
+                    DirectoryRole::Hierarchy
                 }
-                Place::Outside(_) | Place::Elsewhere => Part::Hierarchy,
+                EntryRole::OutsideGrid(_) | EntryRole::Other => DirectoryRole::Hierarchy,
             };
-            return self.directory(key, below, above.clone(), resume).await;
+            return self.walk_directory(key, below, above.clone(), resume).await;
         }
         match place {
-            Place::Block(dataset, position) => {
-                self.send(Item::Block(dataset, position)).await?;
+            EntryRole::Block(dataset, position) => {
+                self.send(WalkItem::Block(dataset, position)).await?;
                 return Ok(true);
             }
-            Place::Attributes if *knows_attributes => {}
-            Place::Attributes => {
-                self.found(Kind::UnreadableFile, &key, "permission to read it is denied, or it has just changed")
-                    .await?;
+            EntryRole::Attributes if *knows_attributes => {}
+            EntryRole::Attributes => {
+                self.send_finding(
+                    FindingKind::UnreadableFile,
+                    &key,
+                    "permission to read the file is denied, or it has just changed",
+                )
+                .await?;
             }
-            Place::Outside(dataset) => {
+            EntryRole::OutsideGrid(dataset) => {
                 let shape = dataset.attributes.grid().shape();
                 let message = format!("the block is outside the grid of {:?} blocks", shape.as_slice());
-                let finding = Finding::new(Kind::OutsideGrid, key.as_str(), message).of(dataset.key.as_str());
-                self.send(Item::Found(finding)).await?;
+                let finding =
+                    Finding::new(FindingKind::OutsideGrid, key.as_str(), message).in_dataset(dataset.key.as_str());
+                self.send(WalkItem::Finding(finding)).await?;
             }
-            Place::Between(dataset, _) => {
-                let message = "a file stands where a directory of blocks would be";
-                let finding = Finding::new(Kind::MisplacedFile, key.as_str(), message).of(dataset.key.as_str());
-                self.send(Item::Found(finding)).await?;
+            EntryRole::GridDirectory(dataset, _) => {
+                let message = "there is a file in place of a directory of blocks";
+                let finding =
+                    Finding::new(FindingKind::MisplacedFile, key.as_str(), message).in_dataset(dataset.key.as_str());
+                self.send(WalkItem::Finding(finding)).await?;
             }
-            Place::Elsewhere if is_temporary(&entry.name) => {
-                self.found(Kind::TemporaryFile, &key, "the name is that of a file that is being written").await?;
+            EntryRole::Other if is_temporary(&entry.name) => {
+                self.send_finding(
+                    FindingKind::TemporaryFile,
+                    &key,
+                    "the name is that of a file that is still being written",
+                )
+                .await?;
             }
-            Place::Elsewhere => {
-                self.found(Kind::StrayFile, &key, "it is neither attributes nor a block").await?;
+            EntryRole::Other => {
+                self.send_finding(FindingKind::StrayFile, &key, "it is neither attributes nor a block").await?;
             }
         }
-        self.send(Item::Passed(key)).await?;
+        self.send(WalkItem::FilePassed(key)).await?;
         Ok(false)
     }
 
-    /// Marks an entry that an earlier run has walked.
-    async fn mark(&self, parent: &Key, part: &Part, entry: &Entry, seen: &mut Option<Seen>) {
+    /// Marks an entry that an earlier run has walked as present if it is a part of the grid.
+    async fn mark_walked_before(
+        &self,
+        parent: &Key,
+        part: &DirectoryRole,
+        entry: &DirEntry,
+        seen: &mut Option<IntervalSet>,
+    ) {
         if seen.is_none() {
             return;
         }
-        let is_grid = match (Place::of(part, &entry.name), parent.child(&entry.name)) {
-            (Place::Between(..), Ok(key)) if entry.is_directory => {
+        let is_grid = match (EntryRole::of(part, &entry.name), parent.child(&entry.name)) {
+            (EntryRole::GridDirectory(..), Ok(key)) if entry.is_directory => {
                 !self.group(&key).await.is_ok_and(|group| matches!(group.state, GroupState::Dataset(_)))
             }
-            (Place::Block(..), _) => !entry.is_directory,
+            (EntryRole::Block(..), _) => !entry.is_directory,
             _ => false,
         };
         if is_grid {
-            mark(part, &entry.name, seen);
+            mark_present(part, &entry.name, seen);
         }
     }
 
-    /// Says which numbers a directory of a grid lacks.
-    async fn tell_gaps(&self, part: &Part, seen: Option<Seen>) -> Result<(), Gone> {
-        let (Part::Grid(dataset, prefix), Some(seen)) = (part, seen) else { return Ok(()) };
+    /// Reports the numbers that a directory of a grid lacks.
+    async fn send_missing_ranges(&self, part: &DirectoryRole, seen: Option<IntervalSet>) -> Result<(), ReceiverClosed> {
+        let (DirectoryRole::Grid(dataset, prefix), Some(seen)) = (part, seen) else { return Ok(()) };
         let mut shape = dataset.attributes.grid().shape();
         if shape.is_empty() {
             shape.push(1);
@@ -350,16 +411,16 @@ impl Walk {
         if !inside || shape.contains(&0) {
             return Ok(());
         }
-        let Some(gaps) = seen.gaps(count) else { return self.send(Item::Scattered(count)).await };
+        let Some(gaps) = seen.gaps(count) else { return self.send(WalkItem::ScatteredMissing(count)).await };
         for gap in gaps {
-            self.send(Item::Missing(Hole::new(prefix, gap, &shape))).await?;
+            self.send(WalkItem::MissingRange(MissingRange::new(prefix, gap, &shape))).await?;
         }
         Ok(())
     }
 }
 
-fn mark(part: &Part, name: &str, seen: &mut Option<Seen>) {
-    if let (Part::Grid(..), Some(seen), Some(number)) = (part, seen, grid_component(name)) {
+fn mark_present(part: &DirectoryRole, name: &str, seen: &mut Option<IntervalSet>) {
+    if let (DirectoryRole::Grid(..), Some(seen), Some(number)) = (part, seen, grid_component(name)) {
         seen.add(number);
     }
 }

@@ -1,4 +1,4 @@
-//! A part of a dataset in a view's form.
+//! Chunks: parts of a dataset in the encoding of a view.
 
 use std::fmt;
 use std::fmt::Write;
@@ -8,44 +8,48 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::pieces::{Pieces, PiecesFrom};
+use super::streamed_chunk::{StreamSource, StreamedChunk};
 use crate::container::{
-    self, Access, Container, Dataset, Fingerprint, ReadError, Recipe, Sending, Slice, Stored, Trail, grid_component,
+    self, CachedAnswer, Container, Dataset, Derivation, Fingerprint, Freshness, PlannedSlice, ReadError, SliceDelivery,
+    StoredObject, grid_component,
 };
-use crate::n5::{Array, BlockHeader, Coords, DataType, Encoding, GridPosition, Mode, RawLayout, Region, Start};
-use crate::store::{Key, Meta};
+use crate::n5::{
+    Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, GridPosition, RawLayout, Region, SignedCoords,
+};
+use crate::store::{Key, ObjectMeta};
 
-/// Another release may encode to other bytes, which are another representation.
+/// Part of every entity tag, because another release may encode to other bytes, which are another representation.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// How the elements of a chunk become bytes.
-pub trait Form: fmt::Debug + Send + Sync {
-    /// The media type.
+/// Encodes the elements of a chunk to bytes.
+pub trait ChunkEncoder: fmt::Debug + Send + Sync {
+    /// Returns the media type.
     fn media_type(&self) -> &'static str {
         "application/octet-stream"
     }
 
-    /// Everything that the bytes depend on besides the elements, as text: part of entity tags, and of what encoded
-    /// chunks are cached by.
+    /// Returns, as text, everything that the bytes depend on besides the elements. It is a part of entity tags and of
+    /// the cache keys of encoded chunks.
     fn id(&self) -> String;
 
-    /// Upper bound of the bytes that encoding allocates besides the elements, the result included.
+    /// Returns an upper bound of the bytes that encoding allocates besides the elements, including the result.
     fn extra_bytes(&self, shape: &Coords, width: usize) -> u64;
 
-    /// The chunk of these elements.
+    /// Encodes elements as a chunk.
     ///
     /// # Errors
-    /// [`ReadError::Unmakeable`] and [`ReadError::Convert`], for what cannot be made of them.
+    /// [`ReadError::NotRepresentable`] and [`ReadError::Convert`] if the elements cannot be encoded.
     fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
 
-    /// Where the chunk lies within a stored block of the dataset, if it is there as it has to be. Not asked unless
-    /// the chunk is exactly one block.
-    fn within(&self, _stored: &[u8], _dataset: &Dataset, _position: &GridPosition) -> Option<Range<usize>> {
+    /// Returns the range of the chunk within a stored block of the dataset, if the block contains it in the required
+    /// encoding. It is called only for a chunk that is exactly one block.
+    fn passthrough_range(&self, _stored: &[u8], _dataset: &Dataset, _position: &GridPosition) -> Option<Range<usize>> {
         None
     }
 
-    /// As [`Self::within`], in a stored block of `stored_bytes` that is not held; `head` are its first bytes.
-    fn within_large(
+    /// As [`Self::passthrough_range`], for a stored block of `stored_bytes` that is not in memory. `head` holds its
+    /// first bytes.
+    fn passthrough_range_from_head(
         &self,
         _head: &[u8],
         _stored_bytes: u64,
@@ -55,87 +59,87 @@ pub trait Form: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Whether [`Self::within`] can find anything in any block of the dataset.
-    fn passes(&self, _dataset: &Dataset) -> bool {
+    /// Returns true if [`Self::passthrough_range`] can find a range in any block of the dataset.
+    fn can_pass_through(&self, _dataset: &Dataset) -> bool {
         false
     }
 
-    /// How a chunk of `shape` is made of its elements one after the other, so that it can be sent while it is made; `None` for
-    /// what needs all of them.
-    fn plain(&self, _shape: &Coords) -> Option<Plain> {
+    /// Returns the layout of a chunk of `shape` if its elements are encoded one after the other, so that it can be
+    /// streamed. Returns `None` if the encoder needs all elements at once.
+    fn stream_layout(&self, _shape: &Coords) -> Option<StreamLayout> {
         None
     }
 }
 
-/// A header, and then each element in the order of memory.
+/// Layout of a streamed chunk: a header, then each element in memory order.
 #[derive(Debug, Clone, Default)]
-pub struct Plain {
-    /// The bytes before the elements.
+pub struct StreamLayout {
+    /// Bytes before the elements.
     pub header: Bytes,
-    /// The type that they are converted to, where that is another one.
+    /// Type that the elements are converted to, if it is not the dataset's own.
     pub data_type: Option<DataType>,
-    /// The elements are big-endian.
+    /// True if the elements are big-endian.
     pub big_endian: bool,
 }
 
-/// A region of a dataset, and the form it is wanted in. Cheap to clone.
+/// A region of a dataset with its encoder. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Chunk {
     pub(super) dataset: Arc<Dataset>,
-    /// The block that it is, where it is one.
+    /// Position of the block, if the chunk is one block.
     position: Option<GridPosition>,
     pub(super) region: Region,
-    form: Arc<dyn Form>,
+    encoder: Arc<dyn ChunkEncoder>,
 }
 
-/// A chunk to be sent.
+/// An encoded chunk.
 #[derive(Debug)]
-pub struct Ready {
+pub struct EncodedChunk {
     /// The bytes.
     pub bytes: Bytes,
-    /// Strong, quoted, equal on every replica.
+    /// Strong entity tag in quotes, the same on every replica.
     pub etag: String,
-    source: Source,
+    origin: ChunkOrigin,
 }
 
-/// A chunk that is found.
+/// Body of a chunk that exists.
 #[derive(Debug)]
-pub enum Sent {
-    /// All of it.
-    Whole(Ready),
-    /// It is too large for that.
-    Pieces(Box<Pieces>),
+pub enum ChunkBody {
+    /// The whole chunk, in memory.
+    Whole(EncodedChunk),
+    /// A chunk that is too large to be held in memory.
+    Streamed(Box<StreamedChunk>),
 }
 
-/// Where the bytes of a chunk are from.
+/// Origin of the bytes of a chunk.
 #[derive(Debug)]
-enum Source {
-    /// They are a part of the stored block of this version.
+enum ChunkOrigin {
+    /// A range of the stored block of this version.
     Stored(u64, Range<usize>),
-    /// They were made of blocks of these versions, and may be cached.
-    Made(u64, Option<container::Found>),
+    /// Derived from blocks with this hash of their versions. There is a dependency if the bytes are cached.
+    Derived(u64, Option<container::Dependency>),
 }
 
 impl Chunk {
-    /// The box from `start` on of `shape` elements, N5 axis order; what lies outside the dataset is 0.
+    /// Creates the chunk of the box of `shape` elements at `start`, in N5 axis order. It is 0 outside the dataset.
     ///
     /// # Errors
-    /// [`ReadError::NotFound`] where numbers leave the 64-bit range.
+    /// [`ReadError::NotFound`] if numbers leave the 64-bit range.
     pub fn of_region(
         dataset: Arc<Dataset>,
         start: &[u64],
         shape: &[u64],
-        form: Arc<dyn Form>,
+        form: Arc<dyn ChunkEncoder>,
     ) -> Result<Self, ReadError> {
-        let start: Option<Start> = start.iter().map(|n| i64::try_from(*n).ok()).collect();
+        let start: Option<SignedCoords> = start.iter().map(|n| i64::try_from(*n).ok()).collect();
         let step = shape.iter().map(|_| 1).collect();
         let region = start.and_then(|start| Region::new(start, shape.into(), step).ok());
         let region = region.ok_or_else(|| ReadError::NotFound(dataset.key.clone()))?;
-        Ok(Self { dataset, position: None, region, form })
+        Ok(Self { dataset, position: None, region, encoder: form })
     }
 
-    /// The box of `shape` elements that begins where the block at `position` does, and of whose elements no other
-    /// block has any.
+    /// Creates the chunk of the box of `shape` elements at the origin of the block at `position`. No other block may
+    /// have elements in the box.
     ///
     /// # Errors
     /// As [`Self::of_region`].
@@ -143,159 +147,198 @@ impl Chunk {
         dataset: Arc<Dataset>,
         position: GridPosition,
         shape: &[u64],
-        form: Arc<dyn Form>,
+        form: Arc<dyn ChunkEncoder>,
     ) -> Result<Self, ReadError> {
         let start = dataset.attributes.grid().origin(&position);
         let chunk = Self::of_region(dataset, &start, shape, form)?;
         Ok(Self { position: Some(position), ..chunk })
     }
 
-    /// The media type.
+    /// Returns the media type.
     pub fn media_type(&self) -> &'static str {
-        self.form.media_type()
+        self.encoder.media_type()
     }
 
-    /// The chunk; `None` where none of its blocks exists.
+    /// Reads and encodes the chunk. Returns `None` if none of its blocks exists.
     ///
     /// # Errors
-    /// [`ReadError`] of the first block that cannot be read, or when memory is short.
-    pub async fn sent(&self, container: &Container, access: Access) -> Result<Option<Sent>, ReadError> {
-        let found = self.found(container, access).await?;
+    /// [`ReadError`] of the first block that cannot be read, or if memory is short.
+    pub async fn read(&self, container: &Container, access: Freshness) -> Result<Option<ChunkBody>, ReadError> {
+        let found = self.read_unconfirmed(container, access).await?;
         if found.is_none() {
-            // Clients take a missing chunk for zeros.
-            container.believe(access, &self.dataset, self.position.as_slice()).await?;
+            // Clients read a missing chunk as zeros, so the dataset must still exist.
+            container.confirm_missing(access, &self.dataset, self.position.as_slice()).await?;
         }
         Ok(found)
     }
 
-    async fn found(&self, container: &Container, access: Access) -> Result<Option<Sent>, ReadError> {
+    async fn read_unconfirmed(&self, container: &Container, access: Freshness) -> Result<Option<ChunkBody>, ReadError> {
         if let Some(position) = &self.position
-            && self.form.passes(&self.dataset)
+            && self.encoder.can_pass_through(&self.dataset)
         {
             let stored = container.object(access, &self.dataset.block_key(position)).await?;
             let Some(stored) = stored else { return Ok(None) };
-            let etag = self.etag(of_one(position, stored.meta()).tags);
+            let etag = self.etag(single_block_fingerprint(position, stored.meta()).etags_hash);
             match stored {
-                Stored::Whole(meta, bytes) => {
-                    if let Some(range) = self.form.within(&bytes, &self.dataset, position) {
-                        let source = Source::Stored(meta.version, range.clone());
-                        return Ok(Some(Sent::Whole(Ready { bytes: bytes.slice(range), etag, source })));
+                StoredObject::Whole(meta, bytes) => {
+                    if let Some(range) = self.encoder.passthrough_range(&bytes, &self.dataset, position) {
+                        let source = ChunkOrigin::Stored(meta.version, range.clone());
+                        return Ok(Some(ChunkBody::Whole(EncodedChunk {
+                            bytes: bytes.slice(range),
+                            etag,
+                            origin: source,
+                        })));
                     }
                 }
-                Stored::Large(large) => {
+                StoredObject::Large(large) => {
                     let stored_bytes = large.meta().len;
-                    let head = large.piece(0, RawLayout::head_bytes(self.region.rank()).min(stored_bytes)).await?;
-                    if let Some(range) = self.form.within_large(&head, stored_bytes, &self.dataset, position) {
+                    let head =
+                        large.read_piece(0, RawLayout::max_header_bytes(self.region.rank()).min(stored_bytes)).await?;
+                    if let Some(range) =
+                        self.encoder.passthrough_range_from_head(&head, stored_bytes, &self.dataset, position)
+                    {
                         let len = range.end.saturating_sub(range.start);
-                        let from = PiecesFrom::Stored(large, range);
-                        return Ok(Some(Sent::Pieces(Box::new(Pieces { len, etag, from, chunk: self.clone() }))));
+                        let from = StreamSource::Stored(large, range);
+                        return Ok(Some(ChunkBody::Streamed(Box::new(StreamedChunk {
+                            len,
+                            etag,
+                            source: from,
+                            chunk: self.clone(),
+                        }))));
                     }
                 }
             }
-            // Let go of here: nobody waits for memory who holds some.
+            // The stored object is dropped here, because a request that holds memory must not wait for more.
         }
-        let slice = match self.slice(container) {
+        let slice = match self.plan_whole(container) {
             Err(error) => {
-                let Some(plain) = self.form.plain(self.region.shape()) else { return Err(error) };
-                let Some(etag) = self.found_tag(container, access).await? else { return Ok(None) };
-                let len =
-                    self.planned(container, &self.region, &plain)?.bytes().saturating_add(plain.header.len() as u64);
-                let from = PiecesFrom::Elements(plain);
-                return Ok(Some(Sent::Pieces(Box::new(Pieces { len, etag, from, chunk: self.clone() }))));
+                let Some(plain) = self.encoder.stream_layout(self.region.shape()) else { return Err(error) };
+                let Some(etag) = self.lookup_etag_unconfirmed(container, access).await? else { return Ok(None) };
+                let len = self
+                    .plan_banded(container, &self.region, &plain)?
+                    .bytes()
+                    .saturating_add(plain.header.len() as u64);
+                let from = StreamSource::Elements(plain);
+                return Ok(Some(ChunkBody::Streamed(Box::new(StreamedChunk {
+                    len,
+                    etag,
+                    source: from,
+                    chunk: self.clone(),
+                }))));
             }
             slice => slice?,
         };
-        let (form, shape) = (Arc::clone(&self.form), self.region.shape().clone());
+        let (form, shape) = (Arc::clone(&self.encoder), self.region.shape().clone());
         let data_type = self.dataset.attributes.data_type().clone();
         let width = data_type.size_bytes().unwrap_or(1);
-        let recipe = Recipe {
-            id: xxh3_128(self.form.id().as_bytes()),
-            extra_bytes: self.form.extra_bytes(&shape, width),
-            make: Arc::new(move |data| form.encode(Array { shape: shape.clone(), data_type: data_type.clone(), data })),
+        let recipe = Derivation {
+            id: xxh3_128(self.encoder.id().as_bytes()),
+            extra_bytes: self.encoder.extra_bytes(&shape, width),
+            apply: Arc::new(move |data| {
+                form.encode(Array { shape: shape.clone(), data_type: data_type.clone(), data })
+            }),
         };
-        let made = container.made(access, &slice, &recipe).await?;
+        let made = container.derived(access, &slice, &recipe).await?;
         Ok(made.map(|made| {
-            let source = Source::Made(made.versions, made.found);
-            Sent::Whole(Ready { bytes: made.bytes, etag: self.etag(made.tags), source })
+            let source = ChunkOrigin::Derived(made.versions_hash, made.dependency);
+            ChunkBody::Whole(EncodedChunk { bytes: made.bytes, etag: self.etag(made.etags_hash), origin: source })
         }))
     }
 
-    /// How to find a chunk that is one block again, which was asked for by `key`; `None` where more than the attributes
-    /// of its dataset and that block decided what it is, or they are not at hand.
-    pub fn trail(&self, container: &Container, access: Access, key: &Key, ready: Ready) -> Option<Trail> {
+    /// Returns the dependencies with which a later request for `key` gets the same chunk without resolving it. Returns
+    /// `None` if the chunk is not one block, if it depends on more than this block and the attributes of its dataset,
+    /// or if these are not available without waiting.
+    pub fn cached_answer(
+        &self,
+        container: &Container,
+        access: Freshness,
+        key: &Key,
+        ready: EncodedChunk,
+    ) -> Option<CachedAnswer> {
         let (dataset, position) = (&self.dataset, self.position.as_ref()?);
-        // Of the ways to cut a key, those were tried before that begin a dataset's grid further up.
+        // A key can be split into dataset and position in several ways, and shorter dataset paths are tried first. If
+        // the last name of the dataset is a number, the result also depends on what was tried before.
         let is_unambiguous = dataset.key.name().is_none_or(|name| grid_component(name).is_none());
         let mut names = key.segments();
         let is_below = dataset.key.segments().all(|name| names.next() == Some(name));
-        // Nothing but a position follows, after what some views put before it.
+        // Only a position may follow the dataset, after the `c` that Zarr 3 puts before it.
         let is_position = names.skip_while(|name| *name == "c").all(|name| grid_component(name).is_some());
         if !is_unambiguous || !is_below || !is_position {
             return None;
         }
-        let attributes = container.cached(access, &dataset.attributes_key()?, dataset.version)?;
+        let attributes = container.cached_dependency(access, &dataset.attributes_key()?, dataset.version)?;
         let block = dataset.block_key(position);
-        match ready.source {
-            Source::Stored(version, range) => {
-                Some(Trail { founds: vec![attributes, container.cached(access, &block, version)?], range })
-            }
-            Source::Made(versions, made) => {
-                let (meta, block) = container.compared(access, &block)?;
-                let is_same = of_one(position, &meta).versions == versions;
+        match ready.origin {
+            ChunkOrigin::Stored(version, range) => Some(CachedAnswer {
+                dependencies: vec![attributes, container.cached_dependency(access, &block, version)?],
+                range,
+            }),
+            ChunkOrigin::Derived(versions, made) => {
+                let (meta, block) = container.stored_dependency(access, &block)?;
+                let is_same = single_block_fingerprint(position, &meta).versions_hash == versions;
                 let founds = vec![attributes, block, made.filter(|_| is_same)?];
-                Some(Trail { founds, range: 0..ready.bytes.len() })
+                Some(CachedAnswer { dependencies: founds, range: 0..ready.bytes.len() })
             }
         }
     }
 
-    /// The entity tag that [`Self::sent`] would give, without reading a block; `None` where none exists.
+    /// Returns the entity tag that [`Self::read`] would give, without reading a block; `None` if no block exists.
     ///
     /// # Errors
-    /// When the store fails.
-    pub async fn tag(&self, container: &Container, access: Access) -> Result<Option<String>, ReadError> {
-        let tag = self.found_tag(container, access).await?;
+    /// [`ReadError`] if the store fails.
+    pub async fn lookup_etag(&self, container: &Container, access: Freshness) -> Result<Option<String>, ReadError> {
+        let tag = self.lookup_etag_unconfirmed(container, access).await?;
         if tag.is_none() {
-            container.believe(access, &self.dataset, self.position.as_slice()).await?;
+            container.confirm_missing(access, &self.dataset, self.position.as_slice()).await?;
         }
         Ok(tag)
     }
 
-    async fn found_tag(&self, container: &Container, access: Access) -> Result<Option<String>, ReadError> {
+    async fn lookup_etag_unconfirmed(
+        &self,
+        container: &Container,
+        access: Freshness,
+    ) -> Result<Option<String>, ReadError> {
         if let Some(position) = &self.position {
             let meta = container.meta(access, &self.dataset.block_key(position)).await?;
-            return Ok(meta.map(|meta| self.etag(of_one(position, &meta).tags)));
+            return Ok(meta.map(|meta| self.etag(single_block_fingerprint(position, &meta).etags_hash)));
         }
-        let slice = match (self.slice(container), self.form.plain(self.region.shape())) {
-            (Err(_), Some(plain)) => self.planned(container, &self.region, &plain)?,
+        let slice = match (self.plan_whole(container), self.encoder.stream_layout(self.region.shape())) {
+            (Err(_), Some(plain)) => self.plan_banded(container, &self.region, &plain)?,
             (slice, _) => slice?,
         };
         let fingerprint = container.fingerprint(access, &slice).await?;
-        Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.tags)))
+        Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.etags_hash)))
     }
 
-    /// The region, to be read in one piece and encoded.
-    fn slice(&self, container: &Container) -> Result<Slice, ReadError> {
+    /// Plans to read the region in one piece and to encode it.
+    fn plan_whole(&self, container: &Container) -> Result<PlannedSlice, ReadError> {
         let budget = container.resources().settings().slice_budget;
         let width = self.dataset.attributes.data_type().size_bytes().unwrap_or(1);
-        let extra_bytes = self.form.extra_bytes(self.region.shape(), width);
+        let extra_bytes = self.encoder.extra_bytes(self.region.shape(), width);
         let slice = container.plan_slice(&self.dataset, self.region.clone()).ok();
-        // A chunk that can be streamed leaves memory to others, because its client may be slow.
-        let is_plain = self.form.plain(self.region.shape()).is_some();
-        let most = if is_plain { container.most_held_bytes() } else { budget };
-        let is_held = |slice: &Slice| slice.held_bytes().saturating_add(extra_bytes) <= most;
+        // A chunk that can be streamed leaves memory to other requests, because its client may be slow.
+        let is_plain = self.encoder.stream_layout(self.region.shape()).is_some();
+        let most = if is_plain { container.max_buffered_bytes() } else { budget };
+        let is_held = |slice: &PlannedSlice| slice.memory_bytes().saturating_add(extra_bytes) <= most;
         slice.filter(|slice| !slice.is_streamed() && is_held(slice)).ok_or_else(|| self.too_large(container))
     }
 
-    /// `region`, a part of this one, to be read in bands.
-    pub(super) fn planned(&self, container: &Container, region: &Region, plain: &Plain) -> Result<Slice, ReadError> {
+    /// Plans to read `region`, a part of this chunk, in bands.
+    pub(super) fn plan_banded(
+        &self,
+        container: &Container,
+        region: &Region,
+        plain: &StreamLayout,
+    ) -> Result<PlannedSlice, ReadError> {
         let data_type = plain.data_type.as_ref().unwrap_or(self.dataset.attributes.data_type());
-        let sending = Sending {
+        let sending = SliceDelivery {
             data_type,
             extra_bytes: 0,
-            beside_bytes: 0,
-            is_slowed: false,
+            prefix_bytes: 0,
+            is_rate_limited: false,
             is_streamable: true,
-            is_banded: true,
+            must_stream: true,
         };
         let slice = container.plan_converted_slice(&self.dataset, region.clone(), &sending);
         slice.map_err(|_refusal| self.too_large(container))
@@ -304,8 +347,8 @@ impl Chunk {
     fn too_large(&self, container: &Container) -> ReadError {
         let budget = container.resources().settings().slice_budget;
         ReadError::TooLarge(format!(
-            "a chunk of {:?} elements is too large to be made; limits.slice_budget allows {budget} bytes; regions \
-             of it can be had from /slice",
+            "a chunk of {:?} elements is too large to be encoded; limits.slice_budget is {budget} bytes; regions \
+             of it are available from /slice",
             self.region.shape().as_slice()
         ))
     }
@@ -313,21 +356,27 @@ impl Chunk {
     fn etag(&self, tags: u128) -> String {
         let mut facts = String::new();
         // Writing to a String cannot fail.
-        let _ = write!(facts, "{} {} {:?} {tags:x} {RELEASE}", self.dataset.etag, self.form.id(), self.region);
+        let _ = write!(facts, "{} {} {:?} {tags:x} {RELEASE}", self.dataset.etag, self.encoder.id(), self.region);
         format!("\"{:032x}\"", xxh3_128(facts.as_bytes()))
     }
 }
 
-fn of_one(position: &GridPosition, meta: &Meta) -> Fingerprint {
+fn single_block_fingerprint(position: &GridPosition, meta: &ObjectMeta) -> Fingerprint {
     let mut one = Fingerprint::default();
     one.add(position, &meta.etag, meta.version);
     one
 }
 
-/// The payload of a stored block of today's form that has exactly `size` elements and is one stream of `encoding`.
-pub(super) fn payload(stored: &[u8], size: &[u64], width: usize, encoding: Encoding) -> Option<Range<usize>> {
+/// Returns the range of the payload of a stored block, if the block is of the default mode, has exactly `size` elements
+/// and is one stream of `encoding`.
+pub(super) fn payload_range(
+    stored: &[u8],
+    size: &[u64],
+    width: usize,
+    encoding: BlockEncoding,
+) -> Option<Range<usize>> {
     let header = BlockHeader::parse(stored).ok()?;
-    if header.mode != Mode::Default || header.size.as_slice() != size {
+    if header.mode != BlockMode::Default || header.size.as_slice() != size {
         return None;
     }
     let len = usize::try_from(header.elements?).ok()?.checked_mul(width)?;
@@ -335,7 +384,7 @@ pub(super) fn payload(stored: &[u8], size: &[u64], width: usize, encoding: Encod
     encoding.is_one_stream(payload, len).then_some(header.len..stored.len())
 }
 
-/// The scheme that the blocks of a dataset are in, where it is one that other programs read.
-pub(super) fn stored_encoding(dataset: &Dataset) -> Option<Encoding> {
-    Encoding::from_name(dataset.attributes.compression().name())
+/// Returns the encoding of the blocks of a dataset, if it is one that other programs read.
+pub(super) fn stored_encoding(dataset: &Dataset) -> Option<BlockEncoding> {
+    BlockEncoding::from_name(dataset.attributes.compression().name())
 }

@@ -1,13 +1,14 @@
-//! Views: the same container in the form that other programs expect, one file and one row of [`VIEWS`] each.
+//! Views: the same container in the formats that other programs expect. Each view has one file and one entry of
+//! [`VIEWS`].
 //!
-//! A view turns a key of its own form into a document or a chunk. It knows containers and formats, but nothing of
-//! requests, statuses and headers.
+//! A view resolves a key of its own format to a document or a chunk. It knows containers and formats, but no requests,
+//! statuses or headers.
 
 mod chunk;
 mod node;
-mod pieces;
 mod precomputed;
 mod reencoded;
+mod streamed_chunk;
 mod zarr;
 mod zarr2;
 mod zarr3;
@@ -16,29 +17,29 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-use crate::container::{Access, Container, Memory, ReadError};
-use crate::metadata::{Description, Kind, Node};
+use crate::container::{Container, Freshness, MemoryPermit, ReadError};
+use crate::metadata::{Description, Node, NodeKind};
 use crate::store::Key;
 
-pub use chunk::{Chunk, Form, Plain, Ready, Sent};
-pub use node::{Known, read_node, read_node_with_text};
-pub use pieces::{Pieces, PiecesFrom};
+pub use chunk::{Chunk, ChunkBody, ChunkEncoder, EncodedChunk, StreamLayout};
+pub use node::{LoadedNode, read_node, read_node_with_text};
+pub use streamed_chunk::{StreamSource, StreamedChunk};
 
-/// Every view, by the first segment of its paths.
+/// All views. The first segment of a path selects the view.
 pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3::Zarr3, &precomputed::Precomputed];
 
-/// A form of containers.
+/// A format in which containers are served.
 ///
 /// # Example
 ///
-/// A whole view: `/plain/{dataset}/shape.json`, and each block's elements as they are in memory at
-/// `/plain/{dataset}/{i}/{j}`. With its row in [`VIEWS`] it has listings, conditional requests and a cache.
+/// A complete view: `/plain/{dataset}/shape.json`, and the elements of each block, as they are in memory, at
+/// `/plain/{dataset}/{i}/{j}`. Its entry in [`VIEWS`] gives it listings, conditional requests and a cache.
 ///
 /// ```
 /// # use std::sync::Arc;
 /// use n5_server::container::ReadError;
 /// use n5_server::n5::{Array, Coords};
-/// use n5_server::view::{Chunk, Document, Form, Found, Lookup, View};
+/// use n5_server::view::{Chunk, ChunkEncoder, ResolvedKey, View, ViewDocument, ViewLookup};
 ///
 /// #[derive(Debug)]
 /// struct Plain;
@@ -49,21 +50,21 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 ///         "plain"
 ///     }
 ///
-///     async fn resolve(&self, lookup: &Lookup<'_>) -> Result<Found, ReadError> {
+///     async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError> {
 ///         if let (Some("shape.json"), Some(path)) = (lookup.key.name(), lookup.key.parent()) {
-///             let dataset = lookup.container.dataset(lookup.access, &path).await?;
+///             let dataset = lookup.container.dataset(lookup.freshness, &path).await?;
 ///             let shape = serde_json::json!(dataset.attributes.dimensions().to_vec());
-///             return Ok(Found::Document(Document::from(&shape)));
+///             return Ok(ResolvedKey::Document(ViewDocument::from(&shape)));
 ///         }
-///         let Some((dataset, position)) = lookup.container.block_at(lookup.access, lookup.key).await? else {
-///             return Ok(Found::Missing);
+///         let Some((dataset, position)) = lookup.container.block_at(lookup.freshness, lookup.key).await? else {
+///             return Ok(ResolvedKey::Missing);
 ///         };
 ///         let shape = dataset.attributes.grid().clipped_size(&position);
-///         Chunk::of_block(dataset, position, &shape, Arc::new(Elements)).map(Found::Chunk)
+///         Chunk::of_block(dataset, position, &shape, Arc::new(Elements)).map(ResolvedKey::Chunk)
 ///     }
 ///
-///     async fn documents(&self, lookup: &Lookup<'_>) -> Result<Vec<String>, ReadError> {
-///         let is_dataset = lookup.container.dataset(lookup.access, lookup.key).await.is_ok();
+///     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
+///         let is_dataset = lookup.container.dataset(lookup.freshness, lookup.key).await.is_ok();
 ///         Ok(if is_dataset { vec!["shape.json".to_owned()] } else { Vec::new() })
 ///     }
 /// }
@@ -71,7 +72,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 /// #[derive(Debug)]
 /// struct Elements;
 ///
-/// impl Form for Elements {
+/// impl ChunkEncoder for Elements {
 ///     fn id(&self) -> String {
 ///         "plain".to_owned()
 ///     }
@@ -84,10 +85,11 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 ///         Ok(array.data)
 ///     }
 /// }
-/// # use n5_server::container::{Container, Recheck, Resources, Settings};
-/// # let settings = Settings { decoded_cache: 1 << 20, stored_cache: 1 << 20, weigh_frequency: false,
-/// #     recheck_metadata: Recheck::Always, recheck_data: Recheck::Always, slice: 1 << 20, slice_budget: 1 << 20,
-/// #     decode_budget: 1 << 20, transfer_budget: 1 << 20, decode_factor: 16, attributes: 1 << 20,
+/// # use n5_server::container::{Container, Resources, RevalidationPolicy, Settings};
+/// # let settings = Settings { decoded_cache: 1 << 20, stored_cache: 1 << 20, use_tiny_lfu: false,
+/// #     recheck_metadata: RevalidationPolicy::Always, recheck_data: RevalidationPolicy::Always,
+/// #     max_slice_bytes: 1 << 20, slice_budget: 1 << 20,
+/// #     decode_budget: 1 << 20, transfer_budget: 1 << 20, decode_factor: 16, max_attributes_bytes: 1 << 20,
 /// #     budget_wait: std::time::Duration::from_secs(1), cores: 1 };
 /// # let resources = Resources::new(settings);
 /// # let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -96,60 +98,63 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 /// #     let container = Container::new(store, Arc::clone(&resources));
 /// #     let segments = ["volume", "em", "s2", "shape.json"];
 /// #     let key = n5_server::store::Key::from_segments(segments).unwrap();
-/// #     let lookup = Lookup { container: &container, access: resources.begin(), parameters: &[], key: &key, query: &[] };
-/// #     let Found::Document(document) = Plain.resolve(&lookup).await.unwrap() else { panic!() };
+/// #     let lookup = ViewLookup { container: &container, freshness: resources.request_freshness(),
+/// #         path_parameters: &[], key: &key, query: &[] };
+/// #     let ResolvedKey::Document(document) = Plain.resolve(&lookup).await.unwrap() else { panic!() };
 /// #     assert!(document.text.starts_with("[48,"));
 /// #     let key = n5_server::store::Key::from_segments(["volume", "em", "s2", "0", "0", "0"]).unwrap();
-/// #     let Found::Chunk(chunk) = Plain.resolve(&Lookup { key: &key, ..lookup }).await.unwrap() else { panic!() };
-/// #     assert!(chunk.sent(&container, lookup.access).await.unwrap().is_some());
+/// #     let lookup = ViewLookup { key: &key, ..lookup };
+/// #     let ResolvedKey::Chunk(chunk) = Plain.resolve(&lookup).await.unwrap() else { panic!() };
+/// #     assert!(chunk.read(&container, lookup.freshness).await.unwrap().is_some());
 /// # });
 /// ```
 #[async_trait]
 pub trait View: fmt::Debug + Send + Sync {
-    /// First segment of its paths.
+    /// Returns the first segment of the view's paths.
     fn name(&self) -> &'static str;
 
-    /// How many segments after the name are the view's own, before the path in the container.
-    fn parameters(&self) -> usize {
+    /// Returns the number of segments that are the view's own, between its name and the path in the container.
+    fn path_parameter_count(&self) -> usize {
         0
     }
 
-    /// Whether there is a view with these parameters, [`Self::parameters`] of them.
-    fn accepts(&self, _parameters: &[String]) -> bool {
+    /// Returns true if the view exists with these path parameters, of which there are [`Self::path_parameter_count`].
+    fn accepts_path_parameters(&self, _parameters: &[String]) -> bool {
         true
     }
 
-    /// Refuses values that do not exist of the query's parameters that the view knows; other parameters are ignored, as
-    /// clients add their own.
+    /// Checks the values of the query parameters that the view knows. Other parameters are ignored, as clients add
+    /// their own.
     ///
     /// # Errors
-    /// [`ReadError::Parameter`].
-    fn check(&self, _query: &[(String, String)]) -> Result<(), ReadError> {
+    /// [`ReadError::InvalidParameter`].
+    fn check_query(&self, _query: &[(String, String)]) -> Result<(), ReadError> {
         Ok(())
     }
 
-    /// Whether a chunk depends on nothing but its dataset and its blocks: not on groups around them, for one.
-    fn is_local(&self) -> bool {
+    /// Returns true if a chunk depends only on its dataset and its blocks, and not, for example, on groups around them.
+    fn has_self_contained_chunks(&self) -> bool {
         false
     }
 
-    /// What the key stands for.
+    /// Resolves the key of a lookup.
     ///
     /// # Errors
-    /// [`ReadError`] when what it stands for cannot be read; a key that the view does not have is
-    /// [`Found::Missing`].
-    async fn resolve(&self, lookup: &Lookup<'_>) -> Result<Found, ReadError>;
+    /// [`ReadError`] if the object that the key stands for cannot be read. A key that the view does not have is
+    /// [`ResolvedKey::Missing`].
+    async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError>;
 
-    /// First segments of the path under which a directory is linked to; `None` where the view does not show it.
-    fn link(&self, _node: &Node, description: &Description) -> Option<&'static str> {
-        (description.kind != Kind::Dataset || description.is_decoded()).then(|| self.name())
+    /// Returns the first segments of the path of a link to a directory, or `None` if the view does not show the
+    /// directory.
+    fn link_prefix(&self, _node: &Node, description: &Description) -> Option<&'static str> {
+        (description.kind != NodeKind::Dataset || description.is_decoded()).then(|| self.name())
     }
 
-    /// Names of the documents in the directory `lookup.key`, for listings, sorted.
+    /// Returns the sorted names of the documents in the directory `lookup.key`, for listings.
     ///
     /// # Errors
     /// As [`Self::resolve`].
-    async fn documents(&self, lookup: &Lookup<'_>) -> Result<Vec<String>, ReadError>;
+    async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError>;
 }
 
 impl PartialEq for dyn View {
@@ -160,49 +165,49 @@ impl PartialEq for dyn View {
 
 impl Eq for dyn View {}
 
-/// What a view is asked for.
+/// A lookup in a view.
 #[derive(Debug, Clone, Copy)]
-pub struct Lookup<'a> {
-    /// Where to look.
+pub struct ViewLookup<'a> {
+    /// Container to look in.
     pub container: &'a Container,
-    /// How old cached entries may be.
-    pub access: Access,
-    /// The view's own segments.
-    pub parameters: &'a [String],
-    /// The path after them, in the view's form.
+    /// Required freshness of cached entries.
+    pub freshness: Freshness,
+    /// Path segments that are the view's own.
+    pub path_parameters: &'a [String],
+    /// Path after these segments, in the view's format.
     pub key: &'a Key,
-    /// Names and values of the query, decoded.
+    /// Decoded names and values of the query.
     pub query: &'a [(String, String)],
 }
 
-impl Lookup<'_> {
-    /// The last value of a query parameter.
-    pub fn parameter(&self, name: &str) -> Option<&str> {
+impl ViewLookup<'_> {
+    /// Returns the last value of a query parameter.
+    pub fn query_value(&self, name: &str) -> Option<&str> {
         self.query.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 }
 
-/// What a key of a view stands for.
+/// Object that a key of a view stands for.
 #[derive(Debug)]
-pub enum Found {
-    /// Nothing.
+pub enum ResolvedKey {
+    /// No object.
     Missing,
     /// A document.
-    Document(Document),
+    Document(ViewDocument),
     /// A part of a dataset.
     Chunk(Chunk),
 }
 
 /// A JSON document.
 #[derive(Debug)]
-pub struct Document {
+pub struct ViewDocument {
     /// The text.
     pub text: String,
-    /// The share of memory that stands for what it was made of, and then for it.
-    pub memory: Option<Memory>,
+    /// Memory permit for the data that the document is made from, and then for the document.
+    pub memory: Option<MemoryPermit>,
 }
 
-impl From<&serde_json::Value> for Document {
+impl From<&serde_json::Value> for ViewDocument {
     fn from(value: &serde_json::Value) -> Self {
         Self { text: value.to_string(), memory: None }
     }

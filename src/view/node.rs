@@ -1,107 +1,115 @@
-//! A directory of a container with everything around it that its meaning depends on.
+//! Loads a directory of a container with everything around it that its meaning depends on.
 
 use bytes::Bytes;
 
-use crate::container::{ATTRIBUTES, Access, Container, Memory, ReadError};
+use crate::container::{ATTRIBUTES, Container, Freshness, MemoryPermit, ReadError};
 use crate::metadata::{self, Node};
-use crate::n5::{Document, DocumentError, ObjectText};
+use crate::n5::{AttributesDocument, DocumentError, JsonObjectBuilder};
 use crate::store::Key;
 
-/// Children of a group that may be levels of a pyramid; more are not looked at.
-const CHILDREN: usize = 1000;
+/// Maximum number of children of a group that are read as possible levels of a pyramid.
+const MAX_CHILDREN: usize = 1000;
 
-/// Interpreted attributes, what is made of them and what is said about them take at most about this many times the memory of
-/// the attributes alone.
-const DESCRIBED_FACTOR: u64 = 4;
+/// Approximate upper bound of the memory for interpreted attributes, everything derived from them and their
+/// description, as a multiple of the memory for the interpreted attributes alone.
+const DESCRIPTION_MEMORY_FACTOR: u64 = 4;
 
-/// What is said about a directory takes about this much at least.
-const DESCRIPTION_BYTES: u64 = 64 << 10;
+/// Approximate lower bound of the memory for the description of a directory, in bytes.
+const MIN_DESCRIPTION_BYTES: u64 = 64 << 10;
 
-/// A document takes about this much besides its interpreted members.
-const DOCUMENT_BYTES: u64 = 512;
+/// Approximate memory of a document besides its interpreted members, in bytes.
+const DOCUMENT_OVERHEAD_BYTES: u64 = 512;
 
-/// Most bytes that the interpreted attributes around one directory take together: those of 32 directories of the worst kind, or
-/// of thousands of ordinary ones.
-const AROUND_BYTES: u64 = 8 << 20;
+/// Maximum memory of all interpreted attributes around one directory, in bytes. It suffices for 32 directories with the
+/// largest attributes, or for thousands of ordinary ones.
+const MAX_CONTEXT_BYTES: u64 = 8 << 20;
 
-/// Copies of attributes, and an answer that repeats them, take at most this many times the memory of their text.
-pub(super) const COPIED_FACTOR: u64 = 5;
+/// Upper bound of the memory for copies of attributes and an answer that repeats them, as a multiple of the memory for
+/// their text.
+pub(super) const COPY_MEMORY_FACTOR: u64 = 5;
 
-/// What a description is made of.
+/// A directory and its surroundings, loaded for a description.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct LoadedNode {
     /// The directory.
     pub node: Node,
-    /// Attributes that were not looked at, and why.
+    /// Messages about attributes that were not read, with the reasons.
     pub problems: Vec<String>,
-    /// Stands for the node and then for the answer.
-    pub memory: Option<Memory>,
-    /// The directory's own attributes as they are stored, where they are a document and were asked for.
+    /// Memory permit for the node, and then for the answer.
+    pub memory: Option<MemoryPermit>,
+    /// The directory's own attributes as stored, if they are a document and were requested.
     text: Bytes,
 }
 
-impl Known {
-    /// Length of the directory's own attributes.
+impl LoadedNode {
+    /// Returns the length of the loaded text of the directory's own attributes, in bytes.
     pub fn text_bytes(&self) -> usize {
         self.text.len()
     }
 
-    /// What `copy` makes of the directory's own attributes as they are stored.
+    /// Applies `copy` to the directory's own attributes as stored, and returns its result.
     ///
     /// # Errors
-    /// [`ReadError::Died`].
-    pub(super) async fn copied<T: Send + 'static>(
+    /// [`ReadError::Internal`].
+    pub(super) async fn map_text<T: Send + 'static>(
         &self,
         container: &Container,
         copy: impl FnOnce(&[u8]) -> T + Send + 'static,
     ) -> Result<T, ReadError> {
         let text = self.text.clone();
-        container.work_on(text.len(), move || copy(&text)).await
+        container.run_document_job(text.len(), move || copy(&text)).await
     }
 
-    /// Those of the directory's own attributes whose names are `wanted`, as they are stored.
+    /// Returns the directory's own attributes whose names are `wanted`, as they are stored.
     ///
     /// # Errors
-    /// [`ReadError::Died`].
+    /// [`ReadError::Internal`].
     pub async fn attributes(
         &self,
         container: &Container,
         wanted: impl FnMut(&str) -> bool + Send + 'static,
-    ) -> Result<ObjectText, ReadError> {
-        self.copied(container, |text| ObjectText::of(text, wanted)).await
+    ) -> Result<JsonObjectBuilder, ReadError> {
+        self.map_text(container, |text| JsonObjectBuilder::from_matching(text, wanted)).await
     }
 }
 
 /// Reads what the description of `key` needs: its attributes and those around it.
 ///
 /// # Errors
-/// [`ReadError::NotFound`] where there is no such directory; others when the store fails or memory is short.
-pub async fn read_node(container: &Container, access: Access, key: &Key) -> Result<Known, ReadError> {
-    container.unless_needed(key, Box::pin(read(container, access, key, false))).await
+/// [`ReadError::NotFound`] if there is no such directory; other errors if the store fails or memory is short.
+pub async fn read_node(container: &Container, access: Freshness, key: &Key) -> Result<LoadedNode, ReadError> {
+    container.yield_if_contended(key, Box::pin(read(container, access, key, false))).await
 }
 
 /// As [`read_node`], for an answer that repeats the directory's own attributes.
 ///
 /// # Errors
 /// As [`read_node`].
-pub async fn read_node_with_text(container: &Container, access: Access, key: &Key) -> Result<Known, ReadError> {
-    container.unless_needed(key, Box::pin(read(container, access, key, true))).await
+pub async fn read_node_with_text(container: &Container, access: Freshness, key: &Key) -> Result<LoadedNode, ReadError> {
+    container.yield_if_contended(key, Box::pin(read(container, access, key, true))).await
 }
 
-async fn read(container: &Container, access: Access, key: &Key, with_text: bool) -> Result<Known, ReadError> {
+async fn read(container: &Container, access: Freshness, key: &Key, with_text: bool) -> Result<LoadedNode, ReadError> {
     let budget_bytes = container.resources().settings().slice_budget;
-    let most_bytes = AROUND_BYTES.min(budget_bytes.saturating_sub(DESCRIPTION_BYTES) / DESCRIBED_FACTOR);
-    let mut around = Around { container, access, most_bytes, left_bytes: most_bytes, problems: vec![] };
+    let most_bytes =
+        MAX_CONTEXT_BYTES.min(budget_bytes.saturating_sub(MIN_DESCRIPTION_BYTES) / DESCRIPTION_MEMORY_FACTOR);
+    let mut around = AttributesReader {
+        container,
+        freshness: access,
+        max_bytes: most_bytes,
+        remaining_bytes: most_bytes,
+        problems: vec![],
+    };
     let own = around.admit(key).await?;
-    if !own.is_there && !container.is_directory(access, key).await? {
+    if !own.is_readable && !container.is_directory(access, key).await? {
         return Err(ReadError::NotFound(key.clone()));
     }
     let text_bytes = if with_text { own.text_bytes } else { 0 };
-    // Keys only of those that are there: all keys above a path of 250 long segments take megabytes.
+    // Keep only the keys of ancestors with attributes: all keys above a path of 250 long segments take megabytes.
     let mut ancestors = Vec::new();
     let mut above = key.parent();
     while let Some(ancestor) = above {
-        let is_there = around.admit(&ancestor).await?.is_there;
+        let is_there = around.admit(&ancestor).await?.is_readable;
         above = ancestor.parent();
         ancestors.push(is_there.then_some(ancestor));
     }
@@ -109,10 +117,12 @@ async fn read(container: &Container, access: Access, key: &Key, with_text: bool)
     let mut children = None;
     let mut wanted: Option<Vec<(String, Key)>> = None;
     loop {
-        // Nothing of what was looked at is held while this waits.
-        let described = (most_bytes - around.left_bytes).saturating_mul(DESCRIBED_FACTOR) + DESCRIPTION_BYTES;
-        let memory = container.reserve(described.saturating_add(text_bytes.saturating_mul(COPIED_FACTOR))).await?;
-        let mut node = Node { document: around.read(key, own.is_there).await?, ..Node::default() };
+        // No attributes are held while this waits for memory.
+        let described =
+            (most_bytes - around.remaining_bytes).saturating_mul(DESCRIPTION_MEMORY_FACTOR) + MIN_DESCRIPTION_BYTES;
+        let memory =
+            container.reserve_memory(described.saturating_add(text_bytes.saturating_mul(COPY_MEMORY_FACTOR))).await?;
+        let mut node = Node { document: around.read(key, own.is_readable).await?, ..Node::default() };
         for ancestor in &ancestors {
             let document = match ancestor {
                 Some(ancestor) => around.read(ancestor, true).await?,
@@ -123,9 +133,9 @@ async fn read(container: &Container, access: Access, key: &Key, with_text: bool)
         let is_document = matches!(&node.document, Some(Ok(_)));
         if !matches!(&node.document, Some(Ok(document)) if document.describes_dataset()) {
             if children.is_none() {
-                children = container.directories(key, CHILDREN).await?;
-                if children.as_ref().is_some_and(|names| names.len() >= CHILDREN) {
-                    let text = format!("only the first {CHILDREN} directories below were looked at for levels");
+                children = container.directories(key, MAX_CHILDREN).await?;
+                if children.as_ref().is_some_and(|names| names.len() >= MAX_CHILDREN) {
+                    let text = format!("only the first {MAX_CHILDREN} subdirectories were searched for levels");
                     around.problems.push(text);
                 }
             }
@@ -141,9 +151,9 @@ async fn read(container: &Container, access: Access, key: &Key, with_text: bool)
                 }
             }
             None => {
-                for path in metadata::wanted(&node) {
+                for path in metadata::required_paths(&node) {
                     let Ok(below) = Key::from_segments(key.segments().chain(path.split('/'))) else { continue };
-                    if around.admit(&below).await?.is_there {
+                    if around.admit(&below).await?.is_readable {
                         found.push((path, below));
                     }
                 }
@@ -155,37 +165,39 @@ async fn read(container: &Container, access: Access, key: &Key, with_text: bool)
                 _ if is_document => container.attributes_bytes(access, key, text_bytes).await?,
                 _ => Bytes::new(),
             };
-            return Ok(Known { node, problems: around.problems, memory: Some(memory), text });
+            return Ok(LoadedNode { node, problems: around.problems, memory: Some(memory), text });
         }
-        // Once more from the start, with memory for all: nobody waits for memory who holds some.
+        // Start again with memory for everything, because a request that holds memory must not wait for more.
         wanted = Some(found);
     }
 }
 
-/// The attributes that one request may interpret.
-struct Around<'a> {
+/// Reads the attributes that one request may interpret, up to a limit of memory.
+struct AttributesReader<'a> {
     container: &'a Container,
-    access: Access,
-    most_bytes: u64,
-    left_bytes: u64,
+    freshness: Freshness,
+    max_bytes: u64,
+    remaining_bytes: u64,
     problems: Vec<String>,
 }
 
 /// Attributes that may be read.
 #[derive(Debug, Default)]
-struct Admitted {
-    is_there: bool,
+struct AdmittedAttributes {
+    is_readable: bool,
     text_bytes: u64,
 }
 
-impl Around<'_> {
-    /// Looks at the attributes of `key`, and keeps nothing; where they cannot be read or are too much, that becomes a problem.
-    async fn admit(&mut self, key: &Key) -> Result<Admitted, ReadError> {
+impl AttributesReader<'_> {
+    /// Checks the attributes of `key` and keeps nothing of them. Adds a problem if they cannot be read or take too much
+    /// memory.
+    async fn admit(&mut self, key: &Key) -> Result<AdmittedAttributes, ReadError> {
         let name = || format!("{}{}{ATTRIBUTES}", key.as_str(), if key.is_root() { "" } else { "/" });
-        let group = match self.container.group(self.access, key).await {
-            Err(ReadError::Store(error)) if error.hides() => {
-                self.problems.push(format!("{} counts as missing: the server may not or cannot read it", name()));
-                return Ok(Admitted::default());
+        let group = match self.container.group(self.freshness, key).await {
+            Err(ReadError::Store(error)) if error.hides_object() => {
+                self.problems
+                    .push(format!("{} counts as missing: the server is not able or not allowed to read it", name()));
+                return Ok(AdmittedAttributes::default());
             }
             Err(ReadError::AttributesTooLarge { bytes, limit_bytes, .. }) => {
                 self.problems.push(format!(
@@ -193,32 +205,36 @@ impl Around<'_> {
                      limits.attributes can be raised, to 16MiB and limits.transfer_budget",
                     name()
                 ));
-                return Ok(Admitted::default());
+                return Ok(AdmittedAttributes::default());
             }
             group => group?,
         };
         if group.document().is_none() {
-            return Ok(Admitted::default());
+            return Ok(AdmittedAttributes::default());
         }
-        let bytes = group.tree_bytes() + DOCUMENT_BYTES;
-        if bytes > self.left_bytes {
+        let bytes = group.tree_bytes() + DOCUMENT_OVERHEAD_BYTES;
+        if bytes > self.remaining_bytes {
             self.problems.push(format!(
                 "{} counts as missing: all attributes around this directory take more than {} bytes",
                 name(),
-                self.most_bytes
+                self.max_bytes
             ));
-            return Ok(Admitted::default());
+            return Ok(AdmittedAttributes::default());
         }
-        self.left_bytes -= bytes;
-        Ok(Admitted { is_there: true, text_bytes: group.text_bytes() })
+        self.remaining_bytes -= bytes;
+        Ok(AdmittedAttributes { is_readable: true, text_bytes: group.text_bytes() })
     }
 
-    /// The attributes of `key`, if they were admitted.
-    async fn read(&self, key: &Key, is_there: bool) -> Result<Option<Result<Document, DocumentError>>, ReadError> {
+    /// Returns the attributes of `key` if they were admitted.
+    async fn read(
+        &self,
+        key: &Key,
+        is_there: bool,
+    ) -> Result<Option<Result<AttributesDocument, DocumentError>>, ReadError> {
         if !is_there {
             return Ok(None);
         }
-        let group = self.container.group_if_readable(self.access, key).await?;
+        let group = self.container.group_if_readable(self.freshness, key).await?;
         Ok(group.and_then(|group| group.document()))
     }
 }

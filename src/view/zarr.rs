@@ -1,39 +1,39 @@
-//! What the two Zarr views share: which directories are groups and arrays, and what is said about each.
+//! Common parts of the two Zarr views: the groups and arrays among the directories, and the metadata of each.
 //!
-//! Zarr's order is C: the slowest axis first. N5's first axis is the fastest, so that every list here, names,
-//! shapes, chunk coordinates, scales, is N5's reversed, and no element moves.
+//! Zarr's order is C: the slowest axis first. N5's first axis is the fastest. Every list here (names, shapes, chunk
+//! coordinates, scales) is therefore N5's list reversed, and no element moves.
 
 mod chunk;
+mod consolidated;
 mod ngff;
-mod tree;
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
 use super::node::{read_node, read_node_with_text};
-use super::{Chunk, Document, Found, Lookup};
-use crate::container::{Dataset, GroupState, Memory, ReadError};
-use crate::metadata::{self, Axis, Base, Node, Space};
-use crate::n5::{self, DataType, DatasetAttributes, DescribedDataset, Members, ObjectText};
+use super::{Chunk, ResolvedKey, ViewDocument, ViewLookup};
+use crate::container::{Dataset, GroupState, MemoryPermit, ReadError};
+use crate::metadata::{self, Axis, BaseUnit, CoordinateSpace, Node};
+use crate::n5::{self, DataType, DatasetAttributes, DescribedDataset, JsonMembers, JsonObjectBuilder};
 use crate::store::Key;
 
-pub(super) use chunk::{Parameters, Scheme, chunk_at};
-pub(super) use tree::tree;
+pub(super) use chunk::{CompressorParameters, ZarrEncoding, chunk_at};
+pub(super) use consolidated::read_subtree;
 
-/// Attributes of N5's own arrays, which have another form here.
-const N5_ARRAY: [&str; 6] = ["dimensions", "blockSize", "dataType", "compression", "compressionType", "n5"];
+/// Attributes that describe N5's arrays, which Zarr describes in another form.
+const N5_ARRAY_KEYS: [&str; 6] = ["dimensions", "blockSize", "dataType", "compression", "compressionType", "n5"];
 
-/// Members of OME-NGFF that stand beside all others before version 0.5.
-const OME: [&str; 2] = ["omero", "image-label"];
+/// Members of OME-NGFF that stand beside all other attributes before version 0.5.
+const OME_KEYS: [&str; 2] = ["omero", "image-label"];
 
-/// How far above a level its pyramid's group is, at most: Paintera's `data/s0`.
-const LEVEL_DEPTH: usize = 2;
+/// Maximum number of names in the path from a pyramid's group to a level, as in Paintera's `data/s0`.
+const MAX_LEVEL_DEPTH: usize = 2;
 
-/// What a directory is here.
+/// Zarr node type of a directory.
 #[derive(Debug)]
-pub(super) enum Place {
-    /// Nothing: no directory, a part of a dataset's grid, or a dataset that is not decoded.
+pub(super) enum ZarrNodeType {
+    /// No node: there is no directory, or it is a part of a dataset's grid or a dataset that is not decoded.
     Missing,
     /// A group.
     Group,
@@ -41,185 +41,193 @@ pub(super) enum Place {
     Array(Arc<Dataset>),
 }
 
-/// What the directory `key` is.
+/// Returns the node type of the directory `key`.
 ///
 /// # Errors
-/// [`ReadError`] when the store fails, or its attributes cannot be read: nobody shall take a dataset for a group.
-pub(super) async fn place(lookup: &Lookup<'_>, key: &Key) -> Result<Place, ReadError> {
-    let (container, access) = (lookup.container, lookup.access);
+/// [`ReadError`] if the store fails or the attributes cannot be read, so that no client takes a dataset for a group.
+pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<ZarrNodeType, ReadError> {
+    let (container, access) = (lookup.container, lookup.freshness);
     let group = container.group(access, key).await?;
     Ok(match &group.state {
-        GroupState::Dataset(dataset) if Scheme::of(&dataset.attributes).is_some() => Place::Array(Arc::clone(dataset)),
-        GroupState::Dataset(_) | GroupState::Unusable(..) => Place::Missing,
-        GroupState::Attributes(_) | GroupState::Broken(_) => Place::Group,
+        GroupState::Dataset(dataset) if ZarrEncoding::of(&dataset.attributes).is_some() => {
+            ZarrNodeType::Array(Arc::clone(dataset))
+        }
+        GroupState::Dataset(_) | GroupState::Unusable(..) => ZarrNodeType::Missing,
+        GroupState::Attributes(_) | GroupState::Broken(_) => ZarrNodeType::Group,
         GroupState::NoAttributes => {
             let is_group = container.is_directory(access, key).await?
                 && container.enclosing_dataset(access, key, 0).await?.is_none();
-            if is_group { Place::Group } else { Place::Missing }
+            if is_group { ZarrNodeType::Group } else { ZarrNodeType::Missing }
         }
     })
 }
 
-/// What a document is made from.
+/// A node from which metadata documents are made.
 #[derive(Debug)]
-pub(super) enum Item {
+pub(super) enum ZarrNode {
     /// A group.
-    Group(Group),
+    Group(ZarrGroup),
     /// An array.
-    Array(Box<Array>),
+    Array(Box<ZarrArray>),
 }
 
 /// A group.
 #[derive(Debug)]
-pub(super) struct Group {
-    /// Its attributes but for OME-NGFF's.
-    pub(super) attributes: ObjectText,
-    /// OME-NGFF's attributes besides `multiscales`, such as `omero`.
-    pub(super) ome: ObjectText,
-    /// What `multiscales` holds, but for its version: the image that the group is.
+pub(super) struct ZarrGroup {
+    /// Its attributes without those of OME-NGFF.
+    pub(super) attributes: JsonObjectBuilder,
+    /// Attributes of OME-NGFF besides `multiscales`, such as `omero`.
+    pub(super) ome: JsonObjectBuilder,
+    /// Entry of `multiscales` without its version, if the group is an image.
     pub(super) image: Option<Map<String, Value>>,
 }
 
-/// The layout of an array, in Zarr's order.
+/// Layout of an array, in Zarr's order.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct ZarrLayout {
     /// Size in elements.
     pub(super) shape: Vec<u64>,
-    /// Size of every chunk.
+    /// Size of each chunk.
     pub(super) chunks: Vec<u64>,
     /// Type of the elements.
     pub(super) data_type: DataType,
-    /// How chunks are encoded.
-    pub(super) scheme: Scheme,
-    /// What configurations say besides.
-    pub(super) parameters: Parameters,
+    /// Encoding of the chunks.
+    pub(super) encoding: ZarrEncoding,
+    /// Further parameters in the configuration of the compressor.
+    pub(super) parameters: CompressorParameters,
 }
 
 /// An array.
 #[derive(Debug)]
-pub(super) struct Array {
+pub(super) struct ZarrArray {
     /// Its layout.
-    pub(super) layout: Layout,
-    /// Names of the axes, Zarr's order: unique, none empty.
+    pub(super) layout: ZarrLayout,
+    /// Names of the axes in Zarr's order, unique and not empty.
     pub(super) names: Vec<String>,
-    /// Its attributes, `dimension_units` among them where they are known.
-    pub(super) attributes: ObjectText,
+    /// Its attributes, including `dimension_units` if units are known.
+    pub(super) attributes: JsonObjectBuilder,
 }
 
-impl Layout {
-    /// The layout of a dataset; `None` where it is not decoded.
+impl ZarrLayout {
+    /// Returns the layout of a dataset, or `None` if it is not decoded.
     pub(super) fn of(dataset: &DatasetAttributes) -> Option<Self> {
-        let scheme = Scheme::of(dataset)?;
+        let scheme = ZarrEncoding::of(dataset)?;
         Some(Self {
             shape: dataset.dimensions().iter().rev().copied().collect(),
             chunks: chunk::chunk_shape(dataset).iter().rev().copied().collect(),
             data_type: dataset.data_type().clone(),
-            parameters: Parameters::of(dataset, scheme),
-            scheme,
+            parameters: CompressorParameters::of(dataset, scheme),
+            encoding: scheme,
         })
     }
 
-    /// 0, what a missing chunk is made of.
+    /// Returns 0, the value of all elements of a missing chunk.
     pub(super) fn fill_value(&self) -> Value {
         let is_float = matches!(self.data_type, DataType::Float32 | DataType::Float64);
         if is_float { json!(0.0) } else { json!(0) }
     }
 }
 
-impl Item {
-    /// What `node` is, at a key whose last segment is `name`; a level of a pyramid lies where `level` says. The attributes that
-    /// are `repeated` are the node's own. `None` for a dataset that is not decoded.
-    fn of(node: &Node, name: Option<&str>, level: Option<&Space>, repeated: Repeated) -> Option<Self> {
+impl ZarrNode {
+    /// Returns the Zarr node for `node`, at a key whose last segment is `name`. For a level of a pyramid, `level` gives
+    /// the coordinate space. `repeated` holds the node's own attributes. Returns `None` for a dataset that is not
+    /// decoded.
+    fn of(node: &Node, name: Option<&str>, level: Option<&CoordinateSpace>, repeated: UserAttributes) -> Option<Self> {
         match &node.document {
             Some(Ok(document)) if document.describes_dataset() => {
                 let dataset = DescribedDataset::parse(document.clone()).ok()?;
                 let space = match level {
                     Some(space) => space.clone(),
-                    None => Space::of_dataset(&dataset, &node.ancestors),
+                    None => CoordinateSpace::of_dataset(&dataset, &node.ancestors),
                 };
-                Some(Self::Array(Box::new(Array::of(&dataset, &space, repeated.attributes)?)))
+                Some(Self::Array(Box::new(ZarrArray::of(&dataset, &space, repeated.attributes)?)))
             }
             _ => {
                 let pyramid = metadata::pyramid(node, &mut Vec::new());
-                let image = pyramid.and_then(|pyramid| ngff::image(node, &pyramid, name));
-                Some(Self::Group(Group { attributes: repeated.attributes, ome: repeated.ome, image }))
+                let image = pyramid.and_then(|pyramid| ngff::multiscales_entry(node, &pyramid, name));
+                Some(Self::Group(ZarrGroup { attributes: repeated.attributes, ome: repeated.ome, image }))
             }
         }
     }
 }
 
-/// The attributes of a directory that are repeated as they are stored.
+/// Attributes of a directory that are repeated as they are stored.
 #[derive(Debug, Default)]
-struct Repeated {
-    /// All but N5's and OME-NGFF's own.
-    attributes: ObjectText,
-    /// OME-NGFF's besides `multiscales`; of an array, none.
-    ome: ObjectText,
+struct UserAttributes {
+    /// All attributes except those of N5 and OME-NGFF.
+    attributes: JsonObjectBuilder,
+    /// Attributes of OME-NGFF besides `multiscales`. Empty for an array.
+    ome: JsonObjectBuilder,
 }
 
-impl Repeated {
-    /// Those of a dataset.
+impl UserAttributes {
+    /// Extracts the attributes of a dataset.
     fn of_array(text: &[u8]) -> Self {
         const WRITTEN: [&str; 2] = ["_ARRAY_DIMENSIONS", "dimension_units"];
-        let attributes = ObjectText::of(text, |name| !N5_ARRAY.contains(&name) && !WRITTEN.contains(&name));
-        Self { attributes, ome: ObjectText::default() }
+        let attributes =
+            JsonObjectBuilder::from_matching(text, |name| !N5_ARRAY_KEYS.contains(&name) && !WRITTEN.contains(&name));
+        Self { attributes, ome: JsonObjectBuilder::default() }
     }
 
-    /// Those of a group. `multiscales` goes in any case: what it lists is in N5's order, or in another form.
+    /// Extracts the attributes of a group. `multiscales` is always left out, because its lists are in N5's order or in
+    /// another form.
     fn of_group(text: &[u8]) -> Self {
-        let attributes =
-            ObjectText::of(text, |name| !["n5", "multiscales", "ome"].contains(&name) && !OME.contains(&name));
-        let (mut nested, mut beside) = (None, [None; OME.len()]);
-        n5::for_each_member(Members::of(n5::attributes_text(text)).ok(), |member| {
+        let attributes = JsonObjectBuilder::from_matching(text, |name| {
+            !["n5", "multiscales", "ome"].contains(&name) && !OME_KEYS.contains(&name)
+        });
+        let (mut nested, mut beside) = (None, [None; OME_KEYS.len()]);
+        n5::for_each_member(JsonMembers::parse(n5::attributes_text(text)).ok(), |member| {
             let name = member.name();
             if name == "ome" {
-                nested = Members::of(member.value).ok();
+                nested = JsonMembers::parse(member.value).ok();
             } else if let Some(place) =
-                OME.iter().zip(&mut beside).find_map(|(ome, place)| (*ome == name).then_some(place))
+                OME_KEYS.iter().zip(&mut beside).find_map(|(ome, place)| (*ome == name).then_some(place))
             {
                 *place = Some(member);
             }
         });
-        let mut ome = ObjectText::default();
+        let mut ome = JsonObjectBuilder::default();
         n5::for_each_member(nested, |member| {
             let name = member.name();
             if name == "version" || name == "multiscales" {
                 return;
             }
-            if let Some(place) = OME.iter().zip(&mut beside).find_map(|(ome, place)| (*ome == name).then_some(place)) {
+            if let Some(place) =
+                OME_KEYS.iter().zip(&mut beside).find_map(|(ome, place)| (*ome == name).then_some(place))
+            {
                 *place = None;
             }
-            ome.copy(member);
+            ome.push_member(member);
         });
         for member in beside.into_iter().flatten() {
-            ome.copy(member);
+            ome.push_member(member);
         }
         Self { attributes, ome }
     }
 }
 
-impl Array {
-    fn of(dataset: &DatasetAttributes, space: &Space, mut attributes: ObjectText) -> Option<Self> {
+impl ZarrArray {
+    fn of(dataset: &DatasetAttributes, space: &CoordinateSpace, mut attributes: JsonObjectBuilder) -> Option<Self> {
         if let Some(units) = dimension_units(space) {
             attributes.insert("dimension_units", &units);
         }
         let names = space.axes.iter().rev().map(|axis| axis.name.clone()).collect();
-        Some(Self { layout: Layout::of(dataset)?, names, attributes })
+        Some(Self { layout: ZarrLayout::of(dataset)?, names, attributes })
     }
 }
 
-/// Size and unit of a voxel along each axis, such as `"4 nm"`, as TensorStore and Neuroglancer read it; `None`
-/// where nothing is known.
+/// Returns the size and unit of a voxel along each axis, such as `"4 nm"`, in the form that TensorStore and
+/// Neuroglancer read. Returns `None` if nothing is known.
 ///
 /// Source: TensorStore `driver/zarr3/metadata.cc`; Neuroglancer `src/datasource/zarr/metadata/parse.ts`, which
 /// refuses units other than metres and seconds.
-fn dimension_units(space: &Space) -> Option<Value> {
+fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
     let of_axis = |(axis, scale): (&Axis, &f64)| {
-        let unit = axis.unit.filter(|unit| matches!(unit.base, Base::Metre | Base::Second));
+        let unit = axis.unit.filter(|unit| matches!(unit.base, BaseUnit::Metre | BaseUnit::Second));
         match unit.map(|unit| unit.si_scaled()) {
-            // Neuroglancer knows the micro sign here, and no u in its place.
+            // Neuroglancer knows only the micro sign here, not `u`.
             Some((factor, symbol)) => Value::from(format!("{} {}", scale * factor, symbol.replace('u', "µ"))),
-            None if axis.sized && axis.unit.is_none() => Value::from(scale.to_string()),
+            None if axis.is_calibrated && axis.unit.is_none() => Value::from(scale.to_string()),
             None => Value::Null,
         }
     };
@@ -228,36 +236,39 @@ fn dimension_units(space: &Space) -> Option<Value> {
     known.then_some(Value::Array(units))
 }
 
-/// What the directory `key` is, with the share of memory that stands for it; `None` as for [`Place::Missing`].
+/// Returns the Zarr node of the directory `key` with its memory permit, or `None` as for [`ZarrNodeType::Missing`].
 ///
 /// # Errors
 /// As [`read_node`].
-pub(super) async fn item(lookup: &Lookup<'_>, key: &Key) -> Result<Option<(Item, Option<Memory>)>, ReadError> {
-    let level = match place(lookup, key).await? {
-        Place::Missing => return Ok(None),
-        Place::Group => None,
-        Place::Array(_) => level(lookup, key).await?,
+pub(super) async fn read_zarr_node(
+    lookup: &ViewLookup<'_>,
+    key: &Key,
+) -> Result<Option<(ZarrNode, Option<MemoryPermit>)>, ReadError> {
+    let level = match node_type(lookup, key).await? {
+        ZarrNodeType::Missing => return Ok(None),
+        ZarrNodeType::Group => None,
+        ZarrNodeType::Array(_) => space_in_pyramid(lookup, key).await?,
     };
-    let known = match read_node_with_text(lookup.container, lookup.access, key).await {
-        // It has gone meanwhile.
+    let known = match read_node_with_text(lookup.container, lookup.freshness, key).await {
+        // The directory has disappeared meanwhile.
         Err(ReadError::NotFound(_)) => return Ok(None),
         known => known?,
     };
-    let copy = if is_dataset(&known.node) { Repeated::of_array } else { Repeated::of_group };
-    let repeated = known.copied(lookup.container, copy).await?;
-    Ok(Item::of(&known.node, key.name(), level.as_ref(), repeated).map(|item| (item, known.memory)))
+    let copy = if is_dataset(&known.node) { UserAttributes::of_array } else { UserAttributes::of_group };
+    let repeated = known.map_text(lookup.container, copy).await?;
+    Ok(ZarrNode::of(&known.node, key.name(), level.as_ref(), repeated).map(|item| (item, known.memory)))
 }
 
 fn is_dataset(node: &Node) -> bool {
     matches!(&node.document, Some(Ok(document)) if document.describes_dataset())
 }
 
-/// Where a dataset lies as a level of a pyramid, if it is one whose voxel size is known.
-async fn level(lookup: &Lookup<'_>, key: &Key) -> Result<Option<Space>, ReadError> {
+/// Returns the coordinate space of a dataset as a level of a pyramid, if it is one and its voxel size is known.
+async fn space_in_pyramid(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<CoordinateSpace>, ReadError> {
     let mut group = key.parent();
-    for _ in 0..LEVEL_DEPTH {
+    for _ in 0..MAX_LEVEL_DEPTH {
         let Some(at) = group else { break };
-        let known = match read_node(lookup.container, lookup.access, &at).await {
+        let known = match read_node(lookup.container, lookup.freshness, &at).await {
             Err(ReadError::NotFound(_)) => return Ok(None),
             known => known?,
         };
@@ -265,50 +276,50 @@ async fn level(lookup: &Lookup<'_>, key: &Key) -> Result<Option<Space>, ReadErro
         if let Some(pyramid) = metadata::pyramid(&known.node, &mut Vec::new())
             && let Some(number) = pyramid.levels.iter().position(|level| level.path == below)
         {
-            return Ok(Some(Space::of_level(&pyramid, number)).filter(|space| space.known));
+            return Ok(Some(CoordinateSpace::of_level(&pyramid, number)).filter(|space| space.is_calibrated));
         }
         group = at.parent();
     }
     Ok(None)
 }
 
-/// The chunk of the array `dataset` at the coordinates of a chunk key, in Zarr's order.
-pub(super) fn chunk_found(dataset: &Arc<Dataset>, coordinates: &[u64]) -> Result<Found, ReadError> {
+/// Resolves the chunk of the array `dataset` at the coordinates of a chunk key, in Zarr's order.
+pub(super) fn resolve_chunk(dataset: &Arc<Dataset>, coordinates: &[u64]) -> Result<ResolvedKey, ReadError> {
     let position = coordinates.iter().rev().copied().collect();
-    Ok(chunk_at(Arc::clone(dataset), position)?.map_or(Found::Missing, |chunk: Chunk| Found::Chunk(chunk)))
+    Ok(chunk_at(Arc::clone(dataset), position)?.map_or(ResolvedKey::Missing, |chunk: Chunk| ResolvedKey::Chunk(chunk)))
 }
 
-/// A document and the share of memory that it was made with.
-pub(super) fn document(object: ObjectText, memory: Option<Memory>) -> Found {
-    Found::Document(Document { text: object.into_text(), memory })
+/// Returns a document with the memory permit under which it was made.
+pub(super) fn document(object: JsonObjectBuilder, memory: Option<MemoryPermit>) -> ResolvedKey {
+    ResolvedKey::Document(ViewDocument { text: object.into_text(), memory })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::Document;
+    use crate::n5::AttributesDocument;
 
     fn node(own: &Value, ancestors: &[Value]) -> Node {
-        let parse = |value: &Value| Document::parse(value.to_string().as_bytes()).unwrap();
+        let parse = |value: &Value| AttributesDocument::parse(value.to_string().as_bytes()).unwrap();
         Node { document: Some(Ok(parse(own))), ancestors: ancestors.iter().map(parse).collect(), ..Node::default() }
     }
 
-    fn array(further: &Value, ancestors: &[Value]) -> Option<Array> {
+    fn array(further: &Value, ancestors: &[Value]) -> Option<ZarrArray> {
         let mut own = json!({"dimensions": [7, 5, 3], "blockSize": [5, 4, 9], "dataType": "uint16",
             "compression": {"type": "gzip"}});
         own.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-        let repeated = Repeated::of_array(own.to_string().as_bytes());
-        match Item::of(&node(&own, ancestors), None, None, repeated)? {
-            Item::Array(array) => Some(*array),
-            Item::Group(_) => panic!("a group"),
+        let repeated = UserAttributes::of_array(own.to_string().as_bytes());
+        match ZarrNode::of(&node(&own, ancestors), None, None, repeated)? {
+            ZarrNode::Array(array) => Some(*array),
+            ZarrNode::Group(_) => panic!("a group"),
         }
     }
 
-    fn read(attributes: ObjectText) -> Value {
+    fn read(attributes: JsonObjectBuilder) -> Value {
         serde_json::from_str(&attributes.into_text()).unwrap()
     }
 
-    fn units_of(attributes: ObjectText) -> Option<Value> {
+    fn units_of(attributes: JsonObjectBuilder) -> Option<Value> {
         read(attributes).get("dimension_units").cloned()
     }
 
@@ -324,7 +335,7 @@ mod tests {
         assert_eq!(units_of(array.attributes.clone()), Some(json!(["3 nm", "0.5 µm", "4 nm"])));
         let attributes = read(array.attributes);
         assert_eq!(attributes["mine"], json!([1, 2]));
-        assert!(N5_ARRAY.iter().all(|key| attributes.get(key).is_none()), "{attributes}");
+        assert!(N5_ARRAY_KEYS.iter().all(|key| attributes.get(key).is_none()), "{attributes}");
     }
 
     #[test]
@@ -348,15 +359,17 @@ mod tests {
     fn groups_keep_their_attributes_but_not_multiscales_in_another_order() {
         let own = json!({"n5": "4.0.0", "multiscales": {"paths": []}, "name": "a", "omero": {"id": 1},
             "ome": {"version": "0.5", "multiscales": [], "labels": ["cells"]}});
-        let repeated = Repeated::of_group(own.to_string().as_bytes());
-        let Some(Item::Group(group)) = Item::of(&node(&own, &[]), None, None, repeated) else { panic!("no group") };
+        let repeated = UserAttributes::of_group(own.to_string().as_bytes());
+        let Some(ZarrNode::Group(group)) = ZarrNode::of(&node(&own, &[]), None, None, repeated) else {
+            panic!("no group")
+        };
         assert_eq!(group.attributes.into_text(), r#"{"name":"a"}"#);
         assert_eq!(group.ome.into_text(), r#"{"labels":["cells"],"omero":{"id":1}}"#);
         assert!(group.image.is_none());
-        // Members of `ome` come before those beside it; of repeated ones the last counts.
+        // Members of `ome` take precedence over those beside it. Of repeated members, the last one counts.
         let own =
             br#"{"ome":{"x":1},"omero":1,"image-label":2,"omero":3,"ome":{"\u006fmero":4,"multiscales":[]},"a":1e999}"#;
-        let Repeated { attributes, ome } = Repeated::of_group(own);
+        let UserAttributes { attributes, ome } = UserAttributes::of_group(own);
         assert_eq!(attributes.into_text(), r#"{"a":1e999}"#);
         assert_eq!(ome.into_text(), r#"{"\u006fmero":4,"image-label":2}"#);
     }

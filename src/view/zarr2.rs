@@ -1,22 +1,22 @@
 //! `/zarr2`: Zarr version 2, with OME-NGFF 0.4.
 //!
-//! Source: <https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html>; `_ARRAY_DIMENSIONS` is xarray's.
+//! Source: <https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html>; `_ARRAY_DIMENSIONS` is a convention of xarray.
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::zarr::{self, Array, Group, Item, Layout, Place};
-use super::{Found, Lookup, View};
+use super::zarr::{self, ZarrArray, ZarrGroup, ZarrLayout, ZarrNode, ZarrNodeType};
+use super::{ResolvedKey, View, ViewLookup};
 use crate::container::ReadError;
-use crate::n5::{Encoding, ObjectText};
+use crate::n5::{BlockEncoding, JsonObjectBuilder};
 use crate::store::Key;
 
-const ARRAY: &str = ".zarray";
-const GROUP: &str = ".zgroup";
-const ATTRIBUTES: &str = ".zattrs";
-const CONSOLIDATED: &str = ".zmetadata";
+const ZARRAY: &str = ".zarray";
+const ZGROUP: &str = ".zgroup";
+const ZATTRS: &str = ".zattrs";
+const ZMETADATA: &str = ".zmetadata";
 
-/// The view.
+/// The view `zarr2`.
 #[derive(Debug)]
 pub(super) struct Zarr2;
 
@@ -26,54 +26,54 @@ impl View for Zarr2 {
         "zarr2"
     }
 
-    fn is_local(&self) -> bool {
+    fn has_self_contained_chunks(&self) -> bool {
         true
     }
 
-    async fn resolve(&self, lookup: &Lookup<'_>) -> Result<Found, ReadError> {
+    async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError> {
         let (Some(name), Some(directory)) = (lookup.key.name(), lookup.key.parent()) else {
-            return Ok(Found::Missing);
+            return Ok(ResolvedKey::Missing);
         };
         match name {
-            ARRAY => Ok(match zarr::place(lookup, &directory).await? {
-                Place::Array(dataset) => Layout::of(&dataset.attributes)
-                    .map_or(Found::Missing, |layout| zarr::document(object(&array(&layout)), None)),
-                Place::Group | Place::Missing => Found::Missing,
+            ZARRAY => Ok(match zarr::node_type(lookup, &directory).await? {
+                ZarrNodeType::Array(dataset) => ZarrLayout::of(&dataset.attributes)
+                    .map_or(ResolvedKey::Missing, |layout| zarr::document(object_text(&zarray_json(&layout)), None)),
+                ZarrNodeType::Group | ZarrNodeType::Missing => ResolvedKey::Missing,
             }),
-            GROUP => Ok(match zarr::place(lookup, &directory).await? {
-                Place::Group => zarr::document(object(&group()), None),
-                Place::Array(_) | Place::Missing => Found::Missing,
+            ZGROUP => Ok(match zarr::node_type(lookup, &directory).await? {
+                ZarrNodeType::Group => zarr::document(object_text(&zgroup_json()), None),
+                ZarrNodeType::Array(_) | ZarrNodeType::Missing => ResolvedKey::Missing,
             }),
-            ATTRIBUTES => {
-                let item = zarr::item(lookup, &directory).await?;
-                Ok(item.map_or(Found::Missing, |(item, memory)| zarr::document(attributes(item), memory)))
+            ZATTRS => {
+                let item = zarr::read_zarr_node(lookup, &directory).await?;
+                Ok(item.map_or(ResolvedKey::Missing, |(item, memory)| zarr::document(zattrs_text(item), memory)))
             }
-            CONSOLIDATED => consolidated(lookup, &directory).await,
-            _ => match lookup.container.numbered_at(lookup.access, lookup.key).await? {
-                Some((dataset, coordinates)) => zarr::chunk_found(&dataset, &coordinates),
-                None => Ok(Found::Missing),
+            ZMETADATA => consolidated(lookup, &directory).await,
+            _ => match lookup.container.dataset_and_coordinates(lookup.freshness, lookup.key).await? {
+                Some((dataset, coordinates)) => zarr::resolve_chunk(&dataset, &coordinates),
+                None => Ok(ResolvedKey::Missing),
             },
         }
     }
 
-    async fn documents(&self, lookup: &Lookup<'_>) -> Result<Vec<String>, ReadError> {
-        // Whether there is consolidated metadata takes a walk to know; who wants it does not look for it here.
-        let names: &[&str] = match zarr::place(lookup, lookup.key).await? {
-            Place::Missing => &[],
-            Place::Group => &[ATTRIBUTES, GROUP],
-            Place::Array(_) => &[ARRAY, ATTRIBUTES],
+    async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
+        // `.zmetadata` is not listed: only a walk tells if it exists, and its clients do not look for it here.
+        let names: &[&str] = match zarr::node_type(lookup, lookup.key).await? {
+            ZarrNodeType::Missing => &[],
+            ZarrNodeType::Group => &[ZATTRS, ZGROUP],
+            ZarrNodeType::Array(_) => &[ZARRAY, ZATTRS],
         };
         Ok(names.iter().map(ToString::to_string).collect())
     }
 }
 
-fn group() -> Value {
+fn zgroup_json() -> Value {
     json!({ "zarr_format": 2 })
 }
 
-fn array(layout: &Layout) -> Value {
-    let dtype = layout.data_type.numpy().unwrap_or_default();
-    let dtype = if layout.scheme.big_endian { dtype.replace('<', ">") } else { dtype };
+fn zarray_json(layout: &ZarrLayout) -> Value {
+    let dtype = layout.data_type.numpy_typestr().unwrap_or_default();
+    let dtype = if layout.encoding.big_endian { dtype.replace('<', ">") } else { dtype };
     json!({
         "zarr_format": 2,
         "shape": layout.shape,
@@ -83,48 +83,48 @@ fn array(layout: &Layout) -> Value {
         "fill_value": layout.fill_value(),
         "order": "C",
         "filters": null,
-        // OME-NGFF 0.4 wants it.
+        // OME-NGFF 0.4 requires it.
         "dimension_separator": "/",
     })
 }
 
-/// numcodecs' configuration, with the members that TensorStore knows and no other.
-fn compressor(layout: &Layout) -> Value {
+/// Returns the numcodecs configuration, with only the members that TensorStore knows.
+fn compressor(layout: &ZarrLayout) -> Value {
     let parameters = layout.parameters;
-    match layout.scheme.encoding {
-        Encoding::Raw => Value::Null,
-        Encoding::Gzip => json!({ "id": "gzip", "level": parameters.level }),
-        Encoding::Zstd => json!({ "id": "zstd", "level": parameters.level }),
-        Encoding::Blosc => json!({ "id": "blosc", "cname": parameters.cname, "clevel": parameters.level,
+    match layout.encoding.compression {
+        BlockEncoding::Raw => Value::Null,
+        BlockEncoding::Gzip => json!({ "id": "gzip", "level": parameters.level }),
+        BlockEncoding::Zstd => json!({ "id": "zstd", "level": parameters.level }),
+        BlockEncoding::Blosc => json!({ "id": "blosc", "cname": parameters.cname, "clevel": parameters.level,
             "shuffle": parameters.shuffle, "blocksize": 0 }),
     }
 }
 
-/// The text of an object.
-fn object(value: &Value) -> ObjectText {
-    let mut object = ObjectText::default();
+/// Returns the text of a JSON object.
+fn object_text(value: &Value) -> JsonObjectBuilder {
+    let mut object = JsonObjectBuilder::default();
     for (name, value) in value.as_object().into_iter().flatten() {
         object.insert(name, value);
     }
     object
 }
 
-fn attributes(item: Item) -> ObjectText {
+fn zattrs_text(item: ZarrNode) -> JsonObjectBuilder {
     match item {
-        Item::Array(array) => of_array(*array),
-        Item::Group(group) => of_group(group),
+        ZarrNode::Array(array) => array_zattrs_text(*array),
+        ZarrNode::Group(group) => group_zattrs_text(group),
     }
 }
 
-fn of_array(array: Array) -> ObjectText {
-    let Array { names, mut attributes, .. } = array;
+fn array_zattrs_text(array: ZarrArray) -> JsonObjectBuilder {
+    let ZarrArray { names, mut attributes, .. } = array;
     attributes.insert("_ARRAY_DIMENSIONS", &names);
     attributes
 }
 
-fn of_group(group: Group) -> ObjectText {
-    let Group { mut attributes, ome, image } = group;
-    attributes.extend_by_missing(&ome);
+fn group_zattrs_text(group: ZarrGroup) -> JsonObjectBuilder {
+    let ZarrGroup { mut attributes, ome, image } = group;
+    attributes.extend_missing(&ome);
     if let Some(mut image) = image {
         image.insert("version".to_owned(), Value::from("0.4"));
         attributes.insert("multiscales", &[image]);
@@ -132,20 +132,20 @@ fn of_group(group: Group) -> ObjectText {
     attributes
 }
 
-/// `.zmetadata`, as zarr-python and xarray read it.
-async fn consolidated(lookup: &Lookup<'_>, directory: &Key) -> Result<Found, ReadError> {
-    let Place::Group = zarr::place(lookup, directory).await? else { return Ok(Found::Missing) };
-    let Some((items, memory)) = zarr::tree(lookup, directory).await? else { return Ok(Found::Missing) };
-    let mut metadata = ObjectText::default();
+/// Returns `.zmetadata` in the form that zarr-python and xarray read.
+async fn consolidated(lookup: &ViewLookup<'_>, directory: &Key) -> Result<ResolvedKey, ReadError> {
+    let ZarrNodeType::Group = zarr::node_type(lookup, directory).await? else { return Ok(ResolvedKey::Missing) };
+    let Some((items, memory)) = zarr::read_subtree(lookup, directory).await? else { return Ok(ResolvedKey::Missing) };
+    let mut metadata = JsonObjectBuilder::default();
     for (path, item) in items {
         let key = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
         match &item {
-            Item::Group(_) => metadata.insert(&key(GROUP), &group()),
-            Item::Array(found) => metadata.insert(&key(ARRAY), &array(&found.layout)),
+            ZarrNode::Group(_) => metadata.insert(&key(ZGROUP), &zgroup_json()),
+            ZarrNode::Array(found) => metadata.insert(&key(ZARRAY), &zarray_json(&found.layout)),
         }
-        metadata.insert_object(&key(ATTRIBUTES), &attributes(item));
+        metadata.insert_object(&key(ZATTRS), &zattrs_text(item));
     }
-    let mut document = object(&json!({ "zarr_consolidated_format": 1 }));
+    let mut document = object_text(&json!({ "zarr_consolidated_format": 1 }));
     document.insert_object("metadata", &metadata);
     Ok(zarr::document(document, Some(memory)))
 }
@@ -153,12 +153,15 @@ async fn consolidated(lookup: &Lookup<'_>, directory: &Key) -> Result<Found, Rea
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::{DatasetAttributes, Document};
+    use crate::n5::{AttributesDocument, DatasetAttributes};
 
-    fn layout(data_type: &str, compression: &Value) -> Layout {
+    fn layout(data_type: &str, compression: &Value) -> ZarrLayout {
         let text = json!({"dimensions": [7, 5], "blockSize": [5, 4], "dataType": data_type,
             "compression": compression});
-        Layout::of(&DatasetAttributes::parse(Document::parse(text.to_string().as_bytes()).unwrap()).unwrap()).unwrap()
+        ZarrLayout::of(
+            &DatasetAttributes::parse(AttributesDocument::parse(text.to_string().as_bytes()).unwrap()).unwrap(),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -166,7 +169,7 @@ mod tests {
         let expected = json!({"zarr_format": 2, "shape": [5, 7], "chunks": [4, 5], "dtype": ">u2",
             "compressor": {"id": "gzip", "level": 6}, "fill_value": 0, "order": "C", "filters": null,
             "dimension_separator": "/"});
-        assert_eq!(array(&layout("uint16", &json!({"type": "gzip", "level": -1}))), expected);
+        assert_eq!(zarray_json(&layout("uint16", &json!({"type": "gzip", "level": -1}))), expected);
     }
 
     #[test]
@@ -181,18 +184,22 @@ mod tests {
                 json!({"id": "blosc", "cname": "zstd", "clevel": 3, "shuffle": 2, "blocksize": 0}),
             ),
         ] {
-            let document = array(&layout("float32", &compression));
+            let document = zarray_json(&layout("float32", &compression));
             assert_eq!((document["dtype"].as_str(), &document["compressor"]), (Some(dtype), &compressor));
             assert_eq!(document["fill_value"].to_string(), "0.0");
         }
-        assert_eq!(array(&layout("int8", &json!({"type": "raw"})))["dtype"], "|i1");
+        assert_eq!(zarray_json(&layout("int8", &json!({"type": "raw"})))["dtype"], "|i1");
     }
 
     #[test]
     fn images_stand_beside_the_other_attributes() {
         let image = json!({"axes": []}).as_object().cloned();
-        let group = Group { attributes: object(&json!({"a": 1})), ome: object(&json!({"a": 2, "omero": {}})), image };
+        let group = ZarrGroup {
+            attributes: object_text(&json!({"a": 1})),
+            ome: object_text(&json!({"a": 2, "omero": {}})),
+            image,
+        };
         let expected = r#"{"a":1,"omero":{},"multiscales":[{"axes":[],"version":"0.4"}]}"#;
-        assert_eq!(of_group(group).into_text(), expected);
+        assert_eq!(group_zattrs_text(group).into_text(), expected);
     }
 }

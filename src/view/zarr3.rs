@@ -6,18 +6,18 @@
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::zarr::{self, Array, Group, Item, Layout, Place};
-use super::{Found, Lookup, View};
+use super::zarr::{self, ZarrArray, ZarrGroup, ZarrLayout, ZarrNode, ZarrNodeType};
+use super::{ResolvedKey, View, ViewLookup};
 use crate::container::{ReadError, grid_component};
-use crate::n5::{Encoding, ObjectText};
+use crate::n5::{BlockEncoding, JsonObjectBuilder};
 use crate::store::Key;
 
-const DOCUMENT: &str = "zarr.json";
+const ZARR_JSON: &str = "zarr.json";
 
-/// Stands between an array and the coordinates of its chunks.
-const CHUNKS: &str = "c";
+/// Segment between the key of an array and the coordinates of its chunks.
+const CHUNK_KEY_PREFIX: &str = "c";
 
-/// The view.
+/// The view `zarr3`.
 #[derive(Debug)]
 pub(super) struct Zarr3;
 
@@ -27,64 +27,64 @@ impl View for Zarr3 {
         "zarr3"
     }
 
-    fn is_local(&self) -> bool {
+    fn has_self_contained_chunks(&self) -> bool {
         true
     }
 
-    async fn resolve(&self, lookup: &Lookup<'_>) -> Result<Found, ReadError> {
-        if let (Some(DOCUMENT), Some(directory)) = (lookup.key.name(), lookup.key.parent()) {
-            return document(lookup, &directory).await;
+    async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError> {
+        if let (Some(ZARR_JSON), Some(directory)) = (lookup.key.name(), lookup.key.parent()) {
+            return read_zarr_json(lookup, &directory).await;
         }
-        let Some((array, coordinates)) = chunk_key(lookup.key) else { return Ok(Found::Missing) };
-        match zarr::place(lookup, &array).await? {
-            // The chunk of an array without axes has no coordinates, its block has one.
-            Place::Array(dataset) if coordinates.len() == dataset.attributes.rank() => {
+        let Some((array, coordinates)) = chunk_key(lookup.key) else { return Ok(ResolvedKey::Missing) };
+        match zarr::node_type(lookup, &array).await? {
+            // The chunk of an array without axes has no coordinates, but its block has one, 0.
+            ZarrNodeType::Array(dataset) if coordinates.len() == dataset.attributes.rank() => {
                 let only = [0];
-                zarr::chunk_found(&dataset, if coordinates.is_empty() { &only } else { &coordinates })
+                zarr::resolve_chunk(&dataset, if coordinates.is_empty() { &only } else { &coordinates })
             }
-            Place::Array(_) | Place::Group | Place::Missing => Ok(Found::Missing),
+            ZarrNodeType::Array(_) | ZarrNodeType::Group | ZarrNodeType::Missing => Ok(ResolvedKey::Missing),
         }
     }
 
-    async fn documents(&self, lookup: &Lookup<'_>) -> Result<Vec<String>, ReadError> {
-        Ok(match zarr::place(lookup, lookup.key).await? {
-            Place::Missing => Vec::new(),
-            Place::Group | Place::Array(_) => vec![DOCUMENT.to_owned()],
+    async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
+        Ok(match zarr::node_type(lookup, lookup.key).await? {
+            ZarrNodeType::Missing => Vec::new(),
+            ZarrNodeType::Group | ZarrNodeType::Array(_) => vec![ZARR_JSON.to_owned()],
         })
     }
 }
 
-/// The array and the coordinates that the key of a chunk names, in Zarr's order.
+/// Returns the array and the coordinates that the key of a chunk names, in Zarr's order.
 fn chunk_key(key: &Key) -> Option<(Key, Vec<u64>)> {
     let segments: Vec<&str> = key.segments().collect();
     let mut coordinates: Vec<u64> = segments.iter().rev().map_while(|name| grid_component(name)).collect();
     let at = segments.len().checked_sub(coordinates.len() + 1)?;
-    if segments.get(at) != Some(&CHUNKS) {
+    if segments.get(at) != Some(&CHUNK_KEY_PREFIX) {
         return None;
     }
     coordinates.reverse();
     Some((Key::from_segments(segments.iter().take(at)).ok()?, coordinates))
 }
 
-async fn document(lookup: &Lookup<'_>, directory: &Key) -> Result<Found, ReadError> {
-    let everything = match zarr::place(lookup, directory).await? {
-        Place::Missing => return Ok(Found::Missing),
-        Place::Array(_) => None,
-        Place::Group => zarr::tree(lookup, directory).await?,
+async fn read_zarr_json(lookup: &ViewLookup<'_>, directory: &Key) -> Result<ResolvedKey, ReadError> {
+    let everything = match zarr::node_type(lookup, directory).await? {
+        ZarrNodeType::Missing => return Ok(ResolvedKey::Missing),
+        ZarrNodeType::Array(_) => None,
+        ZarrNodeType::Group => zarr::read_subtree(lookup, directory).await?,
     };
     let Some((mut items, memory)) = everything else {
-        let item = zarr::item(lookup, directory).await?;
-        return Ok(item.map_or(Found::Missing, |(item, memory)| zarr::document(of(item), memory)));
+        let item = zarr::read_zarr_node(lookup, directory).await?;
+        return Ok(item.map_or(ResolvedKey::Missing, |(item, memory)| zarr::document(zarr_json(item), memory)));
     };
-    // It may have become something else meanwhile.
+    // The group may have become something else meanwhile.
     if items.first().is_none_or(|(path, _)| !path.is_empty()) {
-        return Ok(Found::Missing);
+        return Ok(ResolvedKey::Missing);
     }
     let (_, item) = items.remove(0);
-    let mut document = of(item);
-    let (mut consolidated, mut below) = (ObjectText::default(), ObjectText::default());
+    let mut document = zarr_json(item);
+    let (mut consolidated, mut below) = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
     for (path, item) in items {
-        below.insert_object(&path, &of(item));
+        below.insert_object(&path, &zarr_json(item));
     }
     consolidated.insert("kind", &"inline");
     consolidated.insert("must_understand", &false);
@@ -93,16 +93,16 @@ async fn document(lookup: &Lookup<'_>, directory: &Key) -> Result<Found, ReadErr
     Ok(zarr::document(document, Some(memory)))
 }
 
-fn of(item: Item) -> ObjectText {
+fn zarr_json(item: ZarrNode) -> JsonObjectBuilder {
     match item {
-        Item::Array(array) => of_array(*array),
-        Item::Group(group) => of_group(group),
+        ZarrNode::Array(array) => array_zarr_json(*array),
+        ZarrNode::Group(group) => group_zarr_json(group),
     }
 }
 
-fn of_array(array: Array) -> ObjectText {
-    let Array { layout, names, attributes } = array;
-    let mut object = ObjectText::default();
+fn array_zarr_json(array: ZarrArray) -> JsonObjectBuilder {
+    let ZarrArray { layout, names, attributes } = array;
+    let mut object = JsonObjectBuilder::default();
     object.insert("zarr_format", &3);
     object.insert("node_type", &"array");
     object.insert("shape", &layout.shape);
@@ -116,18 +116,18 @@ fn of_array(array: Array) -> ObjectText {
     object
 }
 
-fn codecs(layout: &Layout) -> Vec<Value> {
-    let (scheme, parameters) = (layout.scheme, layout.parameters);
+fn codecs(layout: &ZarrLayout) -> Vec<Value> {
+    let (scheme, parameters) = (layout.encoding, layout.parameters);
     let endian = if scheme.big_endian { "big" } else { "little" };
     let mut codecs = vec![match scheme.width {
         1 => json!({ "name": "bytes" }),
         _ => json!({ "name": "bytes", "configuration": { "endian": endian } }),
     }];
-    let compression = match scheme.encoding {
-        Encoding::Raw => return codecs,
-        Encoding::Gzip => json!({ "level": parameters.level }),
-        Encoding::Zstd => json!({ "level": parameters.level, "checksum": false }),
-        Encoding::Blosc => {
+    let compression = match scheme.compression {
+        BlockEncoding::Raw => return codecs,
+        BlockEncoding::Gzip => json!({ "level": parameters.level }),
+        BlockEncoding::Zstd => json!({ "level": parameters.level, "checksum": false }),
+        BlockEncoding::Blosc => {
             let shuffle = match parameters.shuffle {
                 0 => "noshuffle",
                 2 => "bitshuffle",
@@ -137,12 +137,12 @@ fn codecs(layout: &Layout) -> Vec<Value> {
                 "shuffle": shuffle, "blocksize": 0 })
         }
     };
-    codecs.push(json!({ "name": scheme.encoding.name(), "configuration": compression }));
+    codecs.push(json!({ "name": scheme.compression.name(), "configuration": compression }));
     codecs
 }
 
-fn of_group(group: Group) -> ObjectText {
-    let Group { mut attributes, mut ome, image } = group;
+fn group_zarr_json(group: ZarrGroup) -> JsonObjectBuilder {
+    let ZarrGroup { mut attributes, mut ome, image } = group;
     if let Some(image) = image {
         ome.insert("multiscales", &[image]);
     }
@@ -150,7 +150,7 @@ fn of_group(group: Group) -> ObjectText {
         ome.insert("version", &"0.5");
         attributes.insert_object("ome", &ome);
     }
-    let mut object = ObjectText::default();
+    let mut object = JsonObjectBuilder::default();
     object.insert("zarr_format", &3);
     object.insert("node_type", &"group");
     object.insert_object("attributes", &attributes);
@@ -160,20 +160,23 @@ fn of_group(group: Group) -> ObjectText {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::{DatasetAttributes, Document};
+    use crate::n5::{AttributesDocument, DatasetAttributes};
 
-    fn layout(data_type: &str, compression: &Value) -> Layout {
+    fn layout(data_type: &str, compression: &Value) -> ZarrLayout {
         let text = json!({"dimensions": [7, 5], "blockSize": [5, 4], "dataType": data_type,
             "compression": compression});
-        Layout::of(&DatasetAttributes::parse(Document::parse(text.to_string().as_bytes()).unwrap()).unwrap()).unwrap()
+        ZarrLayout::of(
+            &DatasetAttributes::parse(AttributesDocument::parse(text.to_string().as_bytes()).unwrap()).unwrap(),
+        )
+        .unwrap()
     }
 
     #[test]
     fn an_array_document_is_complete() {
-        let array = Array {
+        let array = ZarrArray {
             layout: layout("uint16", &json!({"type": "gzip", "level": 1})),
             names: vec!["y".to_owned(), "x".to_owned()],
-            attributes: ObjectText::default(),
+            attributes: JsonObjectBuilder::default(),
         };
         let expected = json!({"zarr_format": 3, "node_type": "array", "shape": [5, 7], "data_type": "uint16",
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 5]}},
@@ -181,7 +184,7 @@ mod tests {
             "codecs": [{"name": "bytes", "configuration": {"endian": "big"}},
                 {"name": "gzip", "configuration": {"level": 1}}],
             "dimension_names": ["y", "x"], "attributes": {}});
-        assert_eq!(serde_json::from_str::<Value>(&of_array(array).into_text()).unwrap(), expected);
+        assert_eq!(serde_json::from_str::<Value>(&array_zarr_json(array).into_text()).unwrap(), expected);
     }
 
     #[test]
@@ -228,12 +231,12 @@ mod tests {
 
     #[test]
     fn images_stand_under_ome() {
-        let group = Group {
-            attributes: ObjectText::of(br#"{"a":1}"#, |_| true),
-            ome: ObjectText::of(br#"{"omero":{}}"#, |_| true),
+        let group = ZarrGroup {
+            attributes: JsonObjectBuilder::from_matching(br#"{"a":1}"#, |_| true),
+            ome: JsonObjectBuilder::from_matching(br#"{"omero":{}}"#, |_| true),
             image: json!({"axes": []}).as_object().cloned(),
         };
         let expected = r#"{"zarr_format":3,"node_type":"group","attributes":{"a":1,"ome":{"omero":{},"multiscales":[{"axes":[]}],"version":"0.5"}}}"#;
-        assert_eq!(of_group(group).into_text(), expected);
+        assert_eq!(group_zarr_json(group).into_text(), expected);
     }
 }

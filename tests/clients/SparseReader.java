@@ -11,11 +11,11 @@ import java.util.concurrent.Future;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /**
- * Reads the blocks of a row of a sparse dataset as N5 4.x for Java does (HttpKeyValueAccess): by HttpURLConnection, which
- * keeps connections by itself; where a block is missing, the body of the 404 is left unread.
+ * Reads a row of blocks of a sparse dataset as N5 4.x for Java does (HttpKeyValueAccess). It uses HttpURLConnection,
+ * which reuses connections by itself. The body of a 404 for a missing block is left unread.
  *
- * <p>Arguments: URL of the dataset with a slash at its end, blocks, threads, GET or HEAD. Prints how many blocks are there,
- * missing and failed, and the milliseconds; of failures the first.
+ * <p>Arguments: URL of the dataset with a trailing slash, number of blocks, number of threads, GET or HEAD. Prints the
+ * numbers of found, missing and failed blocks, and the milliseconds. The first failure is printed to standard error.
  */
 public class SparseReader {
 	public static void main(final String[] args) throws Exception {
@@ -51,7 +51,7 @@ public class SparseReader {
 		return connection;
 	}
 
-	/** HEAD; only the status is looked at. */
+	/** Sends HEAD and evaluates only the status. */
 	private static boolean exists(final URL url) throws IOException {
 		final int status = connect(url, "HEAD").getResponseCode();
 		if (status != 404 && status != 200)
@@ -59,7 +59,7 @@ public class SparseReader {
 		return status == 200;
 	}
 
-	/** GET; a missing block is a FileNotFoundException, and its answer is left as it is. */
+	/** Sends GET. A missing block is a FileNotFoundException; the body of its answer is left unread. */
 	private static boolean read(final URL url) throws IOException {
 		final HttpURLConnection connection = connect(url, "GET");
 		try (InputStream stream = connection.getInputStream()) {

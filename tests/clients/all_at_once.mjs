@@ -1,8 +1,9 @@
-// Asks for many chunks at once, as zarrita and other programs in Node do: by fetch, or by http.get with an agent that opens a
-// connection for each request that finds none free.
+// Requests many chunks at once, as zarrita and other programs in Node do: by fetch, or by http.get with an agent that
+// opens a connection for each request that finds no free one.
 //
-// Arguments: fetch or http, the URL of a dataset with a slash at its end, chunks. A chunk's first bytes are its number.
-// Prints JSON: how often each status came, how many bodies were wrong, errors by their code, milliseconds.
+// Arguments: fetch or http, the URL of a dataset with a trailing slash, the number of chunks. Each chunk begins with
+// its number. Prints JSON: the number of answers by status, the number of wrong bodies, the number of errors by code,
+// and the milliseconds.
 import http from "node:http";
 
 const [how, dataset, chunks] = [process.argv[2], process.argv[3], Number(process.argv[4])];
@@ -37,7 +38,7 @@ await Promise.all(
     try {
       const [status, body] = await ask(`${dataset}${n}/0`);
       count(statuses, status);
-      // A block of N5: 12 bytes of header for two axes, then the elements.
+      // An N5 block of two axes: a header of 12 bytes, then the elements.
       if (status === 200 && (body.length !== 12 + 512 || body.readUInt32BE(12) !== n)) wrong += 1;
     } catch (error) {
       count(errors, error.cause?.code ?? error.code ?? String(error));

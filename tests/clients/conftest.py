@@ -1,4 +1,4 @@
-"""Servers that several tests share."""
+"""Servers and data shared by several tests."""
 
 import json
 import shutil
@@ -11,12 +11,12 @@ import support
 
 sys.dont_write_bytecode = True
 
-# Tests of the second environment, which has zarr 3 and less else; see tests/run.
+# Tests of the second environment, which has zarr 3 and fewer other packages; see tests/run.
 ZARR_3 = {"test_zarr3.py", "test_ngff.py"}
 
 
 def pytest_ignore_collect(collection_path):
-    """Each environment runs its own tests."""
+    """Ignore the tests of the other environment."""
     if collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
         has_zarr_3 = version("zarr").startswith("3.")
         return (collection_path.name in ZARR_3) != has_zarr_3 or None
@@ -25,14 +25,14 @@ def pytest_ignore_collect(collection_path):
 
 @pytest.fixture(scope="session")
 def demo():
-    """A server of the container that the binary carries."""
+    """Start a server of the demo container in the binary."""
     with support.Server() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def corpus_copy(tmp_path_factory):
-    """The corpus with the empty groups that its manifest names and Git does not keep."""
+    """Copy the corpus and add the empty groups that its manifest names but Git does not store."""
     if not support.CORPUS.is_dir():
         pytest.skip(support.NO_CORPUS)
     copy = tmp_path_factory.mktemp("corpus") / "open"
@@ -44,14 +44,14 @@ def corpus_copy(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def corpus(corpus_copy):
-    """A server of the corpus."""
+    """Start a server of the corpus."""
     with support.Server(corpus_copy) as server:
         yield server
 
 
 @pytest.fixture(scope="module", params=["corpus", "golden", "demo"])
 def everything(request):
-    """Servers of all data there is, each with the name that datasets call it by."""
+    """Start a server of each data source, with `name` as in `Dataset.server`."""
     if request.param == "corpus":
         server = request.getfixturevalue("corpus")
     elif request.param == "demo":
@@ -65,7 +65,7 @@ def everything(request):
 
 @pytest.fixture(scope="module")
 def servers(demo):
-    """By name, as `Dataset.server` has it."""
+    """Start a server of each data source; the keys are the names in `Dataset.server`."""
     started = {"demo": demo}
     for name, root in (("corpus", support.CORPUS), ("golden", support.GOLDEN)):
         if root.is_dir():

@@ -1,4 +1,4 @@
-"""The datasets that readers of other libraries are compared on: the corpus, or what the repository holds."""
+"""Datasets for comparing the readers of other libraries: the corpus, or the data in the repository."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import support
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset as files, and where the server has it."""
+    """A dataset in files, and its path on a server."""
 
     server: str
     path: str
@@ -20,7 +20,7 @@ class Dataset:
         return self.root / self.path
 
     def attributes(self) -> dict | None:
-        """Its attributes, where they are JSON that describes an array."""
+        """Return the attributes, or None if they are not JSON that describes an array."""
         try:
             found = json.loads((self.directory / "attributes.json").read_bytes())
         except ValueError:
@@ -29,14 +29,14 @@ class Dataset:
 
 
 def below(server: str, root: Path) -> list[Dataset]:
-    """Every directory below whose attributes name dimensions."""
+    """Return every dataset below `root`: the directories whose attributes contain dimensions."""
     directories = sorted(file.parent for file in root.rglob("attributes.json"))
     found = [Dataset(server, str(directory.relative_to(root)), root) for directory in directories]
     return [dataset for dataset in found if dataset.attributes()]
 
 
 def all_datasets() -> list[Dataset]:
-    """The corpus where it is present; else the golden fixtures and the demo container."""
+    """Return the datasets of the corpus if it is present, else of the golden fixtures and the demo container."""
     if support.CORPUS.is_dir():
         return below("corpus", support.CORPUS)
     return below("golden", support.GOLDEN) + below("demo", support.DEMO)

@@ -1,8 +1,8 @@
-"""Files that no honest program writes, and what a slice of them answers.
+"""Files that no honest program writes, and the expected answer to a slice of them.
 
-Every case fills a directory of its own and names the status, the problem (None where it is no error) and, for
-an answer that is none, the first byte of the data. Unless a case says otherwise, the dataset is uint8, 4 x 4 in
-one block.
+Every case fills a directory of its own. Its `expected` names the status and the problem (None if the answer is not an
+error). For data it also gives the first byte. Unless a case says otherwise, the dataset is uint8 and has 4 x 4
+elements in one block.
 """
 
 import bz2
@@ -21,7 +21,7 @@ import numcodecs
 from support import COMPRESSIONS, attributes, compress, header, write
 
 CORRUPT = (422, "corrupt-block")
-# There, but not to be read: no zeros.
+# The file exists but cannot be read: an error, not zeros.
 HIDDEN = (422, "unreadable")
 NOT_A_DATASET = (404, "not-a-dataset")
 UNSUPPORTED = (501, "unsupported")
@@ -41,7 +41,7 @@ class Case:
 
 
 def block(compression, content, **more):
-    """A dataset whose only block has this content."""
+    """Return a function that writes a dataset whose only block has this content."""
 
     def fill(directory):
         write(directory / "attributes.json", attributes([4, 4], [4, 4], "uint8", compression) | more)
@@ -51,7 +51,7 @@ def block(compression, content, **more):
 
 
 def described(content, stored=header(4, 4) + DATA):
-    """A dataset with these attributes and a sound raw block."""
+    """Return a function that writes a dataset with these attributes and a valid raw block."""
 
     def fill(directory):
         write(directory / "attributes.json", content)
@@ -61,7 +61,7 @@ def described(content, stored=header(4, 4) + DATA):
 
 
 def but(**members):
-    """Sound attributes with these members; None takes one out."""
+    """Return valid attributes with these members changed; None removes a member."""
     changed = attributes([4, 4], [4, 4]) | members
     return {key: value for key, value in changed.items() if value is not None}
 
@@ -83,7 +83,7 @@ HEADERS = [
     Case("a size of 2^32 - 1", block("raw", header(0xFFFFFFFF, 4) + DATA), CORRUPT),
     Case("sizes whose product overflows", block("raw", header(0xFFFFFFFF, 0xFFFFFFFF) + DATA), CORRUPT),
     Case("one larger than blockSize", block("raw", header(5, 4) + bytes(20)), CORRUPT),
-    Case("a smaller block is no fault", block("raw", header(2, 2) + DATA[:4]), GOOD),
+    Case("a smaller block is valid", block("raw", header(2, 2) + DATA[:4]), GOOD),
     Case("one byte short", block("raw", header(4, 4) + DATA[:-1]), CORRUPT),
     Case("one byte long", block("raw", header(4, 4) + DATA + b"\0x"), CORRUPT),
 ]
@@ -96,7 +96,7 @@ TORN = [
 
 
 def flipped(kind):
-    """A sound payload with one bit of its middle changed; noise, so that no codec finds slack in it."""
+    """Return a block with one bit in the middle of its payload changed. The data are noise, so every bit matters."""
     noise = bytes((i * 197 + 31) % 251 for i in range(16))
     payload = bytearray(compress(kind, noise))
     payload[-6 if kind in ("gzip", "zlib", "bzip2") else len(payload) // 2] ^= 0x10
@@ -115,17 +115,17 @@ BOMBS = [
     Case("gzip of a thousand empty members", block("gzip", header(4, 4) + gzip.compress(b"") * 1000 + gzip.compress(DATA)), CORRUPT),
     Case("gzip of some empty members", block("gzip", header(4, 4) + gzip.compress(b"") * 50 + gzip.compress(DATA)), GOOD),
     Case("a bomb after the data", block("gzip", header(4, 4) + gzip.compress(DATA) + gzip.compress(BOMB)), CORRUPT),
-    Case("a bomb that its header admits", lambda d: (
+    Case("a bomb whose header declares its size", lambda d: (
         write(d / "attributes.json", attributes([65536, 65536], [65536, 65536], "uint8", "bzip2")),
         write(d / "0/0", header(65536, 65536) + bz2.compress(BOMB))), TOO_LARGE, "start=0,0&size=1,1"),
-    Case("a claim of 4 GiB by ten bytes", lambda d: (
+    Case("ten bytes that claim to be 4 GiB", lambda d: (
         write(d / "attributes.json", attributes([65536, 65536], [65536, 65536], "uint8", "raw")),
         write(d / "0/0", header(65536, 65536) + bytes(10))), ({413, 422}, None), "start=0,0&size=1,1"),
 ]  # fmt: skip
 
 
 def blosc(**changes):
-    """A blosc buffer with members of its header changed."""
+    """Return a block of a blosc buffer with fields of its header changed."""
     payload = bytearray(compress("blosc", DATA * 8))
     offsets = {"version": (0, "B"), "flags": (2, "B"), "typesize": (3, "B"), "nbytes": (4, "<I"), "blocksize": (8, "<I"), "cbytes": (12, "<I")}
     for name, value in changes.items():
@@ -135,7 +135,7 @@ def blosc(**changes):
 
 
 def lz4(size=16, packed=16, check=None, magic=b"LZ4Block", token=0x1F, end=True, body=DATA):
-    """An lz4-java frame with members of its header changed."""
+    """Return a block of an lz4-java frame with fields of its header changed."""
     frame = magic + bytes([token]) + struct.pack("<II", packed, size)
     sound = compress("lz4", DATA)
     frame += sound[17:21] if check is None else struct.pack("<I", check)
@@ -145,7 +145,7 @@ def lz4(size=16, packed=16, check=None, magic=b"LZ4Block", token=0x1F, end=True,
 
 
 def huge_dictionary():
-    """An .xz whose block header asks for a dictionary of 1.5 GiB: made small, its size byte and checksum changed."""
+    """Return a block of a small .xz stream, changed to ask for a dictionary of 1.5 GiB in its block header."""
     payload = bytearray(lzma.compress(DATA, preset=0))
     at = payload.index(bytes([0x21, 0x01])) + 2  # filter LZMA2, one byte of properties
     start, length = 12, (payload[12] + 1) * 4
@@ -158,18 +158,18 @@ CODECS = [
     Case("gzip with garbage after it", block("gzip", header(4, 4) + gzip.compress(DATA) + b"garbage"), CORRUPT),
     Case("gzip with zeros after it", block("gzip", header(4, 4) + gzip.compress(DATA) + bytes(512)), GOOD),
     Case("gzip in two members", block("gzip", header(4, 4) + gzip.compress(DATA[:5]) + gzip.compress(DATA[5:])), GOOD),
-    Case("gzip that lies about its length", block("gzip", header(4, 4) + gzip.compress(DATA)[:-4] + b"\xff\xff\xff\x7f"), CORRUPT),
+    Case("gzip with a wrong length", block("gzip", header(4, 4) + gzip.compress(DATA)[:-4] + b"\xff\xff\xff\x7f"), CORRUPT),
     Case("gzip one byte short", block("gzip", header(4, 4) + gzip.compress(DATA[:-1])), CORRUPT),
-    Case("zlib where gzip is said", block("gzip", header(4, 4) + zlib.compress(DATA)), ({200, 422}, None)),
+    Case("zlib where gzip is declared", block("gzip", header(4, 4) + zlib.compress(DATA)), ({200, 422}, None)),
     Case("zlib with a preset dictionary", block("zlib", header(4, 4) + b"\x78\xbb" + bytes(20)), CORRUPT),
     Case("bzip2 in two streams", block("bzip2", header(4, 4) + bz2.compress(DATA[:5]) + bz2.compress(DATA[5:])), GOOD),
-    Case("bzip2 magic and nothing", block("bzip2", header(4, 4) + b"BZh9"), CORRUPT),
+    Case("bzip2 magic alone", block("bzip2", header(4, 4) + b"BZh9"), CORRUPT),
     Case("xz with a dictionary of 1.5 GiB", block("xz", huge_dictionary()), ({413, 422}, None)),
     Case("xz in the lzma format", block("xz", header(4, 4) + lzma.compress(DATA, lzma.FORMAT_ALONE)), ({200, 422}, None)),
     Case("zstd with a window of 2 TiB", block("zstd", header(4, 4) + b"\x28\xb5\x2f\xfd\x00\xf8" + bytes(20)), CORRUPT),
     Case("zstd with a dictionary", block("zstd", header(4, 4) + b"\x28\xb5\x2f\xfd\x23\xff\xff\xff\xff\x10" + bytes(20)), CORRUPT),
     Case("zstd that claims 2^63 bytes", block("zstd", header(4, 4) + b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 7 + b"\x7f" + bytes(20)), CORRUPT),
-    Case("zstd of skippable frames alone", block("zstd", header(4, 4) + b"\x50\x2a\x4d\x18\x04\0\0\0abcd" * 9), CORRUPT),
+    Case("zstd with only skippable frames", block("zstd", header(4, 4) + b"\x50\x2a\x4d\x18\x04\0\0\0abcd" * 9), CORRUPT),
     Case("blosc that claims 2 GiB", block("blosc", blosc(nbytes=0x7FFFFFFF)), CORRUPT),
     Case("blosc that claims 4 GiB - 1", block("blosc", blosc(nbytes=0xFFFFFFFF)), CORRUPT),
     Case("blosc longer than its file", block("blosc", blosc(cbytes=0x7FFFFFFF)), CORRUPT),
@@ -188,7 +188,7 @@ CODECS = [
 ]  # fmt: skip
 
 ATTRIBUTES = [
-    Case("no JSON", described("dimensions: [4, 4]"), NOT_A_DATASET),
+    Case("not JSON", described("dimensions: [4, 4]"), NOT_A_DATASET),
     Case("an empty file", described(""), NOT_A_DATASET),
     Case("JSON cut off", described('{"dimensions":[4,4],"blockSi'), NOT_A_DATASET),
     Case("an array", described("[1, 2]"), NOT_A_DATASET),
@@ -198,18 +198,18 @@ ATTRIBUTES = [
     Case("nested objects 100000 deep", described('{"a":' * 100_000), NOT_A_DATASET),
     Case("UTF-16", described(str(but()).replace("'", '"').encode("utf-16")), NOT_A_DATASET),
     Case("not UTF-8", described(b'{"dimensions":[4,4],"x":"\xff"}'), NOT_A_DATASET),
-    Case("a byte order mark is no fault", described(b"\xef\xbb\xbf" + str(but()).replace("'", '"').encode()), GOOD),
+    Case("a byte order mark is ignored", described(b"\xef\xbb\xbf" + str(but()).replace("'", '"').encode()), GOOD),
     Case("more than limits.attributes", described(but(padding="x" * (17 << 20))), TOO_LARGE),
     Case("more than two million values", described(but(padding=[0] * 2_000_001)), NOT_A_DATASET),
-    Case("2 MiB that nobody needs, beyond every float", described(str(but()).replace("'", '"')[:-1] + ',"x":[' + "1e999," * 350_000 + "1]}"), GOOD),
+    Case("2 MiB of unused numbers beyond the range of floats", described(str(but()).replace("'", '"')[:-1] + ',"x":[' + "1e999," * 350_000 + "1]}"), GOOD),
     Case("no dimensions", described(but(dimensions=None)), NOT_A_DATASET),
     Case("dimensions that are text", described(but(dimensions="4,4")), NOT_A_DATASET),
     Case("a dimension that is an object", described(but(dimensions=[4, {}])), NOT_A_DATASET),
     Case("a negative dimension", described(but(dimensions=[4, -4])), NOT_A_DATASET),
-    Case("half a dimension", described(but(dimensions=[4, 4.5])), NOT_A_DATASET),
-    Case("a dimension beyond every float", described('{"dimensions":[4,1e400],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}'), NOT_A_DATASET),
+    Case("a fractional dimension", described(but(dimensions=[4, 4.5])), NOT_A_DATASET),
+    Case("a dimension beyond the range of floats", described('{"dimensions":[4,1e400],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}'), NOT_A_DATASET),
     Case("a dimension of 2^63", described(but(dimensions=[4, 2**63])), NOT_A_DATASET),
-    Case("a dimension of true", described(but(dimensions=[4, True])), NOT_A_DATASET),
+    Case("a boolean dimension", described(but(dimensions=[4, True])), NOT_A_DATASET),
     Case("dimensions within dimensions", described(but(dimensions=[[4], [4]])), NOT_A_DATASET),
     Case("33 axes", described(but(dimensions=[1] * 33, blockSize=[1] * 33)), NOT_A_DATASET),
     Case("100000 axes", described(but(dimensions=[1] * 100_000, blockSize=[1] * 100_000)), NOT_A_DATASET),
@@ -217,16 +217,16 @@ ATTRIBUTES = [
     Case("a block size of 0", described(but(blockSize=[4, 0])), NOT_A_DATASET),
     Case("a negative block size", described(but(blockSize=[-4, 4])), NOT_A_DATASET),
     Case("a type that is a number", described(but(dataType=8)), NOT_A_DATASET),
-    Case("a type that nobody knows", described(but(dataType="complex64")), UNSUPPORTED),
+    Case("an unknown type", described(but(dataType="complex64")), UNSUPPORTED),
     Case("text elements", described(but(dataType="string")), UNSUPPORTED),
     Case("no compression", described(but(compression=None)), NOT_A_DATASET),
     Case("a compression that is a list", described(but(compression=[])), NOT_A_DATASET),
-    Case("a compression that nobody knows", described(but(compression={"type": "jpeg2000"})), UNSUPPORTED),
-    Case("a compression with a path for a name", described(but(compression={"type": "../../../lib/x.so"})), UNSUPPORTED),
-    Case("parameters that make no sense are no fault", described(but(compression={"type": "raw", "level": {"a": [None]}})), GOOD),
+    Case("an unknown compression", described(but(compression={"type": "jpeg2000"})), UNSUPPORTED),
+    Case("a compression whose name is a path", described(but(compression={"type": "../../../lib/x.so"})), UNSUPPORTED),
+    Case("parameters without meaning are ignored", described(but(compression={"type": "raw", "level": {"a": [None]}})), GOOD),
     Case("every axis 2^63 - 1 long", described(but(dimensions=[2**63 - 1] * 2)), GOOD, "start=0,0&size=4,4"),
     Case("the far end of 2^63 - 1", described(but(dimensions=[2**63 - 1] * 2)), ZEROS, f"start={2**63 - 3},{2**63 - 3}&size=2,2"),
-    Case("all of 2^126 elements", described(but(dimensions=[2**63 - 1] * 2)), TOO_LARGE),
+    Case("a slice of 2^126 elements", described(but(dimensions=[2**63 - 1] * 2)), TOO_LARGE),
     Case("blocks of 2^63 - 1", described(but(dimensions=[2**63 - 1] * 2, blockSize=[2**63 - 1] * 2)), ZEROS, "start=9,9&size=1,1"),
     Case("blocks of one element", lambda d: write(d / "attributes.json", but(dimensions=[10**6] * 2, blockSize=[1, 1])), ZEROS, "start=0,0&size=200,200"),
 ]  # fmt: skip
@@ -253,7 +253,7 @@ def replaced(name, make):
 
 def unix_socket(path):
     here = os.getcwd()
-    os.chdir(path.parent)  # its address has at most 107 bytes
+    os.chdir(path.parent)  # the address of a socket has at most 107 bytes
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path.name)
@@ -284,7 +284,7 @@ FILES = [
     Case("a file where the grid's directory should be", lambda d: (write(d / "attributes.json", attributes([4, 4], [4, 4])), write(d / "0", b"x")), ZEROS),
 ]  # fmt: skip
 
-# For a server that is not root.
+# Cases for a server that does not run as root.
 UNREADABLE = [
     Case("block without permission", replaced("0/0", lambda p: (p.write_bytes(b"x"), p.chmod(0))), HIDDEN),
     Case("attributes without permission", replaced("attributes.json", lambda p: (p.write_bytes(b"{}"), p.chmod(0))), HIDDEN),

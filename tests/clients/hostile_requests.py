@@ -1,7 +1,7 @@
-"""Requests that no honest client sends, and what answers each: (name, request, statuses, problem).
+"""Requests that no honest client sends, with the expected answers: (name, request, (statuses, problem)).
 
-A request is a target, or a target with method and headers, or the octets of a whole request. The problem is
-None where the HTTP parser itself refuses, or where the answer is no error. `/vol` is a volume of 8 x 8 x 8.
+A request is a target, a target with method and headers (`Ask`), or the octets of a whole request. The problem is None
+if the HTTP parser itself refuses the request or the answer is not an error. `/vol` is a volume of 8 x 8 x 8.
 """
 
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ PATHS = [
     ("not UTF-8", "/n5/%ff%fe", BAD_PATH),
     ("surrogate", "/n5/%ed%a0%80", BAD_PATH),
     ("beyond Unicode", "/n5/%f4%90%80%80", BAD_PATH),
-    ("raw octets that are no UTF-8", b"/n5/\xff\xfe", PARSER),
+    ("raw octets that are not UTF-8", b"/n5/\xff\xfe", PARSER),
     ("fullwidth dots are a name", "/n5/%ef%bc%8e%ef%bc%8e/x", MISSING),
     ("a Windows device", "/n5/C:/Windows", MISSING),
     ("a home directory", "/n5/~root/.ssh/id_rsa", MISSING),
@@ -152,10 +152,10 @@ HEADERS = [
     ("Accept of 5000 members", Ask("/slice/vol", headers=[("Accept", ",".join("a/b;q=0.1" for _ in range(3000)))]), (406, "not-acceptable")),
     ("Accept that is garbage", Ask("/slice/vol", headers=[("Accept", ";;;,,,/;q=9")]), ({200}, None)),
     ("Accept-Encoding that is garbage", Ask("/info/vol", headers=[("Accept-Encoding", "gzip;q=x, ,;")]), ({200}, None)),
-    ("nothing is acceptable coding", Ask("/info/vol", headers=[("Accept-Encoding", "identity;q=0, *;q=0")]), ({200, 406}, None)),
-    ("forwarded headers of a stranger", Ask("/info/vol", headers=[("X-Forwarded-Host", "evil.org"), ("X-Forwarded-Prefix", "//evil.org")]), ({200}, None)),
+    ("no acceptable content coding", Ask("/info/vol", headers=[("Accept-Encoding", "identity;q=0, *;q=0")]), ({200, 406}, None)),
+    ("forwarded headers from an untrusted address", Ask("/info/vol", headers=[("X-Forwarded-Host", "evil.org"), ("X-Forwarded-Prefix", "//evil.org")]), ({200}, None)),
     ("a host that is markup", Ask("/info/vol", headers=[("Host", "<script>")]), ({200, 400}, None)),
-    ("no path but a star", Ask("*", "OPTIONS"), ({204, 400}, None)),
+    ("a star as the target", Ask("*", "OPTIONS"), ({204, 400}, None)),
     ("a body on GET", Ask("/vol/0/0/0", headers=[("Content-Length", "0")]), ({200}, None)),
     ("an unknown method", Ask("/vol/0/0/0", "BREW", [("Content-Length", "0")]), (405, "method-not-allowed")),
     ("an upload", Ask("/vol/0/0/0", "PUT", [("Content-Length", "0")]), (405, "method-not-allowed")),

@@ -1,8 +1,9 @@
-// Runs in Neuroglancer's page: what neuroglancer.py asks of `window.viewer`.
+// Runs in Neuroglancer's page and gives neuroglancer.py access to `window.viewer`.
 window.harness = (() => {
   const frame = () => new Promise((resolve) => setTimeout(resolve, 4));
 
-  // Waits until `ready()` says so, and says why it gave up otherwise.
+  // Waits until `ready()` returns a value and returns it. Returns an error after `patience` milliseconds, or if chunks
+  // failed and none is pending.
   async function until(patience, ready) {
     const begun = performance.now();
     let asked = begun;
@@ -20,8 +21,8 @@ window.harness = (() => {
     }
   }
 
-  // How many chunks have failed and how many are still to come: counts by state (3 downloading, 4 queued, 6 failed) and
-  // three tiers, as chunk_manager/base.ts lays them out.
+  // Returns the numbers of failed and of pending chunks. The statistics are counts by state (3 downloading, 4 queued,
+  // 6 failed) and three tiers, in the layout of chunk_manager/base.ts.
   async function chunks() {
     const count = (statistics, state) => [0, 1, 2].reduce((sum, tier) => sum + statistics[3 * (3 * state + tier)], 0);
     const visible = [...(panel()?.sliceView.visibleLayers.values() ?? [])].flatMap(({ visibleSources }) => visibleSources);
@@ -35,7 +36,7 @@ window.harness = (() => {
     return { failed, pending };
   }
 
-  // Whether the panel knows which sources it shows, and has all of their chunks.
+  // Returns true if the panel knows which sources it shows and the viewer has all of their chunks.
   function complete() {
     const slices = panel()?.sliceView;
     if (slices === undefined || !viewer.isReady()) return false;
@@ -77,11 +78,12 @@ window.harness = (() => {
 
   const panel = () => [...viewer.display.panels].find((panel) => panel.sliceView !== undefined);
 
-  // Dimensions whose names end so belong to the layer alone, or are the channels that a shader gets.
+  // The suffix ' marks a dimension that is local to the layer, and ^ a channel dimension that the shader receives.
   const isLocal = (name) => name.endsWith("'");
   const isChannel = (name) => name.endsWith("^");
 
-  // Positions in `names`' order, sorted into what all layers share and what the layer has for itself.
+  // Converts a position in the order of `names` to the order of the dimensions that all layers share. Dimensions that
+  // are not in `names` keep their current position.
   function positionOf(names, position) {
     const of = (space, fallback) =>
       Float32Array.from(space.names, (name, at) => (names.includes(name) ? position[names.indexOf(name)] : fallback[at]));
@@ -89,7 +91,7 @@ window.harness = (() => {
   }
 
   return {
-    // Replaces everything by one layer; the dimensions of its source, in their order, and where they end.
+    // Replaces all layers by one. Returns the dimensions of its source, with unit, scale and bounds, or an error.
     async load(layer, patience) {
       viewer.state.reset();
       viewer.state.restoreState({
@@ -119,8 +121,9 @@ window.harness = (() => {
       });
     },
 
-    // Shows the plane of some dimensions at a position and waits for all of its chunks: of the level at which an element
-    // is `steps` long in those dimensions, and takes that many pixels at least.
+    // Shows the plane of the dimensions `display` at a position and waits for all of its chunks. Selects the level
+    // whose elements are `steps` long in these dimensions, and zooms so that an element takes at least `pixels` pixels.
+    // Returns the names of the displayed dimensions, their pixels per unit and the extent of the panel, or an error.
     async look({ names, display, position, steps, pixels }, patience) {
       const navigation = viewer.navigationState;
       viewer.displayDimensions.restoreState(display);
@@ -150,7 +153,7 @@ window.harness = (() => {
       };
     },
 
-    // What is at positions, and the colours of pixels relative to the panel's middle.
+    // Returns the values at `positions` and the colours at `pixels`, which are relative to the middle of the panel.
     read(names, positions, pixels) {
       const { layer } = layers()[0];
       const values = positions.map((position) => {

@@ -1,19 +1,19 @@
-"""Neuroglancer itself, from /viewer/ in a browser: does it show what the data are?
+"""Check that Neuroglancer, opened from /viewer/ in a browser, shows the data correctly.
 
     python tests/clients/neuroglancer.py SERVER_URL CORPUS --view n5 [--limit N] [--only REGEX] [--viewer SERVER_URL]
 
-prints a table of dataset classes and how many of each are shown right through a view (`n5`, `as/gzip`, `zarr2`,
-`zarr3`, `precomputed`, or `recommended`, which is whatever /info recommends). CORPUS has a manifest.json; the data
-to compare with come from /slice and must have the SHA-256 that the manifest gives.
+prints a table of dataset classes with the number of datasets that are shown correctly through a view (`n5`, `as/gzip`,
+`zarr2`, `zarr3`, `precomputed`, or `recommended`, the view that /info recommends). CORPUS contains a manifest.json. The
+expected data come from /slice and must have the SHA-256 that the manifest gives.
 
-One page is opened and given one dataset after the other. A dataset is shown when
+The script opens one page and loads one dataset after another into it. A dataset counts as shown if
 
-- Neuroglancer reads its size, and has all chunks of an xy cross-section without a message of failure,
-- its own picker (`getValueAt`) gives the data's values at elements all over the cross-section,
-- the pixels of the canvas are what a linear grey scale makes of these values, or, for a segmentation, have the same
-  colour exactly where the segment is the same,
-- for a pyramid, the same of the pixels of every level, and the voxel size is right,
-- every request was answered, 404 only for what is truly not there, and the console had no error.
+- Neuroglancer reads its size and loads all chunks of an xy cross-section without a failure message,
+- Neuroglancer's picker (`getValueAt`) returns the data's values at elements all over the cross-section,
+- the pixels of the canvas match a linear grey scale of these values or, for a segmentation, have the same colour
+  exactly where the segment is the same,
+- for a pyramid, the pixels of every level match as well, and the voxel size is right,
+- every request was answered, with 404 only for missing files, and the console has no error.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ __all__ = ["Case", "Level", "Neuroglancer", "case_of", "describe", "kind_of", "p
 
 SCRIPT = Path(__file__).resolve().parent / "neuroglancer.js"
 FLAGS = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-sandbox"]
-#: Pixels of the cross-section, about.
+#: Approximate width and height of the cross-section, in pixels.
 SIZE = 300
-#: Seconds until a dataset must have been loaded.
+#: Seconds within which a dataset must be loaded.
 PATIENCE = 120
 
 
 def chromium() -> str | None:
-    """The browser: N5_TEST_CHROMIUM, else the system's."""
+    """Return the path of the browser: N5_TEST_CHROMIUM, else the system's; None if there is none."""
     names = [os.environ.get("N5_TEST_CHROMIUM"), "chromium", "chromium-browser", "google-chrome"]
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
@@ -71,7 +71,7 @@ class Outcome:
 
 
 class Neuroglancer:
-    """A page at /viewer/ that shows one case after the other, of the same server or another."""
+    """A page at /viewer/ that shows one case after another, from the same server or another one."""
 
     def __init__(self, server: str, viewer: str | None = None, size: int = SIZE):
         from playwright.sync_api import sync_playwright
@@ -98,7 +98,7 @@ class Neuroglancer:
         self.page.wait_for_function("window.viewer && window.harness")
 
     def heard(self, message) -> None:
-        """Errors, and what Neuroglancer's worker says of a chunk that it could not have."""
+        """Record console errors and messages of Neuroglancer's worker about chunks that it could not retrieve."""
         if message.type == "error" or message.text.startswith("Error retrieving chunk"):
             self.console.append(message.text)
 
@@ -113,11 +113,11 @@ class Neuroglancer:
         self.close()
 
     def requests(self) -> list[tuple[int, str]]:
-        """Status and URL of every answer since the page was opened or the last case was begun."""
+        """Return status and URL of every answer since the page was opened or the last case began."""
         return list(self.answers)
 
     def show(self, case: Case) -> Outcome:
-        """Shows a case and compares what is seen with what it holds."""
+        """Show a case and compare what is displayed with its data."""
         begun = time.monotonic()
         compared, faults = 0, []
         for _ in range(2):
@@ -126,7 +126,7 @@ class Neuroglancer:
             try:
                 compared = self.compare(case, faults)
                 break
-            except Exception as error:  # it may be what the case before left behind: once more with a new page
+            except Exception as error:  # the previous case may be the cause: try again with a new page
                 faults.append(f"{type(error).__name__}: {str(error)[:300]}")
                 self.open()
         faults += self.dishonest(case)
@@ -156,8 +156,8 @@ class Neuroglancer:
                 break
             positions, pixels, indices = plane.elements(view)
             if number:
-                # The picker prefers finer levels that are still in memory: here pixels have to do, the middle of each
-                # element and places near its ends, where a level shows that lies half an element beside its place.
+                # The picker prefers finer levels that are still in memory, so coarser levels are compared only by
+                # pixels: in the middle of each element, and near its ends to detect a displacement by half an element.
                 positions, pixels, indices = [], *plane.spread(pixels, indices, view)
             seen = self.page.evaluate("(all) => harness.read(...all)", [names, positions, pixels])
             expected = [level.truth[index] for index in indices]
@@ -171,18 +171,18 @@ class Neuroglancer:
         return compared
 
     def dishonest(self, case: Case) -> list[str]:
-        """What went wrong with requests and in the console."""
+        """Return the faults of requests and in the console."""
         faults = [f"request failed: {why} {url}" for why, url in self.failures if why != "net::ERR_ABORTED"]
         for status, url in self.answers:
             if not url.startswith((f"{self.server}/", f"{self.viewer}/")):
                 faults.append(f"a request to another host: {url}")
             elif status == 404 and not is_missing(case, urllib.parse.unquote(urllib.parse.urlsplit(url).path)):
-                faults.append(f"404 for what is there: {url}")
+                faults.append(f"404 for existing data: {url}")
             elif status == 406 and "list-type=2" in url:
-                continue  # Neuroglancer asks whether this is an S3 bucket, which it is not
+                continue  # Neuroglancer probes for an S3 bucket
             elif status not in (200, 204, 206, 304, 404):
                 faults.append(f"status {status}: {url}")
-        # Chromium says of each such answer that it is one.
+        # Chromium logs an error for each of these answers.
         noise = tuple(
             f"Failed to load resource: the server responded with a status of {status}" for status in (404, 406)
         )
@@ -190,12 +190,12 @@ class Neuroglancer:
 
 
 def is_missing(case: Case, path: str) -> bool:
-    """Whether a 404 for `path` is honest, as far as the files tell."""
+    """Return True if a 404 for `path` is correct, judging by the files."""
     if case.directory is None:
         return True
     _, found, below = path.partition(f"/{case.name}/")
     if not found:
-        return True  # above the dataset; attributes of groups are not what is tested here
+        return True  # above the dataset; the attributes of groups are not tested here
     if case.source.startswith("n5://"):
         return not (case.directory / below).is_file()
     rank = case.truth.ndim
@@ -214,7 +214,7 @@ def is_missing(case: Case, path: str) -> bool:
 
 
 def run(server: str, corpus: Path, view: str, layers=("image", "segmentation"), only=None, limit=None, viewer=None):
-    """Shows all datasets and pyramids of a corpus through a view. Yields outcomes."""
+    """Show all datasets and pyramids of a corpus through a view. Yield the outcomes."""
     manifest = json.loads((corpus / "manifest.json").read_text())
     entries = {entry["path"]: entry for entry in manifest["datasets"]}
     groups = [group["path"] for group in manifest["groups"] if not group["is_dataset"]]
@@ -234,7 +234,7 @@ def run(server: str, corpus: Path, view: str, layers=("image", "segmentation"), 
 
 
 def table(outcomes: list[Outcome], view: str) -> str:
-    """Markdown: how many of each class are shown."""
+    """Return a Markdown table of how many of each class are shown."""
     lines = [f"| {view} | shown | of |", "|---|---|---|"]
     for key in ("compression", "type", "rank", "layer", "convention"):
         counts = collections.defaultdict(lambda: [0, 0])
@@ -254,11 +254,11 @@ def main() -> int:
     parser.add_argument("server")
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--view", default="n5")
-    parser.add_argument("--viewer", help="URL of the server that has /viewer/, by default SERVER_URL")
+    parser.add_argument("--viewer", help="URL of the server of /viewer/ (default: SERVER_URL)")
     parser.add_argument("--limit", type=int)
-    parser.add_argument("--only", help="regular expression on paths")
+    parser.add_argument("--only", help="regular expression that must match the path")
     parser.add_argument("--layer", choices=["image", "segmentation"], action="append")
-    parser.add_argument("--json", type=Path, help="writes every outcome there")
+    parser.add_argument("--json", type=Path, help="write every outcome to this file")
     options = parser.parse_args()
     begun, outcomes = time.monotonic(), []
     layers = options.layer or ("image", "segmentation")

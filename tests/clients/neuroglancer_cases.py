@@ -1,4 +1,4 @@
-"""What Neuroglancer is to show: datasets and pyramids of a corpus through a view, and what they hold."""
+"""Cases for Neuroglancer: datasets and pyramids of a corpus through a view, with their data."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 SEGMENTS = {f"{sign}int{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64)} - {"int64"}
-#: What Neuroglancer shows at all: neither float64 nor int64.
+#: Data types that Neuroglancer can show: all except float64 and int64.
 SHOWN = SEGMENTS | {"float32"}
 
 
 @dataclass
 class Level:
-    """A level of a pyramid: element `i` along axis `a` lies at `offset[a] + i * step[a]`, in elements of the finest."""
+    """A level of a pyramid. Element `i` along axis `a` is at `offset[a] + i * step[a]` elements of the finest level."""
 
     truth: np.ndarray
     offset: list[float]
@@ -29,32 +29,32 @@ class Level:
 
 @dataclass
 class Case:
-    """A dataset or pyramid, how it is opened, and what it holds."""
+    """A dataset or pyramid, its source URL, and its data."""
 
     name: str
     #: Neuroglancer's source URL.
     source: str
     #: `image` or `segmentation`.
     layer: str
-    #: Element `[x, y, z, …]`, N5 axis order, of the finest level, as the view gives it.
+    #: Elements `[x, y, z, …]` of the finest level in N5 axis order, as the view gives them.
     truth: np.ndarray
-    #: Directory of the (finest) dataset, to tell honest 404s.
+    #: Directory of the dataset or pyramid, used to tell whether a 404 is correct.
     directory: Path | None = None
-    #: Further levels.
+    #: Levels after the finest.
     levels: list[Level] = field(default_factory=list)
-    #: Size of an element of the finest level along each axis, in SI units without prefix; `None`: not looked at.
+    #: Size of an element of the finest level along each axis, in SI units without prefix; `None` skips the check.
     voxel: list[float] | None = None
-    #: What the table groups by.
+    #: Values by which the table groups.
     group: dict = field(default_factory=dict)
 
     @property
     def reversed_axes(self) -> bool:
-        """Whether the source has the axes in the opposite order, as Zarr does."""
+        """True if the source has the axes in the opposite order, as Zarr does."""
         return self.source.startswith("zarr")
 
 
 def source_of(server: str, path: str, view: str, info: dict) -> str | None:
-    """The source URL that opens `path` through `view`; `None` where the view cannot have it."""
+    """Return the source URL that opens `path` through `view`, or `None` if the view does not support it."""
     quoted = "/".join(urllib.parse.quote(segment, safe="") for segment in path.split("/"))
     if view == "recommended":
         recommended = info["urls"].get("recommended")
@@ -79,14 +79,14 @@ def describe(server: str, path: str) -> dict:
 
 
 def truth_of(server: str, entry: dict) -> np.ndarray:
-    """The whole of a dataset of the manifest as `[x, y, z, …]`, checked against its SHA-256."""
+    """Return a whole dataset of the manifest as `[x, y, z, …]`, after checking its SHA-256."""
     data = fetch(f"{server}/slice/{urllib.parse.quote(entry['path'])}?format=raw")
-    assert hashlib.sha256(data).hexdigest() == entry["sha256"], f"{entry['path']}: /slice gives other data"
+    assert hashlib.sha256(data).hexdigest() == entry["sha256"], f"{entry['path']}: /slice returns different data"
     dtype = np.dtype(entry["dataType"]).newbyteorder("<")
     return np.frombuffer(data, dtype).reshape(entry["dimensions"], order="F")
 
 
-#: SI units of `/info` that scale.
+#: Factors from units of `/info` to SI units without prefix.
 UNITS = {
     "m": 1,
     "mm": 1e-3,
@@ -107,7 +107,7 @@ def kind_of(entry: dict) -> str:
 
 
 def converted(truth: np.ndarray, source: str, layer: str) -> np.ndarray | None:
-    """The data as the view of `source` gives them; `None` where Neuroglancer shows no such thing in such a layer."""
+    """Return the data as the view of `source` gives them, or `None` if the layer cannot show their type."""
     if conversion := re.search(r"/as/\w+,(\w+)/", source):
         with np.errstate(over="ignore"):
             truth = truth.astype(conversion[1])
@@ -117,7 +117,7 @@ def converted(truth: np.ndarray, source: str, layer: str) -> np.ndarray | None:
 
 
 def case_of(server: str, corpus: Path, entry: dict, view: str, layer: str = "image") -> Case | None:
-    """A dataset of the manifest through a view; `None` where Neuroglancer cannot have it that way."""
+    """Return the case of a dataset through a view, or `None` if Neuroglancer cannot show it that way."""
     info = describe(server, entry["path"])
     source = source_of(server, entry["path"], view, info)
     truth = None if source is None else converted(truth_of(server, entry), source, layer)
@@ -128,11 +128,11 @@ def case_of(server: str, corpus: Path, entry: dict, view: str, layer: str = "ima
 
 
 def pyramid_of(server: str, corpus: Path, path: str, entries: dict, view: str, layer: str = "image") -> Case | None:
-    """A multiscale group through a view, all levels; `None` where it is none, or not to be had that way."""
+    """Return the case of a multiscale group, or `None` if it is not one or cannot be shown that way."""
     try:
         info = describe(server, path)
     except urllib.error.HTTPError:
-        return None  # an empty group that Git does not keep
+        return None  # an empty group, which Git does not store
     source = info["multiscale"] and source_of(server, path, view, info)
     if not source:
         return None
@@ -140,7 +140,7 @@ def pyramid_of(server: str, corpus: Path, path: str, entries: dict, view: str, l
     described = info["multiscale"]["levels"]
     first = described[0]
     if any(f"{path}/{level['path']}" not in entries for level in described):
-        return None  # sample data that came without some of its levels
+        return None  # sample data that lack some of their levels
     for level in described:
         truth = converted(truth_of(server, entries[f"{path}/{level['path']}"]), source, layer)
         if truth is None:

@@ -1,4 +1,4 @@
-"""Where to look at a case in Neuroglancer, and whether what is seen there is what the case holds."""
+"""Positions at which to look at a case in Neuroglancer, and the comparison of what is shown there with its data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from neuroglancer_cases import Case, Level
 
-#: Elements compared of each cross-section.
+#: Maximum number of elements compared per cross-section.
 SAMPLES = 150
 
 
@@ -23,9 +23,9 @@ def layer_json(case: Case, low: float, high: float) -> dict:
 
 
 def grey_range(truth: np.ndarray):
-    """What becomes black and white."""
+    """Return the values that are shown as black and white."""
     if truth.dtype.kind == "f":
-        # The shader's differences are single: what is far off all others is left out.
+        # The shader computes differences in single precision, so values of 1e6 and beyond are left out.
         finite = truth[np.isfinite(truth) & (abs(truth) < 1e6)]
         low, high = (finite.min().item(), finite.max().item()) if finite.size else (0.0, 1.0)
         return (low, high) if low < high else (low - 1, high + 1)
@@ -36,7 +36,7 @@ def grey_range(truth: np.ndarray):
 
 
 def middle_of(truth: np.ndarray, display: list[int], channels: list[int]) -> list[int]:
-    """An index in the middle; along the axes not shown, in a plane that is not all the same if there is one."""
+    """Return an index in the middle. If possible, it lies in a plane of `display` whose elements are not all equal."""
     middle = [0 if axis in channels else size // 2 for axis, size in enumerate(truth.shape)]
     within = tuple(slice(None) if axis in display else at for axis, at in enumerate(middle))
     plane = truth[within]
@@ -51,7 +51,10 @@ def middle_of(truth: np.ndarray, display: list[int], channels: list[int]) -> lis
 
 
 def axes_of(case: Case, found: list[dict], faults: list[str]) -> list[dict] | None:
-    """Neuroglancer's dimensions: which axis of the data each is, and how many coordinates an element takes."""
+    """Map Neuroglancer's dimensions to the data's axes, with the length of an element in coordinates.
+
+    Return None if they do not fit the data. Deviations are appended to `faults`.
+    """
     shape = case.truth.shape
     order = list(reversed(range(len(shape)))) if case.reversed_axes else list(range(len(shape)))
     if len(found) < len(shape):
@@ -63,10 +66,10 @@ def axes_of(case: Case, found: list[dict], faults: list[str]) -> list[dict] | No
         size = shape[axis] if axis is not None else 1
         step = (one["upper"] - one["lower"]) / size
         if not math.isfinite(step) or step <= 0:
-            faults.append(f"{one['name']} lies from {one['lower']} to {one['upper']}, with {size} elements")
+            faults.append(f"{one['name']} extends from {one['lower']} to {one['upper']} for {size} elements")
             return None
         axes.append({"name": one["name"], "kind": one["kind"], "axis": axis, "low": one["lower"], "step": step})
-        # Channels and the like have no size.
+        # Channels and similar dimensions have no voxel size.
         if (
             case.voxel
             and axis is not None
@@ -80,10 +83,10 @@ def axes_of(case: Case, found: list[dict], faults: list[str]) -> list[dict] | No
 
 
 class Plane:
-    """The cross-section of a level that is looked at."""
+    """The cross-section of a level that is compared."""
 
     def __init__(self, case: Case, level: Level, axes: list[dict]):
-        # What a level has beyond the end of the finest one, some sources show and some do not.
+        # Cut off elements beyond the end of the finest level: some sources show them and some do not.
         ends = [
             min(size, max(1, math.ceil((finest - 0.5 - offset) / step - 1e-6)))
             for size, finest, offset, step in zip(level.truth.shape, case.truth.shape, level.offset, level.step)
@@ -92,7 +95,7 @@ class Plane:
         self.level, self.axes, self.finest = level, axes, case.truth.shape
         self.by_axis = {axis["axis"]: axis for axis in axes if axis["axis"] is not None}
         usual = [axis for axis in range(level.truth.ndim) if self.by_axis[axis]["kind"] == "global"]
-        #: Axes of the data, the first two that are no channels.
+        #: Displayed axes of the data: the first two that are neither channels nor local to the layer.
         self.shown = usual[:2]
         self.display = [self.by_axis[axis]["name"] for axis in self.shown]
         self.steps = [level.step[axis] * self.by_axis[axis]["step"] for axis in self.shown]
@@ -101,7 +104,7 @@ class Plane:
         self.position = self.at(self.centre)
 
     def at(self, index) -> list[float]:
-        """Neuroglancer's coordinates of the middle of an element."""
+        """Return Neuroglancer's coordinates of the middle of an element."""
         return [self.along(axis, index) for axis in self.axes]
 
     def along(self, axis: dict, index) -> float:
@@ -112,7 +115,10 @@ class Plane:
         return axis["low"] + axis["step"] * (place + 0.5)
 
     def elements(self, view: dict):
-        """Elements whose middle is in sight: their positions, pixels from the panel's middle, indices in the data."""
+        """Choose at most `SAMPLES` elements whose middle is visible.
+
+        Return their positions, their pixels relative to the panel's middle, and their indices in the data.
+        """
         in_sight = []
         for axis in self.shown:
             described = self.by_axis[axis]
@@ -142,7 +148,7 @@ class Plane:
         return positions, pixels, indices
 
     def spread(self, pixels: list[list[float]], indices: list[tuple], view: dict):
-        """Of each element the middle and two places 0.4 elements off it, which must be in sight."""
+        """Return pixels and indices of the visible points: the middle of each element, and 0.4 elements beside it."""
         size = [
             per_unit * self.steps[self.display.index(name)]
             for name, per_unit in zip(view["names"], view["pixels_per_unit"])
@@ -172,7 +178,7 @@ def compare_values(expected, values, indices) -> list[str]:
     faults = []
     for want, got, index in zip(expected, values, indices):
         if got is None:
-            faults.append(f"value at {index} is not there instead of {want}")
+            faults.append(f"value at {index} is missing instead of {want}")
         elif isinstance(got, str) and want.dtype.kind != "f":
             if int(got) != int(want):
                 faults.append(f"value at {index} is {got} instead of {want}")
@@ -186,7 +192,7 @@ def compare_greys(expected, pixels, low, high, indices) -> list[str]:
     for want, pixel, index in zip(expected, pixels, indices):
         if want.dtype.kind == "f" and not np.isfinite(want):
             continue
-        # Differences of integers are exact; of floats, Neuroglancer's are single.
+        # Neuroglancer computes differences of integers exactly and of floats in single precision.
         grey = 255 * min(max(float((want.item() - low) / (high - low)), 0), 1)
         if len({*pixel}) != 1 or abs(pixel[0] - grey) > 2:
             faults.append(f"pixel of {index} is {pixel} instead of {grey:.0f} ({want})")
@@ -201,7 +207,7 @@ def compare_colours(expected, pixels, indices) -> list[str]:
         if len(found) > 1:
             faults.append(f"colours of segment {segment}: {dict(found)}")
     distinct = len({colour for found in colours.values() for colour in found})
-    # A colour is a hash: some may be the same, few are.
+    # Colours are hashes of the segments, so a few may coincide.
     if len(colours) > 1 and distinct < 0.7 * len(colours):
         faults.append(f"colours: {distinct} for {len(colours)} segments")
     return some(faults)

@@ -1,4 +1,4 @@
-"""A visit to the page in Chromium, and what its pictures should be."""
+"""Helpers that visit the page in Chromium and compute its expected pictures."""
 
 import json
 import os
@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import tensorstore
 
-#: The browser: N5_TEST_CHROMIUM, else the system's.
+#: Path of the browser: N5_TEST_CHROMIUM, else the system's; None if there is none.
 CHROMIUM = next(
     (found for name in (os.environ.get("N5_TEST_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
      if name and (found := shutil.which(name))),
     None,
 )  # fmt: skip
-#: There when the page has drawn everything but planes.
+#: Selector that matches once the page has drawn everything except planes.
 READY = "main[data-ready]"
-#: Whether every plane shows something, or says why not, and nothing more is on its way to it.
+#: Function that returns true if every plane shows a picture or a message, and none is still loading.
 DRAWN = """() => [...document.querySelectorAll(".preview .plane")].every((plane) =>
   !plane.classList.contains("busy")
     && (plane.querySelector("canvas").dataset.path !== undefined || !plane.querySelector(".message").hidden))"""
 
-# Lowest contrast of any visible text with what is painted behind it (WCAG 2, relative luminance).
+# Function that returns the contrast of all visible text with its background, lowest first (WCAG 2, relative luminance).
 CONTRAST = """() => {
   const rgba = (text) => {
     const canvas = new OffscreenCanvas(1, 1).getContext("2d");
@@ -53,7 +53,7 @@ CONTRAST = """() => {
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium, for which n5.example is this machine."""
+    """Start Chromium, with n5.example resolved to this machine."""
     from playwright.sync_api import sync_playwright
 
     rules = "--host-resolver-rules=MAP n5.example 127.0.0.1"
@@ -64,12 +64,12 @@ def browser():
 
 
 def state_of(href):
-    """The state of Neuroglancer that a link holds."""
+    """Return the Neuroglancer state that a link contains."""
     return json.loads(urllib.parse.unquote(href.split("#!")[1]))
 
 
 class Visit:
-    """A page that remembers what went wrong and what it asked for."""
+    """A page that records its faults and its requests."""
 
     def __init__(self, browser, server, path="", **context):
         context.setdefault("viewport", {"width": 1200, "height": 900})
@@ -77,7 +77,7 @@ class Visit:
         self.context = browser.new_context(**context)
         self.page = self.context.new_page()
         self.faults, self.requests = [], []
-        # A server without /stats answers 404, which browsers log.
+        # A server without /stats answers 404, which browsers log as an error.
         self.without_stats = server.get(f"{server.base_path}/stats/volume/em").status == 404
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("console", self.logged)
@@ -97,7 +97,7 @@ class Visit:
     def ready(self):
         self.page.wait_for_selector(READY)
         self.drawn()
-        # For pictures in the listing. Not all of them: a pause of half a second between two requests is idle, too.
+        # Wait for pictures in the listing. Some may still be missing: half a second without a request counts as idle.
         self.page.wait_for_load_state("networkidle")
 
     def drawn(self):
@@ -112,7 +112,7 @@ class Visit:
             assert not self.faults, "\n".join(self.faults)
 
     def canvases(self):
-        """What every plane shows: its request and its pixels, [row, column, channel]."""
+        """Return the request and the pixels, [row, column, channel], of every plane."""
         found = self.page.eval_on_selector_all(
             ".preview .plane canvas",
             """all => all.map((canvas) => [{...canvas.dataset}, canvas.width, canvas.height,
@@ -121,7 +121,7 @@ class Visit:
         return [(data, np.array(pixels, np.uint8).reshape(height, width, 4)) for data, width, height, pixels in found]
 
     def has_viewer(self):
-        """Whether the server has a Neuroglancer of its own."""
+        """Return True if the server has its own Neuroglancer."""
         return self.page.evaluate("'viewer' in document.querySelector('main').dataset")
 
     def text(self, selector):
@@ -129,19 +129,19 @@ class Visit:
 
 
 def stored(root, path):
-    """A dataset as TensorStore reads it from the disk, indexed in N5's order."""
+    """Return a dataset as TensorStore reads it from disk, indexed in N5 axis order."""
     store = tensorstore.open({"driver": "n5", "kvstore": {"driver": "file", "path": f"{root / path}/"}}).result()
     return store.read().result()
 
 
 def sampled(array, data):
-    """The elements that a plane shows."""
+    """Return the elements that a plane shows."""
     start, stop, step = (list(map(int, data[key].split(","))) for key in ("start", "stop", "step"))
     return array[tuple(slice(*box) for box in zip(start, stop, step))]
 
 
 def assert_grey(array, data, pixels, down_right):
-    """`pixels` are the elements between black and white; axes `down_right` are rows and columns."""
+    """Assert that `pixels` are the elements scaled from black to white; axes `down_right` are rows and columns."""
     plane = sampled(array, data)
     moved = np.moveaxis(plane, down_right, (0, 1)).reshape([plane.shape[axis] for axis in down_right])
     low, high = map(float, data["window"].split(","))

@@ -1,4 +1,4 @@
-"""What the client tests share: the real binary, a raw HTTP client, an N5 writer of their own."""
+"""Shared helpers of the client tests: the real server, a raw HTTP client, and an independent N5 writer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ import numpy as np
 
 REPO = Path(__file__).resolve().parents[2]
 CORPUS = Path(os.environ.get("N5_CORPUS") or REPO.parent / "shared" / "corpus" / "open").resolve()
-#: Every dataset, also where one of each class would do.
+#: Test every dataset, even where one of each class suffices.
 ALL = os.environ.get("N5_TEST_ALL") == "1"
-NO_CORPUS = f"no corpus: N5_CORPUS, by default {REPO.parent / 'shared' / 'corpus' / 'open'}, is not there"
+NO_CORPUS = f"no corpus: N5_CORPUS (default {REPO.parent / 'shared' / 'corpus' / 'open'}) does not exist"
 DEMO = REPO / "demo" / "demo.n5"
 VIEWER = REPO / "viewer" / "dist"
 GOLDEN = REPO / "tests" / "fixtures" / "golden"
@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 
 def binary() -> Path:
-    """The server under test: N5_SERVER_BIN, else the newest of target/{release,debug}."""
+    """Return the path of the server under test: N5_SERVER_BIN, else the newest build in target/{release,debug}."""
     if given := os.environ.get("N5_SERVER_BIN"):
         return Path(given)
     target = Path(os.environ.get("CARGO_TARGET_DIR") or REPO / "target")
@@ -49,7 +49,7 @@ def binary() -> Path:
 
 
 class Server:
-    """A running n5-server. `stop` fails when it panicked or did not end well."""
+    """A running n5-server. `stop` fails if the server panicked or exited with an error."""
 
     def __init__(
         self, *args: str | Path, listen: str = "127.0.0.1:0", level: str = "warn", user: str | None = None,
@@ -65,7 +65,7 @@ class Server:
             )
         line = self.process.stdout.readline().decode()
         found = re.fullmatch(r"n5-server \S+ listening on (\S+)\n", line)
-        assert found, f"instead of an address: {line!r}; log: {self.log()}"
+        assert found, f"expected an address, got {line!r}; log: {self.log()}"
         self.url = found[1]
         parts = urllib.parse.urlsplit(self.url)
         self.host, self.port, self.base_path = parts.hostname, parts.port, parts.path.rstrip("/")
@@ -80,10 +80,13 @@ class Server:
         return self.log_path.read_text(errors="replace")
 
     def logged(self, text: str, times: int = 1) -> str:
-        """The log, once it has that text so often: lines are written by a thread of their own."""
+        """Wait until the log contains `text` at least `times` times, and return the log.
+
+        The wait is necessary because the server writes log lines in a separate thread.
+        """
         until = time.monotonic() + 20
         while (log := self.log()).count(text) < times:
-            assert time.monotonic() < until, f"{text!r} is not logged {times} times: {log[-4000:]}"
+            assert time.monotonic() < until, f"{text!r} was not logged {times} times: {log[-4000:]}"
             time.sleep(0.02)
         return log
 
@@ -98,12 +101,12 @@ class Server:
         assert code == 0, f"exit status {code}; log: {log[-4000:]}"
 
     def peak_mib(self) -> float:
-        """The largest resident size so far (VmHWM)."""
+        """Return the peak resident set size in MiB (VmHWM)."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
 
     def ask(self, target: str | bytes, method: str = "GET", headers: dict | list | None = None, timeout=60) -> Answer:
-        """One request on its own connection, its target sent as given: no normalisation, no escaping."""
+        """Send one request on a new connection. The target is sent as given, without normalisation or escaping."""
         connection = RawConnection(self.host, self.port, timeout=timeout)
         try:
             return connection.ask(target, method, headers)
@@ -111,14 +114,14 @@ class Server:
             connection.close()
 
     def get(self, target: str | bytes, **headers: str) -> Answer:
-        """GET; `if_none_match="x"` is the header If-None-Match."""
+        """Send a GET request; `if_none_match="x"` becomes the header If-None-Match."""
         return self.ask(target, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
     def connection(self) -> RawConnection:
         return RawConnection(self.host, self.port, timeout=60)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric over the label sets that include `labels`."""
+        """Return the sum of a metric over the label sets that include `labels`."""
         total = 0.0
         for line in self.ask("/metrics").text().splitlines():
             found = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
@@ -145,7 +148,7 @@ class Answer:
         return json.loads(self.body)
 
     def problem(self) -> str:
-        """The end of the problem's `type`; checks the form of the document."""
+        """Check the form of the problem document and return the fragment of its `type`."""
         assert self["content-type"] == "application/problem+json", (self.status, dict(self.headers))
         document = self.json()
         assert {"type", "title", "status", "detail", "instance"} <= document.keys(), document
@@ -156,7 +159,7 @@ class Answer:
 class RawConnection(http.client.HTTPConnection):
     """A connection that sends the request target byte for byte."""
 
-    def _validate_path(self, url):  # what http.client refuses to send is what is to be tested
+    def _validate_path(self, url):  # tests send targets that http.client refuses
         pass
 
     def _encode_request(self, request):
@@ -175,29 +178,30 @@ class RawConnection(http.client.HTTPConnection):
 
 
 def exchange(server: Server, request: bytes, quiet: float = 2, first: float = 20, silent: bool = False) -> bytes:
-    """Sends octets as they are; returns everything until the server closes or says nothing for `quiet` seconds.
+    """Send octets unchanged and return everything received until the server closes or pauses for `quiet` seconds.
 
-    Its first octet may take `first` seconds: how long it thinks says nothing about where its answer ends. That it neither
-    answers nor hangs up till then is a fault, unless it may be `silent`."""
+    The first octet may take `first` seconds, because the time to answer does not show where the answer ends. If the
+    server neither answers nor closes the connection within that time, the test fails unless `silent` is set.
+    """
     with socket.create_connection((server.host, server.port), timeout=first) as connection:
         try:
             connection.sendall(request)
         except OSError:
-            pass  # refused before all was sent; what it answered counts
+            pass  # the server may refuse before everything was sent; its answer counts
         received = b""
         try:
             while piece := connection.recv(1 << 16):
                 received += piece
                 connection.settimeout(quiet)
         except TimeoutError:
-            assert received or silent, "it neither answers nor hangs up"
+            assert received or silent, "the server neither answered nor closed the connection"
         except OSError:
             pass
         return received
 
 
 def quote(path: str) -> str:
-    """A path with every segment percent-encoded, as the listing encodes it."""
+    """Return a path with every segment percent-encoded, as in listings."""
     return "/".join(urllib.parse.quote(segment, safe="") for segment in path.split("/"))
 
 
@@ -206,7 +210,7 @@ def quote(path: str) -> str:
 
 
 def compress(kind: str, data: bytes, item_size: int = 1) -> bytes:
-    """A payload as the compression `kind` stores it."""
+    """Return `data` compressed as N5 stores it with the compression `kind`."""
     match kind:
         case "raw":
             return data
@@ -230,7 +234,7 @@ def compress(kind: str, data: bytes, item_size: int = 1) -> bytes:
 
 
 def xxh32(data: bytes, seed: int = 0x9747B28C) -> int:
-    """xxHash32, for the checksums of lz4-java."""
+    """Compute xxHash32, the checksum of lz4-java."""
     p1, p2, p3, p4, p5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
     mask = 0xFFFFFFFF
 
@@ -274,7 +278,7 @@ COMPRESSIONS = {
 
 
 def header(*size: int, mode: int = 0) -> bytes:
-    """A block's header: mode, number of axes, size along each."""
+    """Return the header of a block: mode, number of axes, and size along each axis."""
     return struct.pack(f">HH{len(size)}I", mode, len(size), *size)
 
 
@@ -285,7 +289,7 @@ def attributes(dimensions, block_size, data_type="uint8", compression="raw", **m
 
 
 def write(path: Path, content: bytes | str | dict) -> Path:
-    """A file with all directories above it; a dict is JSON."""
+    """Write a file and create the directories above it. A dict is written as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, dict):
         content = json.dumps(content)
@@ -294,7 +298,7 @@ def write(path: Path, content: bytes | str | dict) -> Path:
 
 
 def write_dataset(directory: Path, array: np.ndarray, block_size, compression="raw", skip=(), **more) -> Path:
-    """A dataset holding `array[x, y, z]`, N5 axis order; edge blocks are cropped, those in `skip` left out."""
+    """Write a dataset of `array[x, y, z]` in N5 axis order. Edge blocks are cropped; blocks in `skip` are left out."""
     described = attributes(list(array.shape), list(block_size), array.dtype.name, compression, **more)
     write(directory / "attributes.json", described)
     grid = [-(-size // block) for size, block in zip(array.shape, block_size)]
@@ -310,5 +314,5 @@ def write_dataset(directory: Path, array: np.ndarray, block_size, compression="r
 
 
 def counting(*shape: int, dtype="uint16") -> np.ndarray:
-    """An array whose elements, first axis fastest, count from 0 (and wrap around)."""
+    """Return an array whose elements count from 0, first axis fastest, and wrap around."""
     return np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape, order="F")

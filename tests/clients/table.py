@@ -1,9 +1,10 @@
-"""Prints which client reads which datasets of the corpus, through which view, as a table.
+"""Print a table of how many datasets of the corpus each client reads through each view.
 
     tests/.venv-zarr3/bin/python tests/clients/table.py SERVER_URL --json zarr3.json
     tests/.venv/bin/python tests/clients/table.py SERVER_URL --merge zarr3.json
 
-The server serves the corpus (N5_CORPUS). Outcomes of Neuroglancer come from `neuroglancer.py --json`, merged likewise.
+The server must serve the corpus (N5_CORPUS). `neuroglancer.py --json` writes the outcomes of Neuroglancer, which are
+merged in the same way.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def through_tensorstore(driver: str, view: str):
 
 
 def through_precomputed(url, dataset):
-    # What the format holds of three axes; its fourth is channels.
+    # Only datasets of three axes are compared: the format's fourth axis holds channels.
     if len(dataset.dimensions) != 3 or dataset.data_type in NO_SUCH_TYPE:
         return None
     base = f"{url}precomputed/{support.quote(dataset.path)}/"
@@ -47,7 +48,7 @@ def through_zarr(view: str):
 
 
 def clients() -> dict:
-    """What this environment has, by name."""
+    """Return the clients that this environment has, by name."""
     if zarr.__version__.startswith("3."):
         return {f"zarr-python {zarr.__version__}, /zarr3": through_zarr("zarr3")}
     return {
@@ -65,7 +66,7 @@ def ts_version() -> str:
 
 
 def outcomes(url: str) -> list:
-    """Client, class and fault of every dataset that the client's form can hold."""
+    """Return [client, class, fault] for every dataset that the client's format can hold."""
     found = []
     for client, read in clients().items():
         for dataset in tables.datasets():
@@ -74,7 +75,7 @@ def outcomes(url: str) -> list:
                 fault = None if array is None else dataset.check(array)
                 if array is None:
                     continue
-            except Exception as error:  # noqa: BLE001: whatever a client raises, it does not read this
+            except Exception as error:  # noqa: BLE001: any exception means that the client cannot read this
                 fault = f"{type(error).__name__}: {str(error)[:200]}"
             if fault:
                 print(f"{client}: {dataset.path}: {fault}", file=sys.stderr)
@@ -83,7 +84,7 @@ def outcomes(url: str) -> list:
 
 
 def of_neuroglancer(entries: list) -> list:
-    """The outcomes that `neuroglancer.py --json` wrote; it counts zlib streams apart."""
+    """Convert the entries that `neuroglancer.py --json` wrote to outcomes. Here zlib streams count as gzip."""
     names = {"zlib": "gzip"}
     return [
         [
@@ -110,8 +111,8 @@ def table(found: list) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("server")
-    parser.add_argument("--json", type=Path, help="writes the outcomes there")
-    parser.add_argument("--merge", type=Path, action="append", default=[], help="outcomes written before")
+    parser.add_argument("--json", type=Path, help="write the outcomes to this file")
+    parser.add_argument("--merge", type=Path, action="append", default=[], help="add the outcomes in this file, which an earlier run wrote")
     options = parser.parse_args()
     found = outcomes(options.server)
     if options.json:

@@ -1,4 +1,4 @@
-"""What the corpus holds according to those who wrote it, for comparing what clients read through any view."""
+"""Expected contents of the corpus, for comparison with what clients read through any view."""
 
 import functools
 import hashlib
@@ -24,11 +24,11 @@ class Truth:
 
     @property
     def kind(self) -> str:
-        """The class that tables count it in."""
+        """The class under which tables count the dataset."""
         return f"{self.compression} {len(self.dimensions)}-d"
 
     def check(self, array: np.ndarray) -> str | None:
-        """What is wrong with an array in N5 axis order; None where it equals."""
+        """Return how an array in N5 axis order differs from the dataset, or None if it is equal."""
         if tuple(array.shape) != self.dimensions:
             return f"shape {array.shape}, not {self.dimensions}"
         if array.dtype.name != self.data_type:
@@ -36,17 +36,17 @@ class Truth:
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if self.sha256:
             found = hashlib.sha256(little.tobytes("F")).hexdigest()
-            return None if found == self.sha256 else "other values"
+            return None if found == self.sha256 else "different values"
         for region in self.regions:
             box = tuple(slice(at, at + size) for at, size in zip(region["start"], region["size"]))
             if region.get("sha256") and hashlib.sha256(little[box].tobytes("F")).hexdigest() != region["sha256"]:
-                return f"other values at {region['start']}"
+                return f"different values at {region['start']}"
         return None
 
 
 @functools.cache
 def datasets() -> tuple[Truth, ...]:
-    """Every dataset of the corpus whose values the server has to give."""
+    """Return every dataset of the corpus whose values the server must return."""
     manifest = json.loads((support.CORPUS / "manifest.json").read_text())
     return tuple(
         Truth(
@@ -64,7 +64,7 @@ def datasets() -> tuple[Truth, ...]:
 
 
 class Table:
-    """Passed and failed, by class of datasets."""
+    """Counts of passed and failed datasets by class."""
 
     def __init__(self, client: str):
         self.client = client
@@ -81,9 +81,9 @@ class Table:
         return sum(passed for passed, _ in self.counts.values())
 
     def finish(self) -> None:
-        """Prints the table; fails when a dataset did."""
+        """Print the table and fail if a dataset failed."""
         print(f"\n{self.client}: {self.passed} passed, {len(self.faults)} failed")
         for kind, (passed, failed) in sorted(self.counts.items()):
             print(f"  {kind:20} {passed:4} passed {failed:4} failed")
         assert not self.faults, f"{self.client}: {len(self.faults)} failed:\n" + "\n".join(self.faults[:30])
-        assert self.passed, "nothing was compared"
+        assert self.passed, "no dataset was compared"

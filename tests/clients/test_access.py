@@ -1,4 +1,4 @@
-"""Who may read what, as seen from outside: behind a proxy's cache, in logs, by HTTP/2, with an issuer's keys from a URL."""
+"""Access control from outside: behind a proxy's cache, in logs, by HTTP/2, and with an issuer's keys from a URL."""
 
 import base64
 import http.server
@@ -25,7 +25,7 @@ SHAPE, BLOCK = (16, 16, 16), (8, 8, 8)
 
 
 def issue(name, *options):
-    """A token and its line."""
+    """Issue a token; return it and its line for the tokens file."""
     printed = subprocess.run([support.binary(), "token", name, *options], check=True, capture_output=True, text=True)
     token, line = printed.stdout.splitlines()
     assert token.startswith("n5t_") and token not in printed.stderr and token not in line
@@ -65,8 +65,11 @@ def bearer(token):
 @pytest.mark.skipif(not NGINX, reason="nginx is not installed (Debian: nginx-light)")
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_shared_cache_gives_nobody_what_is_anothers(site, tmp_path, greedy, monkeypatch):
-    """Through nginx, whose cache knows neither callers nor tokens, in every order of asking; as the repository configures it,
-    and with a cache of everything that the server does not forbid to keep."""
+    """Send requests of several callers in turn through nginx, whose cache knows neither callers nor tokens.
+
+    nginx has the repository's configuration, or in addition (`greedy`) caches every answer that the server does not
+    forbid to store.
+    """
     if greedy:
         plain = "    location / {\n        proxy_pass http://n5_server;\n"
         text = test_nginx.CONFIG.read_text()
@@ -100,14 +103,14 @@ def test_a_shared_cache_gives_nobody_what_is_anothers(site, tmp_path, greedy, mo
                     through, direct = proxy.ask(path, headers=headers), site.server.ask(path, headers=headers)
                     names = [name in through.text() for name in ("secret", "open")]
                     assert names == [name in direct.text() for name in ("secret", "open")], (turn, path, headers)
-            # What is public may be kept, and is the same for all.
+            # Public data may be cached and are the same for all callers.
             for headers in (None, bearer(ann), bearer(bob)):
                 assert proxy.ask("/open/0/0/0", headers=headers).status == 200
         kept = b"".join(file.read_bytes() for file in (tmp_path / "cache").rglob("*") if file.is_file())
         for token in site.tokens.values():
             assert token.encode() not in kept
         assert b"/secret/" not in kept
-        assert b"/open/0/0/0" in kept, "the cache was not on: nothing was tested"
+        assert b"/open/0/0/0" in kept, "the cache was off, so nothing was tested"
     finally:
         proxy.stop()
 
@@ -117,7 +120,7 @@ def test_a_shared_cache_gives_nobody_what_is_anothers(site, tmp_path, greedy, mo
 
 
 def facts(answer):
-    """Status and body of an answer by either client."""
+    """Return the status and the body of an answer of either client."""
     by_http2 = isinstance(answer, httpx.Response)
     return (answer.status_code, answer.text) if by_http2 else (answer.status, answer.body.decode(errors="replace"))
 
@@ -148,12 +151,12 @@ def test_no_token_is_logged_counted_or_repeated(tmp_path, level):
                         if "%zz" not in target:
                             answers.append(http2.get(target, headers=headers))
                         for answer in answers:
-                            # An answer may lead back to where the token was given; never a refusal or a problem.
+                            # Successful answers and redirects may repeat the client's token; errors must not.
                             status, text = facts(answer)
                             if status >= 400:
                                 said.append(f"{text}{dict(answer.headers)}")
         said.append(server.get("/metrics").text())
-        # Lines are written one after the other: with this one, all before it are there.
+        # Log lines are written in order. Once this one is there, all earlier ones are.
         server.get("/healthz", X_Request_Id="the-last")
         log = server.logged("the-last")
     assert '"access refused"' in log and '"caller":"eve"' in log
@@ -213,7 +216,7 @@ def openssl(*arguments, data=None) -> bytes:
 
 
 class Issuer:
-    """An issuer with TLS whose keys can be exchanged, and which counts who asks."""
+    """A token issuer with TLS. Its key can be exchanged, and it counts requests for its keys."""
 
     def __init__(self, directory):
         self.directory, self.asked, self.answers, self.delay = directory, 0, True, 0
@@ -285,18 +288,18 @@ def status(server, token):
 
 def test_keys_come_by_tls_and_are_fetched_anew_when_a_name_is_not_known(issuer):
     with serve(issuer, "jwt.refetch=1s") as server:
-        # Also the very first request waits for them.
+        # Even the first request waits for the keys.
         assert status(server, issuer.token()) == 200
         assert status(server, issuer.token(aud="other")) == 401
         assert issuer.asked == 1
         for number in range(10):
             old = issuer.token()
-            time.sleep(1)  # What refetch allows; not a wait for the server.
+            time.sleep(1)  # the minimum interval jwt.refetch; not a wait for the server
             issuer.exchange(f"next-{number}")
             token, asked, began = issuer.token(), issuer.asked, time.monotonic()
             assert status(server, token) == 200
             assert status(server, old) == 401
-            # The old name is not known either, and may be asked for once refetch has passed.
+            # The old key id is unknown as well and may cause another fetch once jwt.refetch has passed.
             if time.monotonic() - began < 1:
                 assert issuer.asked == asked + 1
                 break
@@ -313,7 +316,7 @@ def test_names_that_nobody_has_make_nobody_busy(issuer):
 
 
 def test_while_the_issuer_is_away_its_keys_stay_good_for_a_time(issuer):
-    # Long enough that a machine which stands still for seconds finds them good at first.
+    # jwt.stale is long enough that the keys are valid at first even if the machine stalls for seconds.
     with serve(issuer, "jwt.refresh=1s", "jwt.refetch=1s", "jwt.stale=10s") as server:
         assert status(server, issuer.token()) == 200
         issuer.answers = False
@@ -348,7 +351,7 @@ def test_other_settings_keep_the_keys_while_the_issuer_is_away(issuer):
     with Server(root, "--config", file, level="info") as server:
         assert status(server, issuer.token()) == 200
         issuer.answers, asked = False, issuer.asked
-        # The same keys; the same URL, asked anew; another caller.
+        # The first change keeps the keys, the second fetches them again from the same URL, the third renames callers.
         for times, more in enumerate(("jwt.leeway=3s", "jwt.refresh=2h", "jwt.name_claim=iss"), 1):
             configure(more)
             server.process.send_signal(signal.SIGHUP)
@@ -361,7 +364,7 @@ def test_other_settings_keep_the_keys_while_the_issuer_is_away(issuer):
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused_and_the_server_serves(issuer):
-    # Of the roots that browsers trust, none has signed this.
+    # No root certificate that browsers trust has signed this certificate.
     with serve(issuer, "jwt.roots=") as server:
         assert status(server, issuer.token()) == 503
         assert server.ask("/healthz").status == 200 and server.ask("/").status == 200
@@ -370,12 +373,12 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_and_the_server_serves(
 
 def test_a_slow_issuer_delays_no_other_request(issuer):
     issuer.delay = 8
-    # Not a speed: less than what is waited for. Not every time: the machine itself may stand still for as long.
+    # 4 s only has to be less than the issuer's delay. One success suffices, as the machine itself may stall that long.
     assert any(others_take(issuer) < 4 for _ in range(3))
 
 
 def others_take(issuer):
-    """How long requests that need no keys take while one waits for them."""
+    """Return how long requests that need no keys take while another request waits for the keys."""
     with serve(issuer) as server:
         waiting = threading.Thread(target=status, args=(server, issuer.token()))
         waiting.start()
@@ -394,7 +397,7 @@ def others_take(issuer):
 @pytest.fixture(scope="module")
 def chromium():
     if not neuroglancer.chromium():
-        pytest.skip("no Chromium: N5_TEST_CHROMIUM names one")
+        pytest.skip("Chromium is not installed; set N5_TEST_CHROMIUM=PROGRAM")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as running:
@@ -404,7 +407,7 @@ def chromium():
 
 
 class Tab:
-    """A tab that remembers what it was told and asked for."""
+    """A tab that records its console errors and its requests."""
 
     def __init__(self, browser):
         self.context = browser.new_context()
@@ -421,7 +424,7 @@ class Tab:
         self.context.close()
 
     def faults(self):
-        """Errors but for honest 404s."""
+        """Return the errors, except those that report a 404."""
         return [text for text in self.said if "status of 404" not in text]
 
 
@@ -440,7 +443,7 @@ def test_a_person_walks_from_a_link_with_a_token_through_pages(site, chromium):
             assert urllib.parse.urlsplit(request.url).netloc in ("", f"{site.server.host}:{site.server.port}")
 
 
-@pytest.mark.skipif(not (support.VIEWER / "index.html").is_file(), reason="no viewer: viewer/build makes it")
+@pytest.mark.skipif(not (support.VIEWER / "index.html").is_file(), reason="the viewer is not built; run viewer/build")
 def test_the_viewer_shows_private_data_by_a_path_with_a_token(tmp_path, chromium):
     site = Site(tmp_path, f"server.viewer={support.VIEWER}", "access.default=private")
     with site.server as server, Tab(chromium) as tab:

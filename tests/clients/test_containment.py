@@ -1,4 +1,4 @@
-"""Files outside a container stay outside where a sandbox refuses `openat2`, however directories and links are swapped."""
+"""Without `openat2`, files outside a container stay unreachable even while directories and links are swapped."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from support import Server, write
 LAUNCHER = Path(__file__).with_name("without_openat2.py")
 SECONDS = 3
 
-#: Swaps two names for as long as it runs, as fast as it can.
+#: Program that swaps two names as fast as it can until its parent exits.
 SWAP = """
 import ctypes, os, sys
 renameat2 = ctypes.CDLL(None).renameat2
@@ -54,7 +54,7 @@ def test_a_swap_of_a_directory_and_a_link_leaks_nothing(refusal, symlinks, tmp_p
                 answer = connection.ask(target, method)
                 answers[0] += 1
                 has_bytes = b"SSSSS" in answer.body
-                # Listings of the link, and the block's size.
+                # A listing of the link's target, or the size of its block.
                 is_listed = answer.status == 200 and (b"sub" in answer.body or target == "/d/sub/")
                 is_measured = method == "HEAD" and answer["content-length"] == "13"
                 if has_bytes or is_listed or is_measured:
@@ -74,7 +74,7 @@ def test_a_swap_of_a_directory_and_a_link_leaks_nothing(refusal, symlinks, tmp_p
                 thread.start()
             for thread in asking:
                 thread.join()
-            assert swapping.poll() is None, "it swaps"
+            assert swapping.poll() is None, "the swapping program has ended"
         finally:
             swapping.kill()
             swapping.wait()

@@ -1,4 +1,4 @@
-"""Data written by other programs, against the truth written down with it."""
+"""Data written by other programs, compared with the expected values in the manifest."""
 
 import subprocess
 import sys

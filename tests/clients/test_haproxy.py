@@ -1,4 +1,4 @@
-"""A real HAProxy in front, with the repository's own configuration for it: its clients share a connection of HTTP/2."""
+"""A real HAProxy in front of the server, configured as in the repository: clients share an HTTP/2 connection."""
 
 import contextlib
 import http.client
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not HAPROXY, reason="haproxy is not installed (D
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory):
-    """The port of a proxy in front of a server."""
+    """Start a server with a proxy in front of it; yield the proxy's port."""
     directory = tmp_path_factory.mktemp("haproxy")
     write_dataset(directory / "proxied.n5" / "v", support.counting(40, 30, 20), (16, 16, 16), "gzip")
     with socket.socket() as free:

@@ -1,4 +1,4 @@
-"""Hostile requests and files: each gets its status and problem, nothing hangs, memory stays bounded."""
+"""Hostile requests and files get the expected status and problem. Nothing hangs, and memory stays bounded."""
 
 import os
 import re
@@ -42,16 +42,16 @@ def server(root):
 
 
 def matches(answer, expected):
-    """Whether status and problem are those of the table."""
+    """Return how the answer differs from the expected status and problem, or None if it matches."""
     statuses, problem = expected[:2]
     allowed = {statuses} if isinstance(statuses, int) else statuses
     if answer.status not in allowed:
         return f"status {answer.status} instead of {sorted(allowed)}: {answer.body[:200]!r}"
-    # A missing key has no body.
+    # The 404 for a missing key has no body.
     if problem and (answer.status, answer.body) != (404, b"") and answer.problem() != problem:
         return f"{answer.problem()} instead of {problem}"
     if problem and "access-control-allow-origin" not in answer.headers:
-        return "no CORS"
+        return "no CORS headers"
     return None
 
 
@@ -66,11 +66,11 @@ def test_the_tables_are_long_enough_and_their_names_distinct():
 def test_request(server, case):
     name, request, expected = case
     if isinstance(request, bytes) and b" HTTP/" in request or isinstance(request, bytes) and not request.startswith(b"/"):
-        # To line breaks alone nothing is said.
+        # The server does not answer line breaks alone.
         is_silent = name == "only line breaks"
         received = support.exchange(server, request, first=2 if is_silent else 20, silent=is_silent)
         first = re.match(rb"HTTP/1\.[01] (\d{3})", received)
-        # Closing without an answer is one, too.
+        # Closing the connection without an answer is acceptable, too.
         assert not received or not first or int(first[1]) in expected[0] | {200}, received[:200]
     else:
         ask = request if isinstance(request, Ask) else Ask(request)
@@ -105,7 +105,7 @@ def test_file(server, root, number):
 
 @pytest.fixture(scope="module")
 def unprivileged():
-    """A place that anybody may enter, with the program, for a server that does not run as root."""
+    """Create a directory that every user may enter, with a copy of the server, to run it as a user other than root."""
     with tempfile.TemporaryDirectory() as place:
         place = Path(place)
         place.chmod(0o755)
@@ -127,7 +127,7 @@ def test_unreadable_file(unprivileged, case):
 
 
 def test_all_at_once_and_again(server):
-    """Every hostile file eight times over, side by side: the same answers, and no more memory."""
+    """Request every hostile file eight times, concurrently. The answers and the memory limit are the same."""
 
     def ask(number):
         case = hostile_files.ALL[number % len(hostile_files.ALL)]

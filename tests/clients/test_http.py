@@ -1,4 +1,4 @@
-"""HTTP as RFC 9110 and 9457 have it, CORS, what every answer carries, proxies and transports."""
+"""HTTP as in RFC 9110 and 9457, CORS, headers of every answer, proxies and transports."""
 
 import gzip
 import json
@@ -67,7 +67,7 @@ def test_head_has_the_headers_of_get_and_no_body(server):
     targets = ["/", "/vol/", "/?format=json", "/attributes.json", "/vol/0/0/0", "/vol/1/1/1", "/vol", "/nothing",
                "/info/vol", "/info/", "/slice/vol?start=0,0,0&size=2,2,2", "/slice/vol?format=npy", "/healthz", "/version",
                "/openapi.yaml", "/slice/vol?bad=1", "/a//b"]  # fmt: skip
-    # Known only once blocks have been read.
+    # Headers that are known only after blocks have been read.
     later = {"etag", "n5-missing-blocks", "server-timing"}
     for target in targets:
         get, head = server.ask(target), server.ask(target, "HEAD")
@@ -252,7 +252,7 @@ def test_trailing_slashes_and_roots(server):
     assert server.get("/info").status == 404
     assert server.get("/info/").json()["path"] == ""
     assert server.get("/slice").problem() == server.get("/slice/").problem() == "not-a-dataset"
-    assert server.get("/slice/0").status == 404, "the view, not the group of its name"
+    assert server.get("/slice/0").status == 404, "this is the view, not the group of the same name"
     assert server.get("/n5/slice/0").status == 200
     assert server.get("/vol/0/0/0/").status == 404
     for view in ("as", "zarr2", "zarr3", "precomputed", "stats", "viewer"):
@@ -304,7 +304,7 @@ def test_slices_are_compressed_only_where_configured(root):
 
 
 # ---------------------------------------------------------------------------------------------------
-# What every answer carries
+# Headers of every answer
 
 
 STATUSES = [
@@ -508,7 +508,7 @@ def test_a_connection_carries_many_requests_and_pipelining(server):
         assert connection.ask("/vol/0/0/0", "HEAD").status == 200
     connection.close()
     one = b"GET /healthz HTTP/1.1\r\nHost: n5\r\n\r\n"
-    # The server closes at the end; until then it may pause.
+    # The server closes the connection after the last answer, and may pause before.
     answers = support.exchange(server, one * 9 + one.replace(b"n5\r\n", b"n5\r\nConnection: close\r\n"), quiet=20)
     assert answers.count(b"HTTP/1.1 200 OK") == 10
 
@@ -530,7 +530,7 @@ def test_a_server_told_to_stop_finishes_what_it_has_begun(root):
         while (answer := server.get("/readyz")).status == 200 and time.monotonic() < until:
             time.sleep(0.02)
         assert answer.status == 503 and answer["retry-after"] and answer.problem() == "overloaded"
-        assert server.get("/vol/0/0/0").status == 200, "still answers while load balancers look away"
+        assert server.get("/vol/0/0/0").status == 200, "the server still answers while load balancers remove it"
     server.stop()
 
 

@@ -1,4 +1,4 @@
-"""The JDK's HTTP client, as N5 for Java uses it, against the real server."""
+"""The JDK's HTTP client, used as in N5 for Java, against the real server."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ HOLES, THREADS = 12_000, 8
 
 
 def version_of_java() -> int | None:
-    """The JDK's major version; None where there is no JDK that compiles what it is given as a file."""
+    """Return the major version of java on PATH, or None if there is none or it does not tell."""
     java = shutil.which("java")
     if java is None:
         return None
@@ -24,7 +24,7 @@ def version_of_java() -> int | None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     if (version := version_of_java()) is None or version < 17:
-        pytest.skip(f"needs java 17 or later on PATH, there is {version or 'none'}")
+        pytest.skip(f"needs java 17 or later on PATH, found {version or 'none'}")
     root = tmp_path_factory.mktemp("sparse.n5")
     present = support.counting(1, 4, dtype="uint8")
     support.write_dataset(root / "sparse", present, (1, 4), "raw")
@@ -34,13 +34,13 @@ def server(tmp_path_factory):
 
 
 def read(server, path, method, *options):
-    """Connections that Java needs for the whole dataset; one block is there, the others are missing."""
+    """Read the whole dataset, of which one block exists, and return how many connections Java opened."""
     before = server.metric("n5_connections_accepted_total")
     command = ["java", *options, PROGRAM, f"{server.url.rstrip('/')}{path}", HOLES, THREADS, method]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found, missing, failed, milliseconds = map(int, done.stdout.split())
-    # Without the one that asks for the metric.
+    # Do not count the connection of the second metrics request.
     connections = server.metric("n5_connections_accepted_total") - before - 1
     print(f"{method} {path}: {missing} missing, {failed} failed, {connections:.0f} connections, {milliseconds} ms")
     assert (found, missing, failed) == (1, HOLES - 1, 0), done.stderr
@@ -50,7 +50,7 @@ def read(server, path, method, *options):
 @pytest.mark.parametrize("path", ["/sparse/", "/n5/sparse/", "/as/gzip/sparse/"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_holes_of_a_sparse_dataset_are_missing_and_leave_java_its_connections(server, path, method):
-    # A large heap is collected late: a connection that is not reused stays open until then.
+    # With a large heap, garbage is collected late. Until then, connections that are not reused stay open.
     connections = read(server, path, method, "-Xms1g")
-    # The JDK keeps five of a host, and now and then opens one that it drops again.
+    # The JDK keeps five idle connections per host, and occasionally opens one that it drops again.
     assert connections <= 20 * THREADS, f"{connections:.0f} connections for {HOLES} holes"

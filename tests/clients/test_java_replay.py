@@ -1,6 +1,6 @@
-"""What N5 for Java's HttpKeyValueAccess asks, in its order, and what it makes of the answers.
+"""Replays the requests of N5 for Java's HttpKeyValueAccess in order, and its interpretation of the answers.
 
-Source: n5 4.0.2 `HttpKeyValueAccess.java` and `http/*.java`; a log of its requests.
+Source: n5 4.0.2 `HttpKeyValueAccess.java` and `http/*.java`, and a log of its requests.
 """
 
 import json
@@ -17,7 +17,7 @@ NAMES = ["raw", "gzip", "päth µ", "with space", "a+b;c,d", "question?mark", "h
 
 
 def java_target(*names, slash=False):
-    """A path as Java's URI writes it: octets above 127 raw, `+ ; ,` as they are, some others escaped."""
+    """Return a path as Java's URI writes it: octets above 127 and `+ ; ,` unescaped, some others escaped."""
     escapes = {c: f"%{ord(c):02X}" for c in ' ?#%<>"'}
     text = "/".join("".join(escapes.get(c, c) for c in name) for name in names)
     return f"/{text}{'/' if slash else ''}".encode()
@@ -35,7 +35,7 @@ def server(tmp_path_factory):
 
 
 def exists(answer):
-    """HEAD: 200 to 399 is there; 404 and 410 are missing; anything else throws."""
+    """Interpret a HEAD answer: 200 to 399 means present, 404 and 410 mean missing, anything else throws."""
     if answer.status in (404, 410):
         return False
     assert 200 <= answer.status < 400, f"Java throws for {answer.status}"
@@ -43,21 +43,21 @@ def exists(answer):
 
 
 def is_directory(answer):
-    """HEAD of `path/`, redirects not followed."""
+    """Interpret the answer to HEAD of `path/`, without following redirects."""
     if 300 <= answer.status < 400:
         return bool(re.search(r"(/|index\.html)$", answer["location"]))
     return exists(answer)
 
 
 def is_file(answer):
-    """HEAD of the path without a slash: a redirect to a directory is no file."""
+    """Interpret the answer to HEAD of the path without a slash. A redirect to a directory is not a file."""
     if 300 <= answer.status < 400:
         return not re.search(r"(/|index\.html)$", answer["location"])
     return exists(answer)
 
 
 def parse_listing(text):
-    """The names that Java reads: IIS, Apache and Python listings in this order, the first with more than one."""
+    """Return the names that Java reads. It tries IIS, then Apache if the result has at most one name, then Python."""
     iis = [found[1] for found in re.finditer(r'&lt;dir&gt;.*?HREF="[^"]*">([^<]*)', text)]
     if len(iis) > 1:
         return iis
@@ -84,7 +84,7 @@ def test_opening_listing_and_reading_a_block_as_java_does(server):
         assert is_file(ask("HEAD", attributes))
         for _ in range(4):
             answer = ask("GET", attributes)
-            assert answer["content-type"] == "application/json", "Accept does not decide about attributes"
+            assert answer["content-type"] == "application/json", "attributes do not depend on Accept"
             assert answer["content-encoding"] is None
             assert answer.json()["dimensions"] == [7, 5]
         block = java_target(name, "1", "0")
@@ -116,7 +116,7 @@ def test_listings_give_exactly_the_directories(server):
     assert page["content-type"].startswith("text/html")
     expected = [name for name in NAMES if not set(name) & set('&<>"')] + ["deep"]
     listed = parse_listing(page.text())
-    # Java does not unescape HTML: names with & < > come out as written in the page.
+    # Java does not unescape HTML, so it returns names with & < > as they are written in the page.
     assert [name for name in listed if "&" not in name] == sorted(expected, key=str.encode)
     assert parse_listing(server.ask("/deep/", headers=JAVA).text()) == ["er"]
     assert parse_listing(server.ask("/raw/", headers=JAVA).text()) == []

@@ -1,4 +1,4 @@
-"""What is given to orchestrators is what they read. The rest is checked by tests/it/operations.rs."""
+"""Kubernetes and Compose accept the manifests in config/. tests/it/operations.rs checks the rest."""
 
 import pathlib
 import subprocess
@@ -21,7 +21,7 @@ def test_kubernetes_reads_every_manifest():
 
     kinds = set()
     for document in documents("kubernetes/n5-server.yaml"):
-        # Strict: a member that does not exist is an error, not ignored.
+        # With `strict`, an unknown member is an error.
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
         kinds.add(document["kind"])
     assert kinds == {"ConfigMap", "Secret", "Deployment", "Service", "PodDisruptionBudget"}
@@ -53,7 +53,7 @@ def test_compose_starts_nginx_with_the_files_of_this_repository():
     assert len(files) == 2 and all(file.exists() for file in files)
     settings = pathlib.PurePath(services["n5-server"]["command"][1])
     assert (CONFIG / "compose" / settings.name).is_file() and str(settings) in services["n5-server"]["healthcheck"]["test"]
-    # nginx finds the server where config/nginx.conf says, without a change.
+    # nginx finds the server at the address in config/nginx.conf, without a change.
     assert services["nginx"]["network_mode"] == services["n5-server"]["network_mode"] == "service:network"
     assert f'server {services["n5-server"]["environment"]["N5_SERVER__LISTEN"]} ' in (CONFIG / "nginx.conf").read_text()
     assert "DATA" in sources[1] and compose["volumes"].keys() == {"blocks"}

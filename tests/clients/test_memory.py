@@ -1,4 +1,4 @@
-"""Answers far larger than memory, at a bounded cost of it."""
+"""Answers far larger than memory use a bounded amount of it."""
 
 import hashlib
 import os
@@ -13,12 +13,12 @@ from support import MIB, Server, header, write
 
 MOST_MIB = 600
 HEAVY = os.environ.get("N5_TEST_HEAVY") == "1"
-# 16 layers of 1 GiB, and 4 more, all uint8.
+# 20 layers of 1 GiB, uint8.
 SPARSE = [32768, 32768, 20]
 
 
 def download(server, target, digest=None):
-    """Reads an answer piece by piece: (status, headers, bytes read, seconds)."""
+    """Read an answer piece by piece and return (status, headers, bytes read, seconds)."""
     connection = server.connection()
     connection.timeout = 600
     started = time.monotonic()
@@ -35,7 +35,7 @@ def download(server, target, digest=None):
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory):
-    """20 GiB, of which the first and the last block are stored."""
+    """Start a server of sparse datasets. Of `large`, 20 GiB, only the first and the last block are stored."""
     root = tmp_path_factory.mktemp("sparse.n5")
     block = [1024, 1024, 4]
     write(root / "large/attributes.json", support.attributes(SPARSE, block, "uint8", "gzip"))
@@ -48,7 +48,7 @@ def sparse(tmp_path_factory):
 
 
 def expected_digest():
-    """SHA-256 of the sparse volume, first axis fastest."""
+    """Return the SHA-256 of the sparse volume, first axis fastest."""
     digest, (x, y, z) = hashlib.sha256(), SPARSE
     rows = 1024
     first = np.zeros((rows, x), "uint8")
@@ -116,7 +116,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_frees_its_memory(sparse, tmp
     write(tmp_path / "large/attributes.json", support.attributes(SPARSE, [1024, 1024, 4], "uint8"))
     settings = ("server.send_timeout=2s", "limits.slice_budget=64MiB", "limits.budget_wait=60s")
     with Server(tmp_path, *[flag for setting in settings for flag in ("--set", setting)]) as server:
-        # They hold the budget one after the other, two seconds each.
+        # Each in turn holds the budget for the send timeout of two seconds.
         stuck = [server.connection() for _ in range(3)]
         for connection in stuck:
             connection.putrequest("GET", "/slice/large?size=8000,8000,1")
@@ -131,7 +131,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_frees_its_memory(sparse, tmp
 @pytest.mark.slow
 @pytest.mark.skipif(not HEAVY, reason="writes 2 GiB of blocks; set N5_TEST_HEAVY=1")
 def test_a_slice_of_layers_larger_than_the_budget_costs_little_more_than_its_layers(tmp_path):
-    """Layers of 512 MiB exceed the slice budget: the slice in one piece against its layers one by one."""
+    """Compare one slice with its layers read one by one. A layer of 512 MiB exceeds the slice budget."""
     shape, block = (4096, 4096, 128), (512, 512, 32)
     write(tmp_path / "dense/attributes.json", support.attributes(shape, block, "uint8", "gzip"))
     random = np.random.default_rng(1)
@@ -161,7 +161,7 @@ def zip_fast(data):
 
 
 def test_small_blocks_that_give_way_to_large_ones_leave_the_memory(tmp_path):
-    """Blocks of 29 KiB fill the cache, and then ones of 1.8 MiB: those of another allocator."""
+    """Fill the cache with blocks of 29 KiB, then with blocks of 1.8 MiB, which another allocator holds."""
     cache, side = 192, 620
     for name, block in (("small", 31), ("large", 124)):
         write(tmp_path / name / "attributes.json", support.attributes([side] * 3, [block] * 3, "uint8", "gzip"))
@@ -182,7 +182,7 @@ def test_small_blocks_that_give_way_to_large_ones_leave_the_memory(tmp_path):
         filled = server.peak_mib()
         assert filled > cache * 0.9
         layers("large", 124)
-        print(f"{filled:.0f} MiB when small blocks filled the cache, {server.peak_mib():.0f} at the most")
-        # Of the cache, 0.25 to 0.36 more in release builds and 0.6 in debug builds, which evict later; 0.8 to 0.95 where the
-        # allocator keeps what is free for a second.
+        print(f"{filled:.0f} MiB with the cache full of small blocks, {server.peak_mib():.0f} MiB at the peak")
+        # Growth as a fraction of the cache size: 0.25 to 0.36 in release builds, and 0.6 in debug builds, which evict
+        # later. It is 0.8 to 0.95 if the allocator keeps free memory for a second.
         assert server.peak_mib() < filled + cache * 2 / 3

@@ -1,4 +1,4 @@
-"""Neuroglancer in a browser shows what the data are; `neuroglancer.py` says how it is looked at."""
+"""Neuroglancer in a browser shows the data correctly; `neuroglancer.py` describes how this is checked."""
 
 import json
 
@@ -9,8 +9,8 @@ import neuroglancer
 import support
 
 pytestmark = [
-    pytest.mark.skipif(not neuroglancer.chromium(), reason="no Chromium: N5_TEST_CHROMIUM names one"),
-    pytest.mark.skipif(not (support.VIEWER / "index.html").is_file(), reason="no viewer: viewer/build makes it"),
+    pytest.mark.skipif(not neuroglancer.chromium(), reason="Chromium is not installed; set N5_TEST_CHROMIUM=PROGRAM"),
+    pytest.mark.skipif(not (support.VIEWER / "index.html").is_file(), reason="the viewer is not built; run viewer/build"),
 ]
 
 @pytest.fixture(scope="module")
@@ -33,15 +33,16 @@ def manifest() -> dict:
     return json.loads((support.CORPUS / "manifest.json").read_text())
 
 
-#: The views in which Neuroglancer decodes blocks as they are stored; in the others it has the server's chunks, which are all
-#: alike.
+#: Views in which Neuroglancer decodes blocks as stored. In the others it decodes chunks that the server encodes, all in
+#: the same way.
 AS_STORED = ["n5", "recommended"]
 
 
 def sample(manifest: dict, view: str) -> list[dict]:
-    """One dataset of each compression, type and parity of rank, and one of everything out of the common; or all.
+    """Select one dataset of each compression and type, and one with each feature; all with N5_TEST_ALL.
 
-    Of views in which the compression is the server's affair, one of each type and parity.
+    For raw blocks, select one of each parity of rank as well. For views in which the server chooses the compression,
+    select one of each type and parity of rank.
     """
     if support.ALL:
         return manifest["datasets"]
@@ -55,7 +56,7 @@ def sample(manifest: dict, view: str) -> list[dict]:
     return list({entry["path"]: entry for entry in chosen.values()}.values())
 
 
-#: Each view is looked at as soon as /info gives its URL.
+#: A view is tested if /info gives a URL for it.
 VIEWS = ["n5", "as/gzip", "zarr2", "zarr3", "precomputed", "recommended"]
 
 
@@ -63,11 +64,11 @@ VIEWS = ["n5", "as/gzip", "zarr2", "zarr3", "precomputed", "recommended"]
 def view(request, browser, manifest) -> str:
     urls = neuroglancer.describe(browser.server, manifest["datasets"][0]["path"])["urls"]
     if request.param.split("/")[0] not in urls:
-        pytest.skip(f"/info gives no URL of the view {request.param}")
+        pytest.skip(f"/info gives no URL for the view {request.param}")
     return request.param
 
 
-#: Segmentation has a form of its own in precomputed only; the others give the elements that they give for an image.
+#: Only precomputed has a format of its own for segmentations. The other views give the same elements as for an image.
 AS_SEGMENTATION = VIEWS if support.ALL else ["precomputed", "recommended"]
 
 
@@ -98,7 +99,7 @@ def test_pyramids_are_shown_at_every_level_and_in_their_place(browser, manifest,
         case = neuroglancer.pyramid_of(browser.server, support.CORPUS, group["path"], entries, view)
         if case is None:
             continue
-        # Of transforms, Neuroglancer's n5 source knows nothing, and precomputed has lengths only.
+        # Neuroglancer's n5 source does not know transforms, and precomputed supports only units of length.
         if view == "n5" and case.group["convention"] == "cosem" or view == "precomputed" and "modern" in case.name:
             continue
         outcomes.append(browser.show(case))
@@ -127,7 +128,7 @@ def test_a_comparison_can_fail(browser, tmp_path):
         case.truth = np.where(np.indices(array.shape).max(axis=0) < 8, 0, array).astype("uint8")
         right = [fault for fault in browser.show(case).faults if "another host" not in fault]
         assert not right
-        # Nearly equal labels: only the colours tell.
+        # Labels that merge pairs of segments: the colours must differ.
         labels = neuroglancer.Case("a", f"n5://{url}/n5/a/", "segmentation", case.truth // 2, directory=tmp_path / "a")
         assert any(fault.startswith("colours") for fault in browser.show(labels).faults)
 

@@ -1,4 +1,4 @@
-"""What Neuroglancer's n5 data source asks, and what it makes of the answers.
+"""Replays the requests of Neuroglancer's n5 data source, and its interpretation of the answers.
 
 Source: Neuroglancer `datasource/n5/frontend.ts`, `kvstore/http/{read,html_directory_listing}.ts`.
 """
@@ -22,14 +22,14 @@ PROBES = ["info", ".zarray", ".zattrs", ".zgroup", "zarr.json", "manifest.ocdbt"
 
 def ask(server, target, method="GET", **headers):
     answer = server.ask(target, method, BROWSER | headers)
-    assert answer["access-control-allow-origin"] == "*", f"{method} {target}: a missing block, to Neuroglancer"
+    assert answer["access-control-allow-origin"] == "*", f"{method} {target}: Neuroglancer takes this for a missing block"
     exposed = {name.strip().lower() for name in answer["access-control-expose-headers"].split(",")}
     assert "*" in exposed or {"content-range", "content-encoding", "content-length"} <= exposed
     return answer
 
 
 def listed(server, target):
-    """The names below a directory: every `<a href>`, resolved, strictly below, query and fragment stripped."""
+    """Return the names below a directory: every `<a href>` that resolves below it, without query and fragment."""
     page = ask(server, target, **{"Accept": "text/html", "Accept-Encoding": "gzip"})
     assert page["content-type"].startswith("text/html")
     text = gzip.decompress(page.body) if page["content-encoding"] == "gzip" else page.body

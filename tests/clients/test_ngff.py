@@ -17,7 +17,10 @@ UNITS = {"nm": "nanometer", "um": "micrometer", "": None}
 
 
 def viewer(group, level, factors, base, unit):
-    """n5-viewer and its kin, from full-resolution voxels and factors in N5 order: voxel size, centre, units."""
+    """Return voxel size, centre and units for n5-viewer and similar conventions.
+
+    `base` is the voxel size of the full resolution; it and `factors` are in N5 axis order.
+    """
     size = [b * f for b, f in zip(base, factors)]
     centre = [b * (f - 1) / 2 for b, f in zip(base, factors)]
     return size[::-1], centre[::-1], [UNITS[unit]] * len(base)
@@ -55,7 +58,7 @@ def ome_ngff(group, level):
     return scale, centre, [axis.get("unit") for axis in image["axes"]]
 
 
-# Path, how to place a level, paths of the levels, names of the axes.
+# Server, path, function that gives the placement of a level, paths of the levels, names of the axes.
 PYRAMIDS = [
     ("corpus", "java-4.0.2.n5/em/n5viewer", n5_viewer, ["s0", "s1", "s2"], "zyx"),
     ("corpus", "z5py-3.0.2.n5/em/n5viewer-old", n5_viewer_scales, ["s0", "s1", "s2"], "zyx"),
@@ -72,7 +75,7 @@ PYRAMIDS = [
 
 
 def attributes_below(root, path, levels):
-    """The attributes of a group and everything around its levels, by relative path."""
+    """Return the attributes of a group, its levels and their parents, by relative path."""
     names = {"", *levels, *(level.rsplit("/", 1)[0] for level in levels if "/" in level)}
     found = {}
     for name in names:
@@ -83,7 +86,7 @@ def attributes_below(root, path, levels):
 
 @pytest.fixture
 def sources(request):
-    """The server and the files of a container."""
+    """Return a function that gives the server and the files of a container."""
 
     def of(name):
         return request.getfixturevalue(name), support.CORPUS if name == "corpus" else support.DEMO
@@ -122,7 +125,7 @@ def test_a_pyramid_of_any_convention_is_an_image(sources, view, name, path, plac
 
 
 def open_with_xarray(server, view, path, **options):
-    """Of Zarr 2, xarray takes the fill value for a mark of what is missing, unless it is told not to."""
+    """Open a group with xarray. For Zarr 2, disable masking, because xarray takes the fill value for missing data."""
     options |= {"zarr_format": int(view[-1])} | ({"mask_and_scale": False} if view == "zarr2" else {})
     return xarray.open_zarr(f"{server.url}{view}/{path}", **options)
 

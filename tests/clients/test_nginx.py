@@ -1,4 +1,4 @@
-"""A real nginx in front, with the repository's own configuration for it."""
+"""A real nginx in front of the server, with the configuration in the repository."""
 
 import getpass
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not NGINX, reason="nginx is not installed (Debia
 
 
 class Proxy(Server):
-    """Speaks like a server, is an nginx."""
+    """An nginx in front of `upstream`, with the interface of `Server`."""
 
     def __init__(self, directory, upstream):
         with socket.socket() as free:
@@ -41,7 +41,7 @@ class Proxy(Server):
             f"{name}_temp_path {directory}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
         main = directory / "nginx.conf"
-        # Workers that root starts would be somebody who may not enter this directory.
+        # Without `user`, workers that root starts run as an account that may not enter this directory.
         user = f"user {getpass.getuser()};\n" if os.geteuid() == 0 else ""
         main.write_text(
             f"{user}daemon off; pid {directory}/nginx.pid; error_log {directory}/error.log;\n"
@@ -58,7 +58,7 @@ class Proxy(Server):
                 time.sleep(0.05)
 
     def logged(self, text):
-        """Waits for a line of the access log, which is written after its answer."""
+        """Wait until the access log contains `text`, and return the log. nginx writes a line after its answer."""
         until = time.monotonic() + 20
         while text not in (log := (self.directory / "access.log").read_text()):
             assert time.monotonic() < until, f"{text!r} is not logged: {log[-4000:]}"
@@ -116,7 +116,7 @@ def test_ranges_and_conditions_pass(proxy, root):
         assert (part.status, part.body) == (206, stored[4:12])
         assert part["content-range"] == f"bytes 4-11/{len(stored)}"
         assert proxy.get(f"{prefix}/50%25/0/0/0", Range="bytes=999999-").status == 416
-        # Where nginx caches blocks, it withholds the condition; a whole answer is correct, too.
+        # Where nginx caches blocks, it does not forward the precondition. A complete answer is then correct, too.
         allowed = (304,) if prefix else (200, 304)
         assert proxy.get(f"{prefix}/50%25/0/0/0", If_None_Match=whole["etag"]).status in allowed
         other = proxy.get(f"{prefix}/50%25/0/0/0", Range="bytes=4-11", If_Range='"other"')
@@ -152,11 +152,11 @@ def test_a_large_slice_streams_through(proxy, upstream):
     connection.endheaders()
     response = connection.getresponse()
     first = response.read(1)
-    # Time enough for a proxy that would take it all, while the client takes no more.
+    # Long enough for a buffering proxy to read the whole answer while the client reads nothing.
     time.sleep(1)
-    # Whoever asks for the metrics is a request, too.
-    assert upstream.metric("n5_http_requests_in_flight") >= 2, "the proxy has taken the whole answer"
-    assert upstream.peak_mib() < 256, "half of the answer was in memory"
+    # The metrics request itself is in flight, too.
+    assert upstream.metric("n5_http_requests_in_flight") >= 2, "the proxy has buffered the whole answer"
+    assert upstream.peak_mib() < 256, "the server held half of the answer in memory"
     rest = 0
     while piece := response.read(1 << 20):
         rest += len(piece)
@@ -185,7 +185,7 @@ def test_an_unreachable_server_is_a_503_that_scripts_can_read(root, tmp_path):
 
 @pytest.fixture(scope="module")
 def compose(tmp_path_factory):
-    """The server with the settings that Compose gives it, and nginx before it."""
+    """Start a server with the settings of the Compose file, and nginx in front of it."""
     directory = tmp_path_factory.mktemp("compose")
     write_dataset(directory / "em.n5/v", support.counting(40, 30, 20), (16, 16, 16), "gzip")
     support.write(directory / "em.n5/attributes.json", {"n5": "4.0.0"})
@@ -205,7 +205,7 @@ def test_what_compose_serves_is_what_its_server_has(compose):
     for target in targets:
         direct = server.get(target)
         assert direct.status == (404 if "9" in target else 200), target
-        # The second time from nginx's cache, where that keeps it.
+        # The second answer comes from nginx's cache if nginx stores it.
         for _ in range(2):
             proxied = proxy.get(target)
             assert (proxied.status, proxied.body, proxied["etag"]) == (direct.status, direct.body, direct["etag"]), target
@@ -222,7 +222,7 @@ def test_an_answer_of_the_cache_has_the_id_of_its_own_request(compose):
             assert answer.headers.get_all("x-request-id") == [f"turn-{turn}{status}"]
             ids.add(proxy.get(target)["x-request-id"])
     assert len(ids) == 6
-    # What the server does not take for an id nginx does not pass on either.
+    # nginx does not forward a request id that the server would not accept.
     answer = proxy.get("/em/v/attributes.json", X_Request_Id="no id")
     server.logged(f'id="{answer["x-request-id"]}"')
 
@@ -240,7 +240,7 @@ def test_nginx_writes_no_token_and_the_id_that_the_server_writes(compose, tmp_pa
             for number, target in enumerate(targets):
                 headers = {"Referer": f"http://{asked.host}{target}", "X-Request-Id": f"asked-{number}"}
                 asked.ask(target, headers=headers)
-            # Somebody who goes away within the head of a request.
+            # A client that closes the connection in the middle of a request head.
             support.exchange(asked, f"GET /slice/em/v?token={token} HTTP/1.1\r\nHost: x".encode(), first=0.2, silent=True)
             asked.ask("/healthz", headers={"X-Request-Id": "the-last"})
         assert "id=asked-0 GET 200 " in proxy.logged("id=the-last ")
@@ -257,7 +257,8 @@ def test_nginx_writes_no_token_and_the_id_that_the_server_writes(compose, tmp_pa
 SMUGGLED = b"GET /50%25/attributes.json HTTP/1.1\r\nHost: x\r\nX-Request-Id: smuggled\r\n\r\n"
 LENGTH = str(len(SMUGGLED)).encode()
 
-# What nginx and the server could see differently: each is followed by SMUGGLED, which is a body or nothing.
+# Request heads that nginx and the server could interpret differently. SMUGGLED follows each one, as a body or without
+# meaning.
 SHAPES = {
     "length of a GET": b"GET /50%25/0/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: " + LENGTH + b"\r\n\r\n",
     "length of a HEAD": b"HEAD /50%25/0/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: " + LENGTH + b"\r\n\r\n",
@@ -299,18 +300,18 @@ def test_nginx_and_the_server_agree_where_requests_end(proxy, prefix, shape):
     head = SHAPES[shape].replace(b" /", b" " + prefix + b"/", 1)
     is_answered = shape != "an encoding in capitals"
     received = support.exchange(proxy, head + SMUGGLED, quiet=0.5, first=20 if is_answered else 2, silent=not is_answered)
-    # That nginx itself may take for a second request what nobody gave a length; only the first line of that is left.
+    # nginx itself may take octets without a declared length for a second request, so there may be two status lines.
     statuses = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", received)]
-    # 501: nginx knows no such encoding. None: it waits for the end of the body.
+    # 501: nginx does not support the transfer encoding. No status: nginx waits for the end of the body.
     assert all(status < 500 or status == 501 for status in statuses), received
     assert statuses or not is_answered
     assert b"smuggled" not in received or is_second_for_nginx(shape), received
-    # Whoever is next on the connection that nginx keeps to the server gets their own answer.
+    # The next requests on the connection that nginx keeps to the server get their own answers.
     for number in range(4):
         answer = proxy.get("/50%25/0/0/0", X_Request_Id=f"next-{number}")
         assert (answer.status, answer["x-request-id"]) == (200, f"next-{number}")
 
 
 def is_second_for_nginx(shape):
-    """Whether nginx finds no body, so that what follows is rightly the client's second request."""
+    """Return True if nginx finds no body, so that SMUGGLED is legitimately the client's second request."""
     return shape in ("chunked and length 4",)

@@ -1,4 +1,4 @@
-"""Node's HTTP clients, which ask for everything at once, against the real server."""
+"""Node's HTTP clients, which send all requests at once, against the real server."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def version_of_node() -> int | None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     if (version := version_of_node()) is None or version < 20:
-        pytest.skip(f"needs node 20 or later on PATH, there is {version or 'none'}")
+        pytest.skip(f"needs node 20 or later on PATH, found {version or 'none'}")
     root = tmp_path_factory.mktemp("many.n5")
     support.write(root / "many/attributes.json", support.attributes([CHUNKS * 4, 128], [4, 128]))
     for number in range(CHUNKS):

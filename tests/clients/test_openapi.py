@@ -1,4 +1,4 @@
-"""openapi.yaml: valid, true, and kept by the server whatever is asked within it."""
+"""openapi.yaml is valid, its examples are true, and the server conforms to it."""
 
 import collections
 import json
@@ -33,14 +33,14 @@ CHECKS = [
 EXAMPLES = 50
 SCHEMA = schemathesis.openapi.from_path(str(FILE))
 OPERATIONS = {result.ok().label: result.ok() for result in SCHEMA.get_all_operations()}
-# Statuses that each operation was answered with.
+# Number of answers by operation and status.
 SEEN = collections.defaultdict(collections.Counter)
 
 load_all_checks()
 
 
 def spans_segments(operation):
-    """Path parameters whose slashes separate segments."""
+    """Return the path parameters whose slashes separate segments."""
     item = DOCUMENT["paths"][operation.path]
     named = [resolve(parameter) for parameter in item.get("parameters", [])]
     return {parameter["name"] for parameter in named if parameter.get("x-spans-segments")}
@@ -56,7 +56,7 @@ def resolve(node):
 
 
 def examples(operation):
-    """Values that the document gives for the path parameters: those that exist in the demo container."""
+    """Return the examples of the path parameters in the document, which exist in the demo container."""
     parameters = [resolve(p) for p in DOCUMENT["paths"][operation.path].get("parameters", [])]
     return {
         p["name"]: [example["value"] for example in p["examples"].values()] for p in parameters if p["in"] == "path"
@@ -64,7 +64,7 @@ def examples(operation):
 
 
 def call(case, server):
-    """Sends a case; the slashes of parameters that span segments stay slashes."""
+    """Send a case. Slashes of parameters that span segments are not escaped."""
     spanning = spans_segments(case.operation)
     case.path_parameters = {
         name: str(value).replace("%2F", "/") if name in spanning else value
@@ -76,13 +76,13 @@ def call(case, server):
 
 
 def cases(operation):
-    """Cases of an operation: half of them of what exists, so that more than refusals is seen."""
+    """Return a strategy for the cases of an operation. Most name existing data, so that not only errors occur."""
     known = examples(operation)
     there = {name: st.sampled_from([urllib.parse.quote(value) for value in values]) for name, values in known.items()}
     if not there:
         return operation.as_strategy()
     fixed = st.fixed_dictionaries(there).flatmap(lambda values: operation.as_strategy(path_parameters=values))
-    # Without query and headers, most of what exists is answered with 200.
+    # Without query and headers, most requests for existing data are answered with 200.
     return st.one_of(fixed, fixed.map(bare), operation.as_strategy())
 
 
@@ -110,14 +110,14 @@ def test_operation(demo, label):
 
 
 def is_built(operation, demo):
-    """Whether it can succeed here: the viewer is no part of the binary."""
+    """Return True if the operation can succeed here. The viewer is not part of the binary."""
     return not operation.path.startswith("/viewer/") or demo.ask("/viewer/").status == 200
 
 
 @pytest.mark.slow
 def test_every_operation_was_answered_with_success(demo):
     if not SEEN:
-        pytest.skip("the operations were not run")
+        pytest.skip("no operation was tested")
     for label, statuses in SEEN.items():
         print(label, dict(statuses))
     succeeded = {label for label in OPERATIONS if any(200 <= status < 300 for status in SEEN[label])}
@@ -138,7 +138,7 @@ def test_every_example_of_a_parameter_is_true(demo):
 
 
 def test_every_example_of_an_answer_is_true(demo):
-    """Examples whose summary is a target: that is what it answers."""
+    """Compare each example with the answer to the target in its summary."""
     checked = 0
     for response in DOCUMENT["components"]["responses"].values():
         for media_type, content in response.get("content", {}).items():
@@ -165,7 +165,7 @@ def test_exposed_headers_are_the_documented_ones(demo):
         name.lower() for response in DOCUMENT["components"]["responses"].values() for name in response.get("headers", {})
     }
     cors = {name for name in documented if name.startswith("access-control-")}
-    # Exposed where there can be one.
+    # Exposed only if access control is configured.
     documented.discard("www-authenticate")
     assert documented - cors <= exposed, documented - cors - exposed
 

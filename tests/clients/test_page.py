@@ -1,4 +1,4 @@
-"""The page that a listing is in a browser: Chromium, driven by Playwright, against the real binary."""
+"""The page that a browser makes of a listing: Chromium, driven by Playwright, against the real server."""
 
 import json
 import re
@@ -20,13 +20,13 @@ from page_visit import (  # noqa: E402
 )  # fmt: skip
 
 __all__ = ["browser"]
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium, or N5_TEST_CHROMIUM=PROGRAM")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium, or set N5_TEST_CHROMIUM=PROGRAM")
 
 PAGES = ["", "volume/", "volume/em/", "volume/labels/", "volume/distance/", "photo/", "cell/", "compressions/lz4/"]
 
 
 # ---------------------------------------------------------------------------------------------------
-# As a page
+# The page in general
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -72,7 +72,7 @@ def test_without_script_the_listing_works(browser, demo):
 
 def test_entries_say_what_they_are(browser, demo):
     with Visit(browser, demo, "volume/") as visit:
-        # An entry has its picture after its text.
+        # An entry's picture appears after its text.
         expect(visit.page.locator("#entries canvas")).to_have_count(3, timeout=30_000)
         texts = visit.page.locator("#entries li").all_inner_texts()
         told = {text.split("/")[0].strip(): re.sub(r"\s+", " ", text) for text in texts}
@@ -143,8 +143,8 @@ def test_three_clicks_lead_from_the_root_to_both_volumes_in_neuroglancer(browser
     with Visit(browser, demo) as visit:
         visit.page.click("text=volume/")
         visit.page.wait_for_url("**/volume/")
-        assert visit.without_stats or not any("/stats/" in url for url in visit.requests), "asked before it is wanted"
-        assert len(state_of(visit.page.get_attribute("a.primary", "href"))["layers"]) == 3, "it works at once"
+        assert visit.without_stats or not any("/stats/" in url for url in visit.requests), "statistics were requested before the link was used"
+        assert len(state_of(visit.page.get_attribute("a.primary", "href"))["layers"]) == 3, "the link works immediately"
         visit.page.hover("a.primary")
         visit.page.wait_for_selector("a.primary[data-complete]")
         link = visit.page.locator("a.primary")
@@ -271,13 +271,13 @@ def test_what_cannot_be_shown_is_said(browser, tmp_path):
         visit.go("empty/")
         assert "no elements" in visit.text(".preview")
         visit.go("broken/")
-        assert "remark" in visit.text("main")
+        assert "compatibility note" in visit.text("main")
         visit.context.close()
 
 
 def test_a_part_is_shown_where_the_whole_plane_is_too_much(browser, tmp_path):
     array = support.counting(256, 256, 128)
-    # Compressed: of uncompressed blocks only what is shown is read.
+    # The blocks are compressed, because the server reads only the visible parts of uncompressed ones.
     support.write_dataset(tmp_path / "big", array, (64, 64, 64), "gzip")
     limits = ("--set", "limits.slice_budget=1MiB", "--set", "limits.decode_factor=4")
     with support.Server(tmp_path, *limits) as server:
@@ -334,7 +334,7 @@ def test_a_token_stays_on_every_request(browser, demo):
             assert "token=s%2Bc%27ret" in text and "c'ret" not in text, "a quote would end the string"
         visit.go("volume/?token=s%2Bc%27ret")
         link = visit.page.locator("a.primary")
-        told = {True: "Open all in Neuroglancer", False: "Open all in the public Neuroglancer (gives it this page's token)"}
+        told = {True: "Open all in Neuroglancer", False: "Open all in the public Neuroglancer (sends it this page's token)"}
         assert link.text_content() == told[visit.has_viewer()]
         for layer in state_of(link.get_attribute("href"))["layers"]:
             assert layer["source"]["url"].endswith("/?token=s%2Bc%27ret")

@@ -1,4 +1,4 @@
-"""What the page makes of metadata that nobody expects, and of the places where it is served."""
+"""The page with unexpected metadata and names, and served from unusual addresses."""
 
 import json
 import re
@@ -11,7 +11,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from page_visit import CHROMIUM, READY, Visit, browser, state_of  # noqa: E402
 
 __all__ = ["browser"]
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium, or N5_TEST_CHROMIUM=PROGRAM")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium, or set N5_TEST_CHROMIUM=PROGRAM")
 
 LINE_BREAKS = ["\n", "\r", "\u2028", "\u2029", "\x85"]
 
@@ -67,9 +67,9 @@ def test_a_link_holds_nothing_that_neuroglancer_refuses(browser, tmp_path, case,
         state = state_of(visit.page.get_attribute("a.primary", "href"))
 
     def check(value, key=None):
-        assert value is not None, f"{key} is no number"
+        assert value is not None, f"{key} is not a number"
         if isinstance(value, dict):
-            assert key not in ("dimensions", "outputDimensions") or len(value) == 3, "an axis is lost"
+            assert key not in ("dimensions", "outputDimensions") or len(value) == 3, "an axis is missing"
             for name, scale in value.items() if key in ("dimensions", "outputDimensions") else ():
                 assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*['^]?", name)
                 assert 1e-30 <= scale[0] <= 1e30
@@ -123,13 +123,13 @@ def test_a_part_of_a_listing_says_so(browser, tmp_path):
         assert visit.page.get_attribute("input[type=search]", "placeholder") == "Search this page"
         visit.page.focus("input[type=search]")
         visit.page.keyboard.press("Enter")
-        assert visit.page.url == f"{server.url}?token=secret", "nothing is searched for"
+        assert visit.page.url == f"{server.url}?token=secret", "Enter submits no search"
         visit.page.click("#more button")
         visit.page.wait_for_url("**after=**")
         visit.ready()
         assert "token=secret" in visit.page.url
         assert visit.text(".count") == "3 entries after g09999"
-        visit.page.click("text=From the start")
+        visit.page.click("text=Back to the first page")
         visit.page.wait_for_url("**/?token=secret")
         visit.ready()
 

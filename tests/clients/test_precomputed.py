@@ -1,4 +1,4 @@
-"""The view /precomputed as TensorStore and cloud-volume read it, against the corpus and pyramids of every convention."""
+"""/precomputed, read by TensorStore and cloud-volume: the corpus, and pyramids of every convention."""
 
 import collections
 import hashlib
@@ -18,7 +18,7 @@ HELD = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float3
 
 @pytest.fixture(scope="module")
 def truths():
-    """What the manifest of the corpus says of its datasets, by path."""
+    """Return the manifest's entries by path of the dataset; empty if there is no corpus."""
     if not support.CORPUS.is_dir():
         return {}
     return {entry["path"]: entry for entry in json.loads((support.CORPUS / "manifest.json").read_text())["datasets"]}
@@ -44,7 +44,7 @@ def is_held(attributes) -> bool:
 
 
 def lossless(attributes) -> list[str]:
-    """The encodings that hold the dataset as it is."""
+    """Return the encodings that store the dataset without loss."""
     channels = (list(map(int, attributes["dimensions"])) + [1] * 4)[3]
     found = ["raw"]
     if attributes["dataType"] in ("uint8", "uint16") and channels <= 4:
@@ -55,7 +55,7 @@ def lossless(attributes) -> list[str]:
 
 
 def sampled(server, dataset, attributes, truth):
-    """The elements, x, y, z and channels, and whether somebody else vouches for them."""
+    """Return the elements as `[x, y, z, channel]`, or None if /slice fails. Check their SHA-256 if it is known."""
     answer = server.get(f"/slice/{support.quote(dataset.path)}?order=F")
     if answer.status != 200:
         return None
@@ -66,13 +66,13 @@ def sampled(server, dataset, attributes, truth):
 
 
 def compare(server, dataset, truth, count, classes):
-    """Reads one dataset in every way; returns nothing, and raises what differs.
+    """Read one dataset in every way and raise an exception if something differs.
 
-    cloud-volume, which takes half a second for each, reads one of each type, number of axes and feature, which are added
-    to `classes`; or, for `N5_TEST_ALL`, all.
+    cloud-volume takes half a second per dataset. It reads one of each type, number of axes and feature, which are
+    added to `classes`, or all datasets with `N5_TEST_ALL`.
     """
     attributes = dataset.attributes()
-    # With the reason where it is 404.
+    # Accepting problem documents gives the reason of a 404.
     accept = "application/json, application/problem+json"
     info = server.get(f"/precomputed/{support.quote(dataset.path)}/info", accept=accept)
     if server.get(f"/slice/{support.quote(dataset.path)}?unknown=1").status == 404 or not is_held(attributes):
@@ -92,11 +92,11 @@ def compare(server, dataset, truth, count, classes):
         if expected is None:
             with pytest.raises(ValueError):
                 opened.read().result()
-            count[f"TensorStore {encoding}: damaged, an error as from /slice"] += 1
+            count[f"TensorStore {encoding}: damaged, error like /slice"] += 1
             continue
         got = opened.read().result()
         assert got.shape == expected.shape, (encoding, got.shape, expected.shape)
-        assert got.tobytes("F") == expected.tobytes("F"), f"other values as {encoding}"
+        assert got.tobytes("F") == expected.tobytes("F"), f"different values as {encoding}"
         count[f"TensorStore {encoding}: equal"] += 1
     if expected is None:
         return
@@ -109,10 +109,10 @@ def compare(server, dataset, truth, count, classes):
     if of_classes <= classes and not support.ALL:
         return
     classes |= of_classes
-    # What `info` chooses: compressed_segmentation for segments.
+    # cloud-volume uses the encoding that `info` chooses: compressed_segmentation for segments.
     with_offset = through_cloud_volume(server, dataset.path)
     got = np.asarray(with_offset[with_offset.bounds])
-    assert got.shape == expected.shape and got.tobytes("F") == expected.tobytes("F"), "other values in cloud-volume"
+    assert got.shape == expected.shape and got.tobytes("F") == expected.tobytes("F"), "different values in cloud-volume"
     count["cloud-volume: equal"] += 1
 
 

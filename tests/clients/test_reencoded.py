@@ -1,4 +1,4 @@
-"""/as/{encoding}: TensorStore, the strictest reader of N5, opens every dataset that the server decodes."""
+"""/as/{encoding}: TensorStore, the strictest N5 reader, opens every dataset that the server decodes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A block that many ask for at once is read and decoded once, whoever hangs up."""
+"""Concurrent requests for a block read and decode it once, whichever client hangs up."""
 
 import socket
 import threading
@@ -17,7 +17,7 @@ SHAPE = (128, 128, 64)
 def server(tmp_path):
     noise = np.random.default_rng(7).integers(0, 64, SHAPE).astype("uint8")
     support.write_dataset(tmp_path / "cold", noise, SHAPE, "xz")
-    time.sleep(0.1)  # a file just written is not trusted to stay as it is, and read again
+    time.sleep(0.1)  # a file written just now may still change and would be read again
     with support.Server(tmp_path) as server:
         server.noise = noise
         yield server
@@ -61,7 +61,7 @@ def test_a_hundred_clients_of_a_cold_block_cost_one_decode(server):
 def test_the_first_client_hanging_up_changes_nothing(server):
     first = socket.create_connection((server.host, server.port))
     first.sendall(b"GET /slice/cold?start=0,0,0&size=128,128,1 HTTP/1.1\r\nHost: n5\r\n\r\n")
-    time.sleep(0.02)  # it leads the load by now
+    time.sleep(0.02)  # by now it is the leader of the load
     results = [None] * CLIENTS
     threads = ask_together(server, CLIENTS, results)
     first.close()

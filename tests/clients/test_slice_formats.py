@@ -1,4 +1,4 @@
-"""/slice as other programs open it: TIFF stacks, images, blocks, and converted elements."""
+"""Answers of /slice in other programs: TIFF stacks, images, blocks, and converted elements."""
 
 import io
 
@@ -14,7 +14,7 @@ SHAPE = (40, 30, 7)
 
 
 def values(data_type: str) -> np.ndarray:
-    """Elements in N5 axis order that every type has, and in wider types some that others lack."""
+    """Return elements in N5 axis order: integers that span the range of their type, or floats with fractions."""
     array = np.arange(np.prod(SHAPE), dtype="int64").reshape(SHAPE, order="F") % 100
     if data_type.startswith("float"):
         return array.astype(data_type) / 4

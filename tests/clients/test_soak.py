@@ -1,4 +1,4 @@
-"""The soak in its shortest form: that it passes, and that it would notice."""
+"""The soak test in its shortest form passes, and it notices faults."""
 
 import asyncio
 import os
@@ -16,16 +16,16 @@ SOAK = pathlib.Path(__file__).parents[1] / "soak" / "soak.py"
 
 def soak(*arguments):
     command = [sys.executable, SOAK, "--binary", support.binary(), "--minutes", "0.1", "--without-speed"]
-    # No fault of these tests needs to run into them; a machine that stands still must not.
+    # These tests need no fault to reach the timeouts, and a machine that stalls must not reach them.
     command += ["--request-timeout", "30s", "--budget-wait", "20s", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="faults of a file system are injected by root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can inject file system faults")
 def test_no_byte_is_wrong_while_storage_fails():
     done = soak("--only", "E")
     if "left out: faults of a file system" in done.stdout:
-        pytest.skip("no file system of our own can be mounted here")
+        pytest.skip("the test cannot mount a file system here")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -44,8 +44,8 @@ def modules(monkeypatch):
     return soak, speed
 
 
-# What is seen after each injection, and whether that is a violation, for how many faults it was low and for how many nothing
-# could be told.
+# Throughput after each injection (True: full, False: low, None: the machine was too busy to tell), whether this is a
+# violation, the number of faults with low throughput, and the number of faults without a verdict.
 RULE = [
     ([True], False, 0, 0),
     ([False, True], False, 1, 0),
@@ -77,7 +77,7 @@ def test_a_server_that_stays_slow_is_not_taken_for_chance(modules, seen, is_wron
     assert (bool(found.watch.violations), found.low, found.untold, seen) == (is_wrong, low, untold, [])
 
 
-# Answers a second in each window and the part of the processors that nobody had in it; what is said of them.
+# Answers per second in each window, the idle share of the processors, and the verdict (None: the machine was too busy).
 WINDOWS = [
     ([95], 0.2, True),
     ([70, 70, 95], 0.2, True),
@@ -104,7 +104,7 @@ def test_throughput_is_judged_by_windows_in_which_the_machine_was_ours(modules, 
     assert (is_full, rates) == (said, [])
 
 
-# Parts of the machine that could be had in each window; which of them tells something.
+# Available share of the machine in each window, and the index of the first window that counts (None: no window does).
 MOMENTS = [([1.0], 0), ([0.5, 0.5, 0.9], 2), ([0.5] * 6, None)]
 
 

@@ -1,4 +1,4 @@
-"""`/stats` against numpy: exact where the whole dataset is read, close where a sample is."""
+"""`/stats` compared with numpy: exact if the whole dataset is read, close if a sample is read."""
 
 import io
 import json
@@ -15,7 +15,7 @@ LIST = ",".join(str(p) for p in PERCENTILES)
 
 
 def stored(server: support.Server, dataset: dict) -> np.ndarray | None:
-    """The elements of the blocks that exist, or None where the server does not decode them."""
+    """Return the elements of a dataset, or None if the server does not decode it."""
     path = urllib.parse.quote(dataset["path"])
     answer = server.get(f"/slice/{path}?format=npy")
     if answer.status == 422 or answer.status == 501:
@@ -25,7 +25,7 @@ def stored(server: support.Server, dataset: dict) -> np.ndarray | None:
 
 
 def check(answer: dict, elements: np.ndarray) -> None:
-    """Compares an exact answer with the elements, of which the missing ones are zeros."""
+    """Compare an exact answer with the elements, in which missing ones are zeros."""
     sample = answer["sample"]
     assert sample["elements"] + sample["elements_missing"] == elements.size
     flat = elements.ravel()
@@ -34,7 +34,7 @@ def check(answer: dict, elements: np.ndarray) -> None:
     assert answer["nan"] == (int(np.isnan(flat).sum()) if floating else 0)
     assert answer["infinite"] == (int(np.isinf(flat).sum()) if floating else 0)
     if sample["elements"] and sample["elements_missing"]:
-        # Which zeros are stored is not visible from here.
+        # The slice does not show which zeros are stored.
         assert sum(answer["histogram"]["counts"]) <= sample["elements"] if answer["histogram"] else True
         return
     finite = flat[np.isfinite(flat)] if floating else flat
@@ -80,7 +80,7 @@ def test_every_dataset_of_the_corpus_has_the_statistics_that_numpy_finds(corpus,
 
 
 def write(root, name: str, elements: np.ndarray, block: int, skip=lambda x, y, z: False) -> None:
-    """A raw dataset of cubes; elements[x, y, z]."""
+    """Write a raw dataset of `elements[x, y, z]` in cubic blocks."""
     directory = root / name
     directory.mkdir(parents=True)
     attributes = {
@@ -103,7 +103,7 @@ def write(root, name: str, elements: np.ndarray, block: int, skip=lambda x, y, z
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "uint64"])
 def test_a_sample_is_close_to_the_whole(tmp_path, dtype):
     generator = np.random.default_rng(7)
-    # A gradient along every axis and noise: no part is like the whole.
+    # A gradient along every axis and noise, so that no part resembles the whole.
     x, y, z = np.meshgrid(*[np.arange(160, dtype=np.float32)] * 3, indexing="ij")
     elements = (x + y + z) / 3 + generator.normal(0, 5, x.shape) + 40
     elements = elements.clip(1, 254).astype(dtype)
@@ -117,7 +117,7 @@ def test_a_sample_is_close_to_the_whole(tmp_path, dtype):
     for percentage in PERCENTILES[1:-1]:
         expected = float(np.percentile(stored.astype(float), percentage))
         got = document["percentiles"][str(percentage)]
-        # Two bins of the histogram around the middle; the tails depend on few blocks.
+        # Two bins of the histogram for percentiles 25 to 75, six for the others: the tails depend on few blocks.
         tolerance = 2 / 64 if 25 <= percentage <= 75 else 6 / 64
         assert abs(got - expected) <= tolerance * span, (percentage, got, expected)
     assert sum(document["histogram"]["counts"]) == document["sample"]["elements"]

@@ -1,4 +1,4 @@
-"""TensorStore over HTTP, and what /info says of it."""
+"""TensorStore over HTTP, and the schema and spec that /info gives for it."""
 
 import asyncio
 import io
@@ -11,12 +11,12 @@ import tensorstore as ts
 import support
 from datasets import all_datasets
 
-# Larger arrays are compared by a region of them.
+# Maximum number of elements that are compared completely; of larger arrays, a region is compared.
 WHOLE_ELEMENTS = 1 << 22
 
 
 def open_with(kvstore):
-    """The dataset as TensorStore opens it, or the reason why not."""
+    """Return the dataset that TensorStore opens and None, or None and the reason why it cannot open it."""
     try:
         return ts.open({"driver": "n5", "kvstore": kvstore}, open=True, read=True).result(), None
     except (ValueError, NotImplementedError) as error:
@@ -24,7 +24,7 @@ def open_with(kvstore):
 
 
 def box(shape):
-    """All of a small array, of a large one a part around the middle."""
+    """Return start and stop of the compared region: a whole small array, or a part in the middle of a large one."""
     if np.prod(shape, dtype=float) <= WHOLE_ELEMENTS:
         return [0] * len(shape), list(shape)
     start = [max(0, size // 2 - 20) for size in shape]
@@ -32,7 +32,7 @@ def box(shape):
 
 
 def compare(server, dataset):
-    """What differs between TensorStore on the files, TensorStore over HTTP, /slice and /info."""
+    """Compare TensorStore on the files with TensorStore over HTTP, /slice and /info. Return the outcome."""
     target = support.quote(dataset.path)
     local, why = open_with({"driver": "file", "path": f"{dataset.directory}/"})
     info = server.get(f"/info/{target}")
@@ -42,7 +42,7 @@ def compare(server, dataset):
         assert described is None, f"/info has a schema, TensorStore refuses: {why[:300]}"
         return "refused"
     schema = local.schema.to_json()
-    assert described is not None, f"/info has none, TensorStore has {schema}; problems: {info.json()['problems']}"
+    assert described is not None, f"/info has no schema, TensorStore has {schema}; problems: {info.json()['problems']}"
     assert described["schema"] == schema
     compact = {"sort_keys": True, "separators": (",", ":")}
     assert json.dumps(described["schema"], **compact) == json.dumps(schema, **compact)
@@ -75,7 +75,7 @@ def compare(server, dataset):
 
 def same(got, expected, how):
     assert got.dtype == expected.dtype and got.shape == expected.shape, (how, got.dtype, got.shape)
-    assert got.tobytes("F") == expected.tobytes("F"), f"other values {how}"
+    assert got.tobytes("F") == expected.tobytes("F"), f"different values {how}"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from datasets import all_datasets
 zarr = pytest.importorskip("zarr", reason="zarr 2 is not installed")
 from zarr.n5 import N5FSStore  # noqa: E402
 
-# What zarr 2 can be expected to read: its own lz4 and blosc have other parameters than N5's.
+# Compressions that zarr 2 should read. Its lz4 and blosc have other parameters than N5's.
 CODECS = {"raw", "gzip", "bzip2", "xz"}
 MOST_ELEMENTS = 1 << 20
 
@@ -31,20 +31,20 @@ def suits(dataset):
 
 
 def read(container, dataset):
-    """The array in N5 axis order, or the reason why zarr does not read it."""
+    """Return the array in N5 axis order and None, or None and the reason why zarr cannot read it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             array = zarr.open_array(N5FSStore(container), path=dataset.path, mode="r")
             return np.asarray(array[...]).transpose(), None
-    except Exception as error:  # noqa: BLE001: whatever zarr raises, it cannot read it
+    except Exception as error:  # noqa: BLE001: any exception means that zarr cannot read it
         return None, f"{type(error).__name__}: {error}"
 
 
 @pytest.mark.slow
 def test_what_zarr_reads_from_files_it_reads_the_same_over_http(demo, request):
     every = [dataset for dataset in all_datasets() if suits(dataset)]
-    # One of each compression, type and writer: zarr asks for attributes many times per open.
+    # One dataset of each writer, compression and type, because zarr requests attributes many times per open.
     chosen = {}
     for dataset in every:
         described = dataset.attributes()
@@ -61,13 +61,13 @@ def test_what_zarr_reads_from_files_it_reads_the_same_over_http(demo, request):
         remote, why = read(f"{server.url}n5", dataset)
         sliced = np.load(io.BytesIO(server.get(f"/slice/{target}?format=npy").body))
         if remote is None or remote.tobytes("F") != local.tobytes("F"):
-            faults.append(f"{dataset.path}: over HTTP {why or 'other values'}")
+            faults.append(f"{dataset.path}: over HTTP {why or 'different values'}")
         elif sliced.tobytes("F") != local.tobytes("F"):
-            faults.append(f"{dataset.path}: /slice has other values")
+            faults.append(f"{dataset.path}: /slice has different values")
         else:
             equal += 1
     print(f"{equal} of {len(chosen)} kinds of {len(every)} datasets are equal, {len(faults)} differ")
-    print(f"{len(refused)} are not read by zarr from files either")
+    print(f"zarr cannot read {len(refused)} from files either")
     assert not faults, "\n".join(faults[:30])
     assert equal > 0
 

@@ -1,4 +1,4 @@
-"""/zarr3, and /zarr2 once more, read by zarr-python 3 and TensorStore."""
+"""/zarr3 and /zarr2, read by zarr-python 3 and TensorStore."""
 
 import numpy as np
 import pytest

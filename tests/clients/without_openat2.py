@@ -1,6 +1,6 @@
-"""Starts a program for which one system call, `openat2`, fails: `without_openat2.py ENOSYS program arguments...`.
+"""Run a program for which the system call `openat2` fails: `without_openat2.py ENOSYS program arguments...`.
 
-As in a sandbox with a filter (seccomp), which every child inherits."""
+The call is refused by a seccomp filter, as in a sandbox. Every child process inherits the filter."""
 
 import ctypes
 import errno
@@ -24,7 +24,7 @@ def refuse(code: int) -> None:
     program = Program(len(steps), ctypes.cast(text, ctypes.c_void_p))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0):
-        raise OSError(ctypes.get_errno(), "no filter for system calls")
+        raise OSError(ctypes.get_errno(), "cannot install the system call filter")
 
 
 if __name__ == "__main__":

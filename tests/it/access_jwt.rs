@@ -1,9 +1,9 @@
-//! Callers that an issuer vouches for: what a JWT must say, and which are refused. Keys from a URL, by TLS, are in
+//! Callers with JWTs: the required claims, and refused tokens. Keys from a URL, over TLS, are tested in
 //! `tests/clients/test_access.py`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use n5_server::access::{Caller, Control, Expected, Policy, Rejection, Where};
+use n5_server::access::{AccessControl, Caller, JwksLocation, JwtValidation, Policy, TokenError};
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair};
 use serde_json::{Value, json};
@@ -23,19 +23,19 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// An issuer with a key of each of two kinds.
+/// An issuer with an Ed25519 and a P-256 key.
 struct Issuer {
     ed: Ed25519KeyPair,
     ec: EcdsaKeyPair,
     directory: TempDir,
-    control: Control,
+    control: AccessControl,
 }
 
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
 }
 
-/// What all is well with.
+/// Returns valid claims.
 fn claims() -> Value {
     json!({"iss": "https://issuer", "aud": ["other", "n5"], "sub": "ann", "groups": ["lab", "staff"], "exp": now() + 600})
 }
@@ -49,7 +49,7 @@ impl Issuer {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("keys.json");
         std::fs::write(&path, keys(&ed, &ec).to_string()).unwrap();
-        let expected = Expected {
+        let expected = JwtValidation {
             issuer: "https://issuer".into(),
             audience: vec!["n5".into()],
             algorithms: vec!["ES256".into(), "EdDSA".into(), "RS256".into()],
@@ -58,7 +58,7 @@ impl Issuer {
             leeway_seconds: 5,
         };
         let policy = Policy::parse(false, &["/a = jwt:ann", "/b = jwt:@staff", "/c = ann @staff"], "public").unwrap();
-        let control = Control::open(policy, None, Some((Where::File(path), expected))).unwrap();
+        let control = AccessControl::open(policy, None, Some((JwksLocation::File(path), expected))).unwrap();
         Self { ed, ec, directory, control }
     }
 
@@ -77,8 +77,8 @@ impl Issuer {
         self.sign(&json!({"alg": "EdDSA", "kid": "ed"}), &claims)
     }
 
-    async fn asks(&self, token: &str) -> Result<Caller, Rejection> {
-        self.control.caller(token, SystemTime::now()).await
+    async fn asks(&self, token: &str) -> Result<Caller, TokenError> {
+        self.control.authenticate(token, SystemTime::now()).await
     }
 }
 
@@ -116,23 +116,23 @@ async fn a_good_jwt_names_its_caller_and_groups() {
 async fn a_jwt_of_another_time_issuer_or_audience_is_refused() {
     let issuer = Issuer::new();
     for (what, expected, token) in [
-        ("over", Rejection::Expired, issuer.with(|claims| claims["exp"] = (now() - 10).into())),
-        ("not yet", Rejection::Early, issuer.with(|claims| claims["nbf"] = (now() + 60).into())),
-        ("no end", Rejection::Malformed, issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("exp")))),
-        ("no issuer", Rejection::Malformed, issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("iss")))),
+        ("over", TokenError::Expired, issuer.with(|claims| claims["exp"] = (now() - 10).into())),
+        ("not yet", TokenError::NotYetValid, issuer.with(|claims| claims["nbf"] = (now() + 60).into())),
+        ("no end", TokenError::Malformed, issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("exp")))),
+        ("no issuer", TokenError::Malformed, issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("iss")))),
         (
             "no audience",
-            Rejection::Malformed,
+            TokenError::Malformed,
             issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("aud"))),
         ),
-        ("no name", Rejection::Malformed, issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("sub")))),
-        ("an empty name", Rejection::Malformed, issuer.with(|claims| claims["sub"] = "".into())),
-        ("issuer", Rejection::Audience, issuer.with(|claims| claims["iss"] = "https://issuer/".into())),
-        ("audience", Rejection::Audience, issuer.with(|claims| claims["aud"] = "n5-other".into())),
+        ("no name", TokenError::Malformed, issuer.with(|claims| drop(claims.as_object_mut().unwrap().remove("sub")))),
+        ("an empty name", TokenError::Malformed, issuer.with(|claims| claims["sub"] = "".into())),
+        ("issuer", TokenError::WrongAudience, issuer.with(|claims| claims["iss"] = "https://issuer/".into())),
+        ("audience", TokenError::WrongAudience, issuer.with(|claims| claims["aud"] = "n5-other".into())),
     ] {
         assert_eq!(issuer.asks(&token).await, Err(expected), "{what}");
     }
-    // Clocks may differ a little.
+    // Clocks may differ by up to `leeway_seconds`.
     assert!(issuer.asks(&issuer.with(|claims| claims["exp"] = (now() - 2).into())).await.is_ok());
     assert!(issuer.asks(&issuer.with(|claims| claims["nbf"] = (now() + 2).into())).await.is_ok());
 }
@@ -158,7 +158,7 @@ async fn a_signature_must_be_by_the_key_that_is_named_and_an_algorithm_that_is_a
         issuer.sign(&json!({"alg": "ES384", "kid": "ec"}), &claims()),
         Issuer::new().with(|_| {}),
     ] {
-        assert_eq!(issuer.asks(&token).await, Err(Rejection::Signature), "{token}");
+        assert_eq!(issuer.asks(&token).await, Err(TokenError::BadSignature), "{token}");
     }
     for token in [
         format!("{unsigned}.{}.", parts[1]),
@@ -167,9 +167,9 @@ async fn a_signature_must_be_by_the_key_that_is_named_and_an_algorithm_that_is_a
         "ey.ey.ey".to_owned(),
         format!("{}.{}", "e".repeat(20_000), good),
     ] {
-        assert_eq!(issuer.asks(&token).await, Err(Rejection::Malformed), "{token:.60}");
+        assert_eq!(issuer.asks(&token).await, Err(TokenError::Malformed), "{token:.60}");
     }
-    assert_eq!(issuer.asks("n5t_nothing").await, Err(Rejection::Unknown));
+    assert_eq!(issuer.asks("n5t_nothing").await, Err(TokenError::Unknown));
 }
 
 #[tokio::test]
@@ -177,7 +177,7 @@ async fn keys_are_exchanged_with_their_file() {
     let issuer = Issuer::new();
     let next = Issuer::new();
     let token = next.with(|_| {});
-    assert_eq!(issuer.asks(&token).await, Err(Rejection::Signature));
+    assert_eq!(issuer.asks(&token).await, Err(TokenError::BadSignature));
     std::fs::write(issuer.directory.path().join("keys.json"), keys(&next.ed, &next.ec).to_string()).unwrap();
     let mut found = false;
     for _ in 0..400 {
@@ -188,7 +188,7 @@ async fn keys_are_exchanged_with_their_file() {
         tokio::time::sleep(Duration::from_millis(25)).await;
     }
     assert!(found);
-    assert_eq!(issuer.asks(&issuer.with(|_| {})).await, Err(Rejection::Signature));
+    assert_eq!(issuer.asks(&issuer.with(|_| {})).await, Err(TokenError::BadSignature));
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn other_terms_keep_the_keys_also_where_they_cannot_be_read_now() {
     let issuer = Issuer::new();
     let path = issuer.directory.path().join("keys.json");
     std::fs::remove_file(&path).unwrap();
-    let expected = Expected {
+    let expected = JwtValidation {
         issuer: "https://issuer".into(),
         audience: vec!["other".into()],
         algorithms: vec!["EdDSA".into()],
@@ -205,17 +205,17 @@ async fn other_terms_keep_the_keys_also_where_they_cannot_be_read_now() {
         leeway_seconds: 0,
     };
     let policy = || Policy::parse::<&str>(true, &[], "public").unwrap();
-    let jwt = |path: &std::path::Path| Some((Where::File(path.to_owned()), expected.clone()));
-    let next = issuer.control.successor(policy(), None, jwt(&path)).unwrap();
+    let jwt = |path: &std::path::Path| Some((JwksLocation::File(path.to_owned()), expected.clone()));
+    let next = issuer.control.reconfigured(policy(), None, jwt(&path)).unwrap();
     let (now, token) = (SystemTime::now(), issuer.with(|_| {}));
-    assert!(next.caller(&token, now).await.is_ok());
-    // They are the new terms that hold.
+    assert!(next.authenticate(&token, now).await.is_ok());
+    // The new settings are in force.
     let only_n5 = issuer.with(|claims| claims["aud"] = "n5".into());
-    assert_eq!(next.caller(&only_n5, now).await, Err(Rejection::Audience));
-    assert!(issuer.control.successor(policy(), None, jwt(&path.with_extension("other"))).is_err());
+    assert_eq!(next.authenticate(&only_n5, now).await, Err(TokenError::WrongAudience));
+    assert!(issuer.control.reconfigured(policy(), None, jwt(&path.with_extension("other"))).is_err());
     assert_eq!(
-        issuer.control.successor(policy(), None, None).unwrap().caller(&token, now).await,
-        Err(Rejection::Unknown)
+        issuer.control.reconfigured(policy(), None, None).unwrap().authenticate(&token, now).await,
+        Err(TokenError::Unknown)
     );
 }
 
@@ -223,7 +223,7 @@ async fn other_terms_keep_the_keys_also_where_they_cannot_be_read_now() {
 fn algorithms_with_a_shared_secret_cannot_be_allowed() {
     let issuer = Issuer::new();
     for name in ["HS256", "none", "", "RS1"] {
-        let expected = Expected {
+        let expected = JwtValidation {
             issuer: "i".into(),
             audience: vec!["a".into()],
             algorithms: vec!["ES256".into(), name.into()],
@@ -232,8 +232,11 @@ fn algorithms_with_a_shared_secret_cannot_be_allowed() {
             leeway_seconds: 0,
         };
         let policy = Policy::parse::<&str>(true, &[], "public").unwrap();
-        let keys = Where::File(issuer.directory.path().join("keys.json"));
-        assert!(Control::open(policy, None, Some((keys, expected))).unwrap_err().contains("jwt.algorithms"), "{name}");
+        let keys = JwksLocation::File(issuer.directory.path().join("keys.json"));
+        assert!(
+            AccessControl::open(policy, None, Some((keys, expected))).unwrap_err().contains("jwt.algorithms"),
+            "{name}"
+        );
     }
 }
 

@@ -1,4 +1,4 @@
-//! Blocks that cost much: damaged ones, slow ones, and what other clients have of it.
+//! Expensive blocks, damaged or slow to decode, and their effect on other clients.
 
 use std::fs;
 use std::io::Write;
@@ -21,7 +21,7 @@ use crate::support::{Client, loads, local, options, settings};
 
 const MIB: u64 = 1 << 20;
 
-/// A dataset of one block of so many bytes, stored as that.
+/// Writes a dataset of one block of `len` bytes, stored as `payload`.
 fn one_block(n5: &N5, path: &str, len: usize, payload: &[u8]) {
     let attributes = serde_json::json!({
         "dimensions": [len], "blockSize": [len], "dataType": "uint8", "compression": {"type": "bzip2", "blockSize": 9},
@@ -37,7 +37,7 @@ fn bzip2(data: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A sound block that takes a core so many times a twentieth of a second, or longer; its length.
+/// Writes a valid block that takes at least `twentieths` / 20 s of a core to decode. Returns its decoded length.
 fn slow(n5: &N5, path: &str, twentieths: usize) -> usize {
     let mut state = 1u64;
     let mut next = || {
@@ -80,7 +80,7 @@ fn ask(client: &Client, address: &str, path: &str) -> tokio::task::JoinHandle<u1
     })
 }
 
-/// Once it took 20 s of a core, and as much for each request.
+/// Decoding all members of this block would take 20 s of a core, and as much again for every request.
 #[tokio::test]
 async fn a_bad_block_is_decoded_once_as_long_as_its_file_is_the_same() {
     let recorder = loads::recorder();
@@ -104,7 +104,7 @@ async fn a_bad_block_is_decoded_once_as_long_as_its_file_is_the_same() {
         assert!(String::from_utf8_lossy(&again.body).contains("hold only 0 bytes"), "{path}: {:?}", again.body);
     }
     assert_eq!((probe.gets() - gets, counted(&recorder.handle(), "n5_decode_errors_total")), (0, 1));
-    // Another file is another matter.
+    // The error is cached only for this version of the file.
     one_block(&n5, "bad", 1000, &bzip2(&[7; 1000]));
     let mended = client.get("/slice/bad").await;
     assert_eq!((mended.status.as_u16(), &mended.body[..]), (200, &[7; 1000][..]));
@@ -118,14 +118,14 @@ async fn a_read_gives_its_memory_back_when_others_wait_for_it_and_only_opens_its
     one_block(&n5, "v", 1000, &bzip2(&[7; 1000]));
     one_block(&n5, "w", 1000, &bzip2(&[8; 1000]));
     let probe = Probe::new(local(n5.root()));
-    // For one read at a time, as long as the length of an object is not known.
+    // The transfer budget suffices for one read at a time while the length of the object is unknown.
     let small = Settings { stored_cache: 0, transfer_budget: 100 << 10, ..settings() };
     let client = Client::new(Arc::<Probe>::clone(&probe), small, options());
     let get = |path| {
         let client = client.clone();
         tokio::spawn(async move { client.get(path).await })
     };
-    // Where no other one waits, a slow read keeps its memory.
+    // A slow read keeps its memory if no request waits for it.
     probe.close();
     let alone = get("/v/0");
     until("it is read", || probe.waiting() == 1).await;
@@ -144,12 +144,12 @@ async fn a_read_gives_its_memory_back_when_others_wait_for_it_and_only_opens_its
         let answer = answer.await.unwrap();
         assert_eq!((answer.status.as_u16(), &answer.body[..]), (200, &[value; 1000][..]));
     }
-    // Nothing was read of the first one before it had memory again.
+    // The first request only opened its object, and read it after it had memory again.
     let len = fs::metadata(n5.root().join("v/0")).unwrap().len();
     assert_eq!(probe.inline_bytes(), [0, len, 64 << 10, 64 << 10]);
 }
 
-/// What may only be due to the moment is tried again.
+/// Errors that may be temporary are not cached.
 #[tokio::test]
 async fn a_fault_of_the_store_is_not_remembered() {
     let n5 = N5::new();
@@ -178,7 +178,7 @@ async fn a_slow_block_is_given_up_when_nobody_waits_for_it() {
     until("it is given up", || cpu.running() == 0).await;
     assert_eq!(counted(&recorder.handle(), "n5_blocks_decoded_total"), 0);
     assert_eq!(counted(&recorder.handle(), "n5_decode_errors_total"), 0);
-    // Nothing bad is remembered of it, and who comes back soon enough finds it begun.
+    // The cancelled decoding leaves no error behind. A request that comes soon enough joins the one that has begun.
     let leaves = ask(&client, "192.0.2.1", "/slice/slow");
     until("it is decoded again", || cpu.running() > 0).await;
     leaves.abort();

@@ -1,5 +1,5 @@
-//! Bounds on what connections cost, however many attack: streams that are not taken, heads that do not end, clients that
-//! read slowly. `tests/soak/attacks` has the same at full size, all at once and in a control group.
+//! Limits on the memory of connections under attack: streams that are not read, heads that do not end, clients that
+//! read slowly. `tests/soak/attacks` runs the same attacks at full size, all at once and in a control group.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -9,17 +9,17 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::torture::{PATIENCE, Program, h2};
 
-/// 8 MiB, of which the kernel would queue half.
+/// Path of a file of 8 MiB, of which the kernel would queue half.
 const FILE: &str = "/v/0/2";
 
-/// With an empty window, no body is taken.
+/// SETTINGS_INITIAL_WINDOW_SIZE of 0: the client accepts no body.
 const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
 
-/// Memory of a thousand connections that all of them share.
+/// Capacity of the memory pool that a thousand connections share, in MiB.
 const SHARED_MIB: u64 = 6;
 
 impl Program {
-    /// From one of this machine's own addresses; the kernel takes `window` bytes that are not read.
+    /// Connects from a loopback address, with a receive buffer of `window` bytes.
     async fn connect_from(&self, address: &str, window: u32) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(window).unwrap();
@@ -27,7 +27,7 @@ impl Program {
         socket.connect(self.address().parse().unwrap()).await.unwrap()
     }
 
-    /// The value of a metric, by its name with its labels.
+    /// Returns the value of a metric, by its name with its labels.
     async fn metric(&self, name: &str) -> f64 {
         let text = self.exchange(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
@@ -46,7 +46,7 @@ impl Program {
         }
     }
 
-    /// From so many addresses, 19,200 streams that are not taken, for which there is not enough memory.
+    /// Opens 19,200 streams from `addresses` addresses and reads none. The memory pool does not suffice for them.
     async fn connections_beyond_the_memory(&self, addresses: usize) -> Vec<TcpStream> {
         let asked: Vec<u8> = (0..128).flat_map(|n| h2::request(2 * n + 1, "/v/0/0")).collect();
         let mut held = Vec::new();
@@ -59,15 +59,16 @@ impl Program {
         held
     }
 
-    /// An address that has nothing gets some of the memory.
+    /// Checks that an address without connections still gets memory.
     async fn serves_another(&self, address: &str) {
         self.answers_with(h2::DATA, address, &[]).await;
     }
 
-    /// Asks with such settings and returns when a frame of this kind is received. The stream stays open if that is not the last.
+    /// Sends a request with these settings and returns when a frame of `kind` is received. The stream stays open if
+    /// that frame is not its last.
     async fn answers_with(&self, kind: u8, address: &str, settings: &[u8]) -> TcpStream {
         let mut other = self.connect_from(address, 4096).await;
-        // A head that needs more than the greedy ones leave to each other.
+        // This head needs more memory than the greedy clients leave to each other.
         let path = format!("/v/0/0?{}", "a".repeat(110));
         other.write_all(&[h2::begin(settings), h2::request(1, &path)].concat()).await.unwrap();
         let mut received = Vec::new();
@@ -83,7 +84,7 @@ impl Program {
     }
 }
 
-/// Bytes that the kernel holds for clients of the server at this port: what `/proc/net/tcp` has as `tx_queue`.
+/// Returns the bytes in the kernel's send queues of the server at this port: `tx_queue` of `/proc/net/tcp`.
 pub(crate) fn queued_bytes(port: u16) -> u64 {
     let local = format!(":{port:04X}");
     let of = |line: &str| {
@@ -114,7 +115,7 @@ async fn streams_that_are_not_taken_wait_in_their_connection_and_others_are_serv
 async fn streams_of_many_addresses_leave_each_address_some() {
     let mut server = Program::start(&["server.max_connections=1000"]);
     let before = server.before().await;
-    // If each took half of the memory that the ones before have left, too little would be left for another's request.
+    // Without the reserve, each address would take half of the rest, and the next request would not fit.
     let held = server.connections_beyond_the_memory(16).await;
     let capacity = server.metric("n5_connection_pool_capacity_bytes{pool=\"memory\"}").await;
     server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes > 0.66 * capacity).await;
@@ -139,7 +140,7 @@ async fn heads_that_do_not_end_share_what_there_is_and_long_ones_are_answered() 
     let mut held = Vec::new();
     for number in 0..600 {
         let mut client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 4096).await;
-        // Where there is no memory for it, the server hangs up.
+        // The server closes the connection if there is no memory for the head.
         let _ = client.write_all(long("").as_bytes()).await;
         held.push(client);
     }
@@ -149,7 +150,7 @@ async fn heads_that_do_not_end_share_what_there_is_and_long_ones_are_answered() 
     drop(held);
     server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
     for _ in 0..20 {
-        // Several of them, that have to be given back before the next.
+        // Several heads: the memory of each must be released before the next.
         let asked = long("\r\n\r\n").repeat(2) + &long("\r\nConnection: close\r\n\r\n");
         let answers = server.exchange(asked.as_bytes()).await;
         assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 3, "{answers}");
@@ -157,12 +158,12 @@ async fn heads_that_do_not_end_share_what_there_is_and_long_ones_are_answered() 
     server.is_well(&before).await;
 }
 
-/// How many answers have begun.
+/// Returns the number of answers that have begun.
 fn answers(received: &[u8]) -> usize {
     h2::kinds(received).into_iter().map(|kind| usize::from(kind == h2::HEADERS)).sum()
 }
 
-/// Has a client take half of what it asked for, so that the kernel sends ahead, and then nothing.
+/// Requests the file twice and reads 6 MiB, so that the kernel enlarges the send queue; then reads nothing.
 async fn read_half(server: &Program, address: &str) -> TcpStream {
     let mut client = server.connect_from(address, 1 << 20).await;
     let asked = format!("GET {FILE} HTTP/1.1\r\nHost: x\r\n\r\n").repeat(2);
@@ -187,7 +188,7 @@ async fn send_queues_of_slow_readers_are_bounded_together_and_one_alone_is_not_t
     tokio::time::sleep(Duration::from_millis(200)).await;
     let queued = server.queued_bytes();
     assert!(queued <= 40 << 20, "{queued} bytes in the kernel");
-    // Another client has all of the file, if not as fast.
+    // Another client gets the whole file, though more slowly.
     let mut other = server.connect_from("127.0.0.9", 1 << 16).await;
     other.write_all(format!("GET {FILE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
     let mut received = Vec::new();
@@ -210,7 +211,7 @@ async fn slow_readers_of_one_address_leave_most_of_the_send_queues_to_others() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let bytes = server.metric("n5_connection_pool_bytes{pool=\"sockets\"}").await;
     assert!(bytes <= f64::from(21 << 20), "one address has {bytes} of 40 MiB");
-    // A connection of another address has half of what one has that is alone.
+    // A connection from another address still gets half of what it would get alone.
     let _other = read_half(&server, "127.0.0.9").await;
     server.comes_to("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes > f64::from(43 << 19)).await;
     drop(held);
@@ -223,7 +224,7 @@ async fn a_silent_client_of_http2_gives_back_the_send_queue_that_it_has_emptied(
     let mut client = server.connect_from("127.0.0.2", 1 << 20).await;
     client.write_all(&h2::begin(&[])).await.unwrap();
     let mut received = Vec::new();
-    // The last answers are written at once, when nothing more is to be read.
+    // The server writes the last answers immediately and then has nothing more to read.
     for number in 0..4 {
         client.write_all(&h2::request(2 * number + 1, "/slice/v?size=64,64")).await.unwrap();
         let is_last = |frame: &(u8, u8, &[u8])| (frame.0, frame.1 & h2::END_STREAM) == (h2::DATA, h2::END_STREAM);
@@ -298,7 +299,7 @@ async fn a_handshake_of_web_sockets_is_405_and_breaks_no_other_answer_of_the_con
 async fn a_header_list_of_more_than_a_hundred_fields_is_431_and_ends_the_connection() {
     let server = Program::start(&[]);
     let mut client = server.connect().await;
-    // The first field enters the table of HPACK, and is then a byte each.
+    // The first field is added to the HPACK table. Each further one is then one byte.
     let begin = [&h2::get("/v/0/0")[..], &[0x40, 1, b'a', 1, b'b']].concat();
     let many = [&h2::get("/v/0/0")[..], &[0xbe; 200]].concat();
     let mut sent = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, 1, &begin)].concat();
@@ -309,20 +310,20 @@ async fn a_header_list_of_more_than_a_hundred_fields_is_431_and_ends_the_connect
     let mut received = Vec::new();
     let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("it stays open");
     let answered = answers(&received);
-    // One turn's frames may have been admitted before the first was looked at.
+    // The frames of one poll may be admitted before hyper has decoded the first of them.
     assert!(answered <= 33, "{answered}");
     assert!(server.exchange(b"GET /v/0/0 HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.0 200"));
 }
 
-/// A missing chunk, whose path is added to the table of HPACK, in a header list with `more` after it.
+/// Returns a request for a missing block. Its path is added to the HPACK table, and `more` follows in the header list.
 fn asks_and_adds(stream: u32, more: &[u8]) -> Vec<u8> {
     let path = format!("/v/9/{stream}");
     let list = [&[0x82, 0x86, 0x44, u8::try_from(path.len()).unwrap()], path.as_bytes(), b"\x01\x01x", more].concat();
     h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, stream, &list)
 }
 
-/// Sends all of `sent` one after the other and takes what is answered; how many answers there were until the end, or until one
-/// took longer than `patience`.
+/// Sends the requests in `sent` one after the other and reads each answer. Returns the number of answers until the end,
+/// or until one takes longer than `patience`.
 async fn answers_one_by_one(mut client: TcpStream, sent: Vec<Vec<u8>>, patience: Duration) -> (usize, TcpStream) {
     let (mut answered, mut received) = (0, Vec::new());
     for part in sent {
@@ -340,8 +341,8 @@ async fn answers_one_by_one(mut client: TcpStream, sent: Vec<Vec<u8>>, patience:
     (answered, client)
 }
 
-/// As [`answers_one_by_one`] of a client that answers PINGs; how many answers there were, and the stream that the last GOAWAY
-/// names, if one came.
+/// As [`answers_one_by_one`], by a client that answers PINGs. Returns the number of answers, and the stream that the
+/// last GOAWAY names, if any.
 async fn last_stream_served(mut client: TcpStream, sent: Vec<Vec<u8>>) -> (usize, Option<u32>) {
     let (mut received, mut pings) = (Vec::new(), 0);
     'sending: for (number, part) in sent.iter().enumerate() {
@@ -380,7 +381,7 @@ async fn a_connection_that_is_ended_for_its_memory_tells_which_requests_can_be_r
     for (answered, last) in futures_util::future::join_all(asking).await {
         let Some(last) = last else { continue };
         ended += 1;
-        // None after the last that was answered, or begun.
+        // GOAWAY names the last stream that was answered or begun, and no later one.
         let served = u32::try_from(2 * answered).unwrap();
         assert!((served.saturating_sub(1)..=served + 1).contains(&last), "{last} after {answered} answers");
     }
@@ -391,7 +392,7 @@ async fn a_connection_that_is_ended_for_its_memory_tells_which_requests_can_be_r
 async fn tables_of_header_fields_that_hold_large_buffers_are_bounded_and_ordinary_ones_are_served() {
     let mut server = Program::start(&["server.max_connections=1000"]);
     let before = server.before().await;
-    // The library keeps the buffer of 8 KiB that each path came in as long as the path is in its table.
+    // While a path is in its HPACK table, hyper keeps the 8 KiB buffer in which the path was received.
     let long = [&[0x10, 1, b'x', 0x7f, 0x80, 0x40][..], &[b'a'; 8192 + 127]].concat();
     let asked = |first: Vec<u8>, more: &[u8]| {
         let parts = (0..110).map(|n| asks_and_adds(2 * n + 1, more));
@@ -408,15 +409,16 @@ async fn tables_of_header_fields_that_hold_large_buffers_are_bounded_and_ordinar
     let most = SHARED_MIB + ((80 * 36) >> 10) + 12;
     let ended = held.iter().filter(|(answered, _)| *answered < 110).count();
     assert!(peak <= most, "{peak} of {most} MiB for 80 tables; {ended} connections were ended or wait");
-    // As clients do that add all they send.
+    // An ordinary client that adds all its fields to the table.
     let client = server.connect_from("127.0.0.9", 4096).await;
     let (answered, client) = answers_one_by_one(client, asked(h2::begin(&[]), b""), PATIENCE).await;
     assert_eq!(answered, 110);
-    // Those that wait cannot see that their clients are gone: the end lies behind bytes that the kernel has no room for.
+    // Waiting connections cannot see that their clients are gone: the FIN comes after bytes that do not fit the
+    // kernel's receive buffer.
     drop((held, client));
     let begun = Instant::now();
     server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
-    // Not by the time limit of a request's head, 30 s.
+    // Sooner than by the time limit of a request head, 30 s.
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     server.is_well(&before).await;
 }
@@ -452,7 +454,7 @@ async fn whole_answers_that_are_not_taken_keep_no_place_from_others() {
         let mut client = server.connect_from(&format!("127.0.1.{}", 1 + number), 4096).await;
         client.write_all(&[h2::begin(&SHUT), asked.clone()].concat()).await.unwrap();
         held.push(client);
-        // Their answers are made.
+        // Waits until the server has made the answers.
         let asked = 4.0 * f64::from(number + 1);
         server.comes_to("n5_http_requests_in_flight", |running| running >= asked).await;
         server.comes_to("n5_queue_waiting{queue=\"request\"}", |waiting| waiting == 0.0).await;
@@ -480,9 +482,9 @@ async fn connections_that_wait_for_memory_end_when_their_clients_go() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_give_the_memory_of_their_streams_to_those_that_ask() {
     let server = Program::start(&["server.max_connections=500"]);
-    // Without a body, for which the client would have to open its window.
+    // A 404 has no body, so the client need not open its window.
     let asked: Vec<u8> = (0..100).flat_map(|n| h2::request(2 * n + 1, "/v/9/9")).collect();
-    // All of them together had several times more streams than there is memory for.
+    // Together, the connections have several times more streams than there is memory for.
     let (mut held, mut longest) = (Vec::new(), Duration::ZERO);
     for number in 0..100 {
         let begun = Instant::now();
@@ -504,7 +506,7 @@ async fn deep_paths_take_no_memory_for_each_directory_above() {
     let mut server = Program::start(&["server.max_connections=1000"]);
     let before = server.before().await;
     let resident = server.mib("VmRSS");
-    // Below the length from which on heads are counted.
+    // Shorter than a head that is charged to the memory pool.
     let path = ["x".repeat(28).as_str(); 250].join("/");
     let mut asking = Vec::new();
     for number in 0..400 {

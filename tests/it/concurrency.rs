@@ -1,4 +1,4 @@
-//! One load however many wait, budgets that come back, caches that see what changes.
+//! Single flight, budgets whose permits are returned, and caches that notice changes.
 
 use std::fs;
 use std::net::IpAddr;
@@ -10,9 +10,9 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
 use http_body_util::BodyExt;
-use n5_server::container::{Recheck, Settings};
-use n5_server::cpu::Length;
-use n5_server::fair;
+use n5_server::container::{RevalidationPolicy, Settings};
+use n5_server::cpu_pool::Priority;
+use n5_server::fair_queue;
 
 use crate::support::loads;
 use crate::support::stores::Probe;
@@ -25,7 +25,7 @@ fn probed(n5: &N5, settings: Settings) -> (Arc<Probe>, Client) {
     (probe, client)
 }
 
-/// Files written this long ago have times that tell their versions apart.
+/// Waits until the times of files just written tell their versions apart.
 fn settle() {
     std::thread::sleep(Duration::from_millis(30));
 }
@@ -94,7 +94,11 @@ async fn what_only_those_wanted_who_hung_up_is_given_up() {
         first.abort();
         assert!(first.await.is_err());
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!((probe.gets(), probe.waiting()), (reads, reads), "{path}: somebody still waits");
+        assert_eq!(
+            (probe.gets(), probe.waiting()),
+            (reads, reads),
+            "{path}: the load was cancelled although one request still waits"
+        );
         second.abort();
         assert!(second.await.is_err());
         until(0).await;
@@ -171,7 +175,7 @@ async fn one_request_compares_each_block_once() {
 
 #[tokio::test]
 async fn a_replaced_block_is_seen_when_it_is_rechecked_and_only_then() {
-    for (recheck, seen) in [(Recheck::Always, true), (Recheck::Never, false)] {
+    for (recheck, seen) in [(RevalidationPolicy::Always, true), (RevalidationPolicy::Never, false)] {
         let n5 = N5::new();
         let dataset = n5.dataset("a", &[4], &[4], "raw");
         dataset.fill(|_| true, |_| false);
@@ -237,7 +241,7 @@ async fn memory_comes_back_when_the_body_is_dropped() {
 #[tokio::test]
 async fn a_walk_plane_by_plane_decodes_each_block_once_also_after_a_scan() {
     let n5 = N5::new();
-    // A layer is 64 x 64 x 16 uint16 = 128 KiB; the cache holds it, but not two.
+    // A layer of blocks is 64 x 64 x 16 uint16 = 128 KiB. The cache holds one layer, but not two.
     let walked = n5.dataset("walked", &[64, 64, 48], &[16, 16, 16], "gzip");
     walked.fill(|_| true, |_| false);
     n5.dataset("scanned", &[64, 64, 64], &[16, 16, 16], "gzip").fill(|_| true, |_| false);
@@ -269,7 +273,7 @@ async fn one_stored_block_leaves_without_a_copy() {
     n5.dataset("a", &[32, 32], &[16, 16], "gzip").fill(|_| true, |_| false);
     settle();
     let (_, client) = probed(&n5, settings());
-    let access = client.container.resources().begin();
+    let access = client.container.resources().request_freshness();
     let dataset =
         client.container.dataset(access, &n5_server::store::Key::from_segments(["a"]).unwrap()).await.unwrap();
     let region = n5_server::n5::Region::new(
@@ -295,7 +299,8 @@ async fn bodies_of_stored_blocks_share_the_cached_bytes() {
     assert_eq!(a.as_ptr(), b.as_ptr());
 }
 
-/// Raw blocks of one-byte elements share the file's buffer; they must not keep what was lent for reading them.
+/// Raw blocks of one-byte elements share the buffer that the file was read into. They must not keep the permit of the
+/// read.
 #[tokio::test]
 async fn raw_bytes_beyond_the_caches_are_read_again_and_again() {
     let n5 = N5::new();
@@ -350,7 +355,7 @@ async fn a_slice_larger_than_the_cache_is_what_it_is_through_the_cache() {
         let caching = Client::new(local(n5.root()), settings(), options());
         let path = format!("/slice/{compression}");
         let (passed, cached) = (passing.get(&path).await, caching.get(&path).await);
-        // Twice: buffers that have been sent are used again.
+        // A second time, because buffers are reused after they were sent.
         let again = passing.get(&path).await;
         for reply in [&passed, &again] {
             assert_eq!(reply.body, cached.body, "{compression}");
@@ -372,11 +377,11 @@ async fn a_hole_is_believed_no_longer_than_it_was_seen() {
     let dataset = n5.dataset("v", &[4, 4], &[4, 4], "raw");
     settle();
     let age = Duration::from_secs(2);
-    let (_, client) = probed(&n5, Settings { recheck_data: Recheck::After(age), ..settings() });
+    let (_, client) = probed(&n5, Settings { recheck_data: RevalidationPolicy::After(age), ..settings() });
     let slice = "/slice/v?start=0,0&stop=4,4&format=raw";
     assert_eq!(client.get("/v/0/0").await.status, 404);
     tokio::time::sleep(age.mul_f64(0.6)).await;
-    // What reads the slice looks for itself: whoever asked for the stored block did not know whose it is.
+    // A slice asks the store again: the request for the stored block did not know the block's dataset.
     assert!(client.get(slice).await.body.iter().all(|byte| *byte == 0));
     dataset.fill(|_| true, |_| false);
     tokio::time::sleep(age.mul_f64(1.1)).await;
@@ -411,15 +416,15 @@ async fn one_client_never_holds_all_memory_for_slices() {
         request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
         client.ask(request)
     };
-    // Nobody reads it.
+    // The body is not read.
     let held = ask("192.0.2.1", 9).await;
     assert_eq!(held.status(), 200);
     assert_eq!(ask("192.0.2.1", 4).await.status(), 503);
-    // A sixteenth is left for small shares.
+    // A sixteenth of the budget is reserved for small permits.
     let others = [ask("192.0.2.2", 4).await, ask("192.0.2.3", 1).await];
     assert!(others.iter().all(|answer| answer.status() == 200));
     drop((held, others));
-    // Alone, it may have all in one piece.
+    // A client that is alone may take the whole budget in one piece.
     assert_eq!(ask("192.0.2.1", 16).await.status(), 200);
 }
 
@@ -433,17 +438,23 @@ async fn what_two_clients_want_does_not_wait_for_all_that_the_first_of_them_want
     hundreds_of_slices_of_one_and_one_of_another(GREEDY).await;
 }
 
-/// Slices that one client asks for at once.
+/// Number of slices that one client requests at once.
 const GREEDY: usize = 200;
 
-/// One client asks for many slices, another for that one, which comes among the first.
+/// One client requests slices 1 to [`GREEDY`], then another client requests slice `number`. Checks that the second
+/// client is answered among the first.
 async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
     const DEPTH: u64 = 16;
     let n5 = N5::new();
     n5.dataset("v", &[32, 32, DEPTH * (GREEDY as u64 + 2)], &[32, 32, DEPTH], "gzip").fill(|_| true, |_| false);
     settle();
-    // Memory for all of them: it is the core that they wait for, and nothing is asked for twice.
-    let settings = Settings { cores: 1, recheck_metadata: Recheck::Never, recheck_data: Recheck::Never, ..settings() };
+    // The budgets suffice for all slices, so they wait only for the core. Nothing is revalidated.
+    let settings = Settings {
+        cores: 1,
+        recheck_metadata: RevalidationPolicy::Never,
+        recheck_data: RevalidationPolicy::Never,
+        ..settings()
+    };
     let (probe, client) = probed(&n5, settings);
     assert_eq!(client.get("/slice/v?size=1,1,1").await.status, 200);
     let done = Arc::new(AtomicUsize::new(0));
@@ -478,16 +489,16 @@ async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
     probe.open();
     modest.await.unwrap();
     let before = done.load(Ordering::SeqCst);
-    // Reads that had begun before may end before its own, which may begin late: memory for as many as 32, and what a thread
-    // that comes late lets pass. Without turns it would be the last of all.
+    // Reads that began earlier may end first: there is memory for 32, and more may pass if a thread is scheduled late.
+    // Without fair queueing, this slice would be the last.
     assert!(before <= 100, "{before} answers of the other came first");
     while let Some(ended) = greedy.join_next().await {
         ended.unwrap();
     }
 }
 
-/// A chunk whose elements are sent as they are, in memory of slices, and not kept: single bytes need no other order, and a block
-/// at the edge is filled up.
+/// Writes a block whose chunk is sent from slice memory and not cached: single bytes need no byte swap, and a block at
+/// the edge is padded.
 fn unkept(n5: &N5) {
     let attributes = r#"{"dimensions":[7,5],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
     n5.file("v/attributes.json", attributes.as_bytes());
@@ -497,7 +508,8 @@ fn unkept(n5: &N5) {
 
 #[tokio::test]
 async fn what_is_not_kept_leaves_no_memory_and_no_open_file_behind() {
-    // Whatever any cache of the process lets go of lives on meanwhile: in a process of its own.
+    // The pinned thread below delays the release of everything that any cache of the process evicts. The test therefore
+    // runs in a process of its own.
     const NAME: &str = "concurrency::what_is_not_kept_leaves_no_memory_and_no_open_file_behind";
     if std::env::var_os("N5_TEST_ALONE").is_none() {
         let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
@@ -508,7 +520,7 @@ async fn what_is_not_kept_leaves_no_memory_and_no_open_file_behind() {
     }
     let n5 = N5::new();
     unkept(&n5);
-    // Who is anywhere in a cache, and stands still there.
+    // A thread that is suspended within an operation on a cache.
     let ((go, gone), (tell, told)) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel());
     let standing = std::thread::spawn(move || {
         let _inside = crossbeam_epoch::pin();
@@ -516,7 +528,7 @@ async fn what_is_not_kept_leaves_no_memory_and_no_open_file_behind() {
         let _ = gone.recv();
     });
     told.recv().unwrap();
-    // A listing takes all of it.
+    // A listing needs the whole slice budget.
     let tight = Settings { slice_budget: 1 << 20, budget_wait: Duration::ZERO, ..settings() };
     let client = Client::new(local(n5.root()), tight, options());
     for path in ["/zarr2/v/0/1", "/zarr3/v/c/0/1"].repeat(9) {
@@ -544,11 +556,14 @@ async fn what_is_not_kept_is_loaded_once_for_all_also_when_the_first_hangs_up() 
     n5.file("w/0/0", vec![5; 17 << 20]);
     settle();
     let patient = Duration::from_secs(3600);
-    let recheck =
-        Settings { recheck_data: Recheck::After(patient), recheck_metadata: Recheck::After(patient), ..settings() };
+    let recheck = Settings {
+        recheck_data: RevalidationPolicy::After(patient),
+        recheck_metadata: RevalidationPolicy::After(patient),
+        ..settings()
+    };
     for path in ["/zarr2/v/0/1", "/w/0/0"] {
         for hangs_up in [false, true] {
-            // Decoded blocks are not kept either.
+            // Decoded blocks are not cached either.
             let (probe, client) = probed(&n5, Settings { decoded_cache: 0, ..recheck.clone() });
             probe.close();
             let ask = || {
@@ -588,7 +603,7 @@ async fn a_dataset_that_everybody_wants_does_not_keep_another_waiting() {
     let client = Client::new(local(n5.root()), Settings { cores: 1, ..settings() }, options());
     let cpu = client.container.resources().cpu().clone();
     let (free, is_free) = std::sync::mpsc::channel::<()>();
-    let taken = tokio::spawn(async move { cpu.run(Length::Long, 0, move || is_free.recv()).await });
+    let taken = tokio::spawn(async move { cpu.run(Priority::Low, 0, move || is_free.recv()).await });
     let ended = Arc::new(AtomicUsize::new(0));
     let ask = |path: String| {
         let (client, ended) = (client.clone(), Arc::clone(&ended));
@@ -598,7 +613,7 @@ async fn a_dataset_that_everybody_wants_does_not_keep_another_waiting() {
             ended.fetch_add(1, Ordering::SeqCst)
         })
     };
-    // All wait for the only core, and the other one comes last.
+    // All requests wait for the only core. The one for the other dataset comes last.
     let hot: Vec<_> = (0..HOT).map(|n| ask(format!("/slice/hot?start=0,{}&size=64,64&format=raw", 64 * n))).collect();
     loads::wait(&recorder.handle(), "cpu", HOT).await;
     let other = ask("/slice/other".to_owned());
@@ -627,12 +642,13 @@ async fn documents_of_one_client_that_wait_to_be_parsed_leave_memory_to_others()
     settle();
     let recorder = loads::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
-    let budgets = Settings { stored_cache: 0, transfer_budget: 16 << 20, attributes: 2 << 20, cores: 1, ..settings() };
+    let budgets =
+        Settings { stored_cache: 0, transfer_budget: 16 << 20, max_attributes_bytes: 2 << 20, cores: 1, ..settings() };
     let client = Client::new(local(n5.root()), Settings { budget_wait: Duration::from_secs(20), ..budgets }, options());
-    // The only core is taken: whatever is to be parsed waits.
+    // The only core is taken, so documents wait to be parsed.
     let cpu = client.container.resources().cpu().clone();
     let (free, is_free) = std::sync::mpsc::channel::<()>();
-    let taken = tokio::spawn(async move { cpu.run(Length::Long, 0, move || is_free.recv()).await });
+    let taken = tokio::spawn(async move { cpu.run(Priority::Low, 0, move || is_free.recv()).await });
     let ask = |address: &str, path: String| {
         let mut request = Request::get(path).header("host", "x").body(Body::empty()).unwrap();
         request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
@@ -640,7 +656,7 @@ async fn documents_of_one_client_that_wait_to_be_parsed_leave_memory_to_others()
         async move { client.ask(request).await.status().as_u16() }
     };
     let greedy: Vec<_> = (0..40).map(|n| tokio::spawn(ask("192.0.2.1", format!("/info/g{n}")))).collect();
-    // Those that have been read, and others that wait until they may be.
+    // Three documents have been read and wait for the core. The other requests wait until they may read theirs.
     loads::wait(&recorder.handle(), "cpu", 3).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     let other = tokio::time::timeout(Duration::from_secs(5), ask("192.0.2.2", "/v/0/0".to_owned())).await;
@@ -657,16 +673,16 @@ async fn statistics_of_many_clients_leave_memory_for_small_answers() {
     let n5 = N5::new();
     let memory = Settings { slice_budget: 16 << 20, budget_wait: Duration::from_millis(200), ..settings() };
     let container = Client::new(local(n5.root()), memory, options()).container.clone();
-    // As statistics of many clients take it.
+    // Statistics of many clients reserve memory like this.
     let mut held = Vec::new();
     for client in 1..100 {
-        held.extend(fair::Client::new(client).works(container.reserve(1 << 20)).await.ok());
+        held.extend(fair_queue::ClientId::new(client).scope(container.reserve_memory(1 << 20)).await.ok());
         if held.len() < usize::try_from(client).unwrap() {
             break;
         }
     }
     assert_eq!(held.len(), 15);
-    let short = fair::Client::new(200).works(container.reserve(64 << 10));
+    let short = fair_queue::ClientId::new(200).scope(container.reserve_memory(64 << 10));
     assert!(short.await.is_ok());
 }
 
@@ -686,7 +702,7 @@ async fn clients_take_turns_to_have_many_blocks_compared() {
     // The only core is taken.
     let cpu = client.container.resources().cpu().clone();
     let (free, is_free) = std::sync::mpsc::channel::<()>();
-    let taken = tokio::spawn(async move { cpu.run(Length::Long, 0, move || is_free.recv()).await });
+    let taken = tokio::spawn(async move { cpu.run(Priority::Low, 0, move || is_free.recv()).await });
     let other = client.clone();
     let asked = tokio::spawn(async move { other.get_with(SLICE, &[("if-none-match", &etag)]).await.status });
     loads::wait(&recorder.handle(), "cpu", 1).await;
@@ -701,7 +717,7 @@ async fn clients_take_turns_to_have_many_blocks_compared() {
 async fn slices_of_cached_blocks_leave_turns_to_other_clients() {
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[8, 8], "raw").fill(|_| true, |_| false);
-    let never = Recheck::Never;
+    let never = RevalidationPolicy::Never;
     let (_, client) = probed(&n5, Settings { recheck_metadata: never, recheck_data: never, ..settings() });
     let client = Arc::new(client);
     let answered = Arc::new(Mutex::new(Vec::new()));

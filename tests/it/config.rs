@@ -1,8 +1,8 @@
-//! The command line as a person meets it: what the program prints, and its exit status.
+//! The command line: the program's output and its exit status.
 
 use std::process::{Command, Output};
 
-/// Runs the program without the settings of the environment it is tested in.
+/// Runs the program without the `N5_` variables of the test's environment.
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("N5_")) {
@@ -39,7 +39,7 @@ fn a_wrong_configuration_ends_with_status_2_and_every_fault() {
 
 #[test]
 fn rules_that_cannot_be_used_end_with_status_2() {
-    // As systemd's unit has it, a supervisor does not try again then.
+    // The systemd unit has RestartPreventExitStatus=2: the service is not restarted.
     let output = run(&["--set", "access.rules=/a", "--listen", "127.0.0.1:0"], &[]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     assert!(stderr(&output).contains("/a"), "{}", stderr(&output));
@@ -96,7 +96,7 @@ fn the_version_lists_the_codecs() {
 
 #[test]
 fn no_container_is_named_as_a_view() {
-    for (word, _) in n5_server::http::target::views() {
+    for (word, _) in n5_server::http::route::endpoints() {
         let output = run(&["--check-config", &format!("{word}=/data/em.n5")], &[]);
         assert_eq!(output.status.code(), Some(2), "{word}");
         assert!(stderr(&output).contains("is a word of the server itself"), "{}", stderr(&output));

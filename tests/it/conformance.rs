@@ -1,4 +1,4 @@
-//! What every store must do, run against each.
+//! The conformance suite of stores, run against each of them.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use n5_server::store::{
-    Data, Entry, Filter, Glance, Inline, Keep, Key, LocalStore, MemoryStore, Meta, Store, StoreError, SymlinkPolicy,
+    CachedStat, DirEntry, EntryFilter, FilterDecision, InlineLimit, Key, LocalStore, MemoryStore, ObjectData,
+    ObjectMeta, Store, StoreError, SymlinkPolicy,
 };
 use tempfile::TempDir;
 
@@ -26,11 +27,11 @@ fn key(path: &str) -> Key {
 }
 
 async fn bytes(store: &dyn Store, path: &str, inline: u64) -> Option<Bytes> {
-    let object = store.get(&key(path), &Inline::new(inline)).await.unwrap()?;
+    let object = store.get(&key(path), &InlineLimit::new(inline)).await.unwrap()?;
     assert_eq!(Some(object.meta.clone()), store.head(&key(path)).await.unwrap());
     Some(match object.data {
-        Data::Whole(bytes) => bytes,
-        Data::Open(reader) => reader.read_at(0..object.meta.len).await.unwrap(),
+        ObjectData::InMemory(bytes) => bytes,
+        ObjectData::Open(reader) => reader.read_at(0..object.meta.len).await.unwrap(),
     })
 }
 
@@ -45,9 +46,9 @@ async fn suite(store: &dyn Store) {
         assert!(meta.etag.starts_with('"') && meta.etag.ends_with('"'), "a strong tag");
         assert!(!store.is_directory(&key(path)).await.unwrap());
     }
-    // Missing things, directories, paths through files: no object, no error.
+    // Missing names, directories and paths through files are neither objects nor errors.
     for path in ["x", "a", "a/0", "", "a/0/0/0", "attributes.json/x", "b/c/d/e/f", "A", "%61"] {
-        assert!(store.get(&key(path), &Inline::new(100)).await.unwrap().is_none(), "{path}");
+        assert!(store.get(&key(path), &InlineLimit::new(100)).await.unwrap().is_none(), "{path}");
         assert!(store.head(&key(path)).await.unwrap().is_none(), "{path}");
     }
     glances(store).await;
@@ -62,19 +63,19 @@ async fn suite(store: &dyn Store) {
     ranges(store).await;
 }
 
-/// What is said without waiting is what is said after it.
+/// Checks that the non-blocking calls agree with those that wait.
 async fn glances(store: &dyn Store) {
     let paths = FILES.iter().map(|(path, _)| *path);
     for path in paths.chain(["x", "a", "a/0", "", "a/0/0/0", "attributes.json/x", "b/c/d/e/f", "A", "%61", "x/y/z"]) {
         let key = key(path);
         let known = store.head(&key).await.unwrap();
-        match store.glance(&key) {
-            Glance::Unknown => {}
-            Glance::Missing => assert!(known.is_none() && !store.is_directory(&key).await.unwrap(), "{path}"),
-            Glance::NoObject => assert_eq!(known, None, "{path}"),
-            Glance::Object(facts) => {
-                let seen: Meta = facts.into();
-                // A file just written has no version to rely on.
+        match store.stat_nonblocking(&key) {
+            CachedStat::Unknown => {}
+            CachedStat::Missing => assert!(known.is_none() && !store.is_directory(&key).await.unwrap(), "{path}"),
+            CachedStat::NotAnObject => assert_eq!(known, None, "{path}"),
+            CachedStat::Object(facts) => {
+                let seen: ObjectMeta = facts.into();
+                // A file just written has no reliable version, so versions are not compared.
                 let (len, etag, modified) = (seen.len, seen.etag, seen.modified);
                 assert_eq!(known.clone().map(|meta| (meta.len, meta.etag, meta.modified)), Some((len, etag, modified)));
             }
@@ -88,20 +89,20 @@ async fn glances(store: &dyn Store) {
 }
 
 async fn listings(store: &dyn Store) {
-    let entry = |name: &str, is_directory| Entry { name: name.to_owned(), is_directory };
-    let root = store.list(&Key::root(), None, 100, Keep::all()).await.unwrap().unwrap();
+    let entry = |name: &str, is_directory| DirEntry { name: name.to_owned(), is_directory };
+    let root = store.list(&Key::root(), None, 100, FilterDecision::keep_all()).await.unwrap().unwrap();
     assert_eq!(
         root.entries,
         [entry("a", true), entry("attributes.json", false), entry("b", true), entry("with space", true)]
     );
-    assert!(!root.more);
-    let page = store.list(&Key::root(), Some("a"), 2, Keep::all()).await.unwrap().unwrap();
-    assert_eq!((page.entries.len(), page.entries[0].name.as_str(), page.more), (2, "attributes.json", true));
-    let rest = store.list(&Key::root(), Some("b"), 2, Keep::all()).await.unwrap().unwrap();
-    assert_eq!((rest.entries.len(), rest.more), (1, false));
-    // By bytes, not by number.
+    assert!(!root.has_more);
+    let page = store.list(&Key::root(), Some("a"), 2, FilterDecision::keep_all()).await.unwrap().unwrap();
+    assert_eq!((page.entries.len(), page.entries[0].name.as_str(), page.has_more), (2, "attributes.json", true));
+    let rest = store.list(&Key::root(), Some("b"), 2, FilterDecision::keep_all()).await.unwrap().unwrap();
+    assert_eq!((rest.entries.len(), rest.has_more), (1, false));
+    // Names are sorted by bytes, not as numbers.
     let names: Vec<String> = store
-        .list(&key("a/0"), None, 10, Keep::all())
+        .list(&key("a/0"), None, 10, FilterDecision::keep_all())
         .await
         .unwrap()
         .unwrap()
@@ -111,33 +112,42 @@ async fn listings(store: &dyn Store) {
         .collect();
     assert_eq!(names, ["0", "10"]);
     for path in ["x", "a/0/0", "attributes.json"] {
-        assert!(store.list(&key(path), None, 10, Keep::all()).await.unwrap().is_none(), "{path}");
+        assert!(store.list(&key(path), None, 10, FilterDecision::keep_all()).await.unwrap().is_none(), "{path}");
     }
 }
 
-/// Names that are left of the root when `keep` decides by name and kind.
-async fn kept(store: &dyn Store, after: Option<&str>, limit: usize, keep: fn(&Entry) -> Keep) -> (Vec<String>, bool) {
-    let keep: Filter = Arc::new(keep);
+/// Lists the root with the filter `keep`. Returns the names, and whether there are more.
+async fn kept(
+    store: &dyn Store,
+    after: Option<&str>,
+    limit: usize,
+    keep: fn(&DirEntry) -> FilterDecision,
+) -> (Vec<String>, bool) {
+    let keep: EntryFilter = Arc::new(keep);
     let listing = store.list(&Key::root(), after, limit, keep).await.unwrap().unwrap();
-    (listing.entries.into_iter().map(|entry| entry.name).collect(), listing.more)
+    (listing.entries.into_iter().map(|entry| entry.name).collect(), listing.has_more)
 }
 
 async fn filters(store: &dyn Store) {
-    let directories = |entry: &Entry| if entry.is_directory { Keep::Yes } else { Keep::No };
+    let directories = |entry: &DirEntry| if entry.is_directory { FilterDecision::Keep } else { FilterDecision::Skip };
     let all = ["a", "b", "with space"].map(str::to_owned).to_vec();
-    assert_eq!(kept(store, None, 3, directories).await, (all.clone(), false), "what is dropped is not `more`");
-    assert_eq!(kept(store, None, 2, directories).await, (all[..2].to_vec(), true), "nor counted");
+    assert_eq!(kept(store, None, 3, directories).await, (all.clone(), false), "filtered entries do not set `more`");
+    assert_eq!(
+        kept(store, None, 2, directories).await,
+        (all[..2].to_vec(), true),
+        "filtered entries do not count towards the limit"
+    );
     assert_eq!(kept(store, Some("b"), 2, directories).await, (all[2..].to_vec(), false));
-    assert_eq!(kept(store, None, 9, |_| Keep::No).await, (Vec::new(), false));
-    // Of directories alone, those with such an object directly below; `c` of `b` is a directory.
-    let holding = |_: &Entry| Keep::IfItHolds("attributes.json");
+    assert_eq!(kept(store, None, 9, |_| FilterDecision::Skip).await, (Vec::new(), false));
+    // Keeps only directories that directly contain this object; `c` in `b` is a directory.
+    let holding = |_: &DirEntry| FilterDecision::KeepIfContains("attributes.json");
     assert_eq!(kept(store, None, 1, holding).await, (vec!["a".to_owned()], false));
-    assert_eq!(kept(store, None, 9, |_| Keep::IfItHolds("c")).await, (Vec::new(), false));
+    assert_eq!(kept(store, None, 9, |_| FilterDecision::KeepIfContains("c")).await, (Vec::new(), false));
 }
 
 async fn ranges(store: &dyn Store) {
-    let object = store.get(&key("a/0/0"), &Inline::new(0)).await.unwrap().unwrap();
-    if let Data::Open(reader) = object.data {
+    let object = store.get(&key("a/0/0"), &InlineLimit::new(0)).await.unwrap().unwrap();
+    if let ObjectData::Open(reader) = object.data {
         assert_eq!(reader.read_at(3..7).await.unwrap(), "3456");
         assert_eq!(reader.read_at(10..10).await.unwrap(), "");
         assert!(reader.read_at(8..12).await.is_err(), "beyond the end");
@@ -183,7 +193,7 @@ async fn links_are_followed_as_far_as_the_policy_says() {
     link("loop".as_ref(), "loop");
     link("nowhere".as_ref(), "dangling");
     link(&outside.path().join("secret"), "b/secret");
-    // Out of the root and back, by its own name and by another.
+    // Out of the root and back, by the root's own name and by another one.
     let name = dir.path().file_name().unwrap().to_str().unwrap();
     link(format!("../../{name}/a").as_ref(), "b/around");
     std::os::unix::fs::symlink(dir.path(), outside.path().join("alias")).unwrap();
@@ -202,27 +212,27 @@ async fn links_are_followed_as_far_as_the_policy_says() {
         for name in ["relative", "absolute", "winding", "b/around", "alias"] {
             let path = format!("{name}/0/0");
             assert_eq!(
-                store.get(&key(&path), &Inline::new(100)).await.is_ok_and(|found| found.is_some()),
+                store.get(&key(&path), &InlineLimit::new(100)).await.is_ok_and(|found| found.is_some()),
                 inside,
                 "{policy:?} {path}"
             );
             assert_eq!(store.head(&key(&path)).await.is_ok_and(|found| found.is_some()), inside, "{policy:?} {path}");
             assert_eq!(
-                store.list(&key(name), None, 9, Keep::all()).await.unwrap().is_some(),
+                store.list(&key(name), None, 9, FilterDecision::keep_all()).await.unwrap().is_some(),
                 inside,
                 "{policy:?} {name}"
             );
         }
         let seen = |found: Result<bool, StoreError>| match found {
             Ok(is_there) => is_there,
-            // Not that there is nothing.
-            Err(StoreError::NotFollowed(_)) => false,
+            // The error does not say that the object is missing.
+            Err(StoreError::LinkNotFollowed(_)) => false,
             Err(other) => panic!("{policy:?}: {other}"),
         };
         for path in ["out/secret", "out/nothing"] {
             let is_there = out && path == "out/secret";
             for found in [
-                store.get(&key(path), &Inline::new(100)).await.map(|found| found.is_some()),
+                store.get(&key(path), &InlineLimit::new(100)).await.map(|found| found.is_some()),
                 store.head(&key(path)).await.map(|found| found.is_some()),
                 store.head_many(vec![key("a/0/0"), key(path)]).await.map(|found| found[1].is_some()),
             ] {
@@ -230,16 +240,20 @@ async fn links_are_followed_as_far_as_the_policy_says() {
                 assert_eq!(seen(found), is_there, "{policy:?} {path}");
             }
         }
-        assert_eq!(store.list(&key("out"), None, 9, Keep::all()).await.unwrap().is_some(), out, "{policy:?}");
+        assert_eq!(
+            store.list(&key("out"), None, 9, FilterDecision::keep_all()).await.unwrap().is_some(),
+            out,
+            "{policy:?}"
+        );
         assert_eq!(store.is_directory(&key("out")).await.unwrap(), out, "{policy:?}");
         if out {
             let many = store.head_many(vec![key("out/secret"), key("b/secret"), key("relative/0/0")]).await.unwrap();
             assert!(many.iter().all(Option::is_some), "{policy:?}");
         }
-        let holding = kept(&store, None, 9, |_| Keep::IfItHolds("secret")).await.0;
+        let holding = kept(&store, None, 9, |_| FilterDecision::KeepIfContains("secret")).await.0;
         assert_eq!(holding, if out { vec!["b", "out"] } else { vec![] }, "{policy:?}");
         let names: Vec<String> = store
-            .list(&Key::root(), None, 99, Keep::all())
+            .list(&Key::root(), None, 99, FilterDecision::keep_all())
             .await
             .unwrap()
             .unwrap()
@@ -270,28 +284,35 @@ async fn what_a_link_hides_is_not_missing() {
         let store = if by_steps { store.without_openat2() } else { store };
         let is_denied = policy == SymlinkPolicy::Deny;
         for path in hidden {
-            // Whether something is there, outside, is not told.
+            // The error does not reveal what exists outside.
             let is_refused = is_denied || policy == SymlinkPolicy::Inside && path.starts_with("absolute");
             let path = key(path);
-            for found in [store.get(&path, &Inline::new(100)).await.map(drop), store.head(&path).await.map(drop)] {
+            for found in [store.get(&path, &InlineLimit::new(100)).await.map(drop), store.head(&path).await.map(drop)] {
                 match found {
-                    Err(StoreError::NotFollowed(at)) if is_refused => assert_eq!(at, path),
-                    Err(StoreError::LeadsNowhere(at)) if !is_refused => assert_eq!(at, path),
+                    Err(StoreError::LinkNotFollowed(at)) if is_refused => assert_eq!(at, path),
+                    Err(StoreError::DanglingLink(at)) if !is_refused => assert_eq!(at, path),
                     other => panic!("{policy:?} {path:?}: {other:?}"),
                 }
             }
-            assert_eq!(store.glance(&path), Glance::Unknown, "{policy:?} {path:?}");
+            assert_eq!(store.stat_nonblocking(&path), CachedStat::Unknown, "{policy:?} {path:?}");
             assert_eq!(at_once(&store, &path), None, "{policy:?} {path:?}");
         }
-        // Behind a link that leads somewhere there may be nothing.
+        // Below a link that resolves, objects may be missing.
         for path in ["sound/9", "sound/9/9", "sound/0/0/below"] {
-            let found = store.get(&key(path), &Inline::new(100)).await;
+            let found = store.get(&key(path), &InlineLimit::new(100)).await;
             assert!(if is_denied { found.is_err() } else { found.unwrap().is_none() }, "{policy:?} {path}");
         }
         for path in ["nothing", "a/9/9"] {
-            assert!(store.get(&key(path), &Inline::new(100)).await.unwrap().is_none());
-            assert_eq!(store.glance(&key(path)), if by_steps { Glance::Unknown } else { Glance::Missing });
-            assert_eq!(at_once(&store, &key(path)), (!by_steps).then_some(None), "as fast as ever");
+            assert!(store.get(&key(path), &InlineLimit::new(100)).await.unwrap().is_none());
+            assert_eq!(
+                store.stat_nonblocking(&key(path)),
+                if by_steps { CachedStat::Unknown } else { CachedStat::Missing }
+            );
+            assert_eq!(
+                at_once(&store, &key(path)),
+                (!by_steps).then_some(None),
+                "a missing object below a directory without links is known without blocking"
+            );
         }
     }
 }
@@ -304,10 +325,10 @@ async fn what_is_neither_file_nor_directory_is_missing_and_does_not_wait() {
     let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("8")).unwrap();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     for name in ["7", "8"] {
-        assert!(store.get(&key(name), &Inline::new(100)).await.unwrap().is_none());
+        assert!(store.get(&key(name), &InlineLimit::new(100)).await.unwrap().is_none());
         assert!(!store.is_directory(&key(name)).await.unwrap());
     }
-    let names = store.list(&Key::root(), None, 99, Keep::all()).await.unwrap().unwrap().entries;
+    let names = store.list(&Key::root(), None, 99, FilterDecision::keep_all()).await.unwrap().unwrap().entries;
     assert!(!names.iter().any(|entry| entry.name == "7" || entry.name == "8"));
 }
 
@@ -319,7 +340,7 @@ async fn names_that_cannot_be_addressed_are_left_out() {
         fs::create_dir(dir.path().join(std::ffi::OsStr::from_bytes(name))).unwrap();
     }
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
-    assert_eq!(store.list(&Key::root(), None, 99, Keep::all()).await.unwrap().unwrap().entries.len(), 4);
+    assert_eq!(store.list(&Key::root(), None, 99, FilterDecision::keep_all()).await.unwrap().unwrap().entries.len(), 4);
 }
 
 #[tokio::test]
@@ -334,14 +355,14 @@ async fn a_root_that_is_replaced_is_found_again() {
     fs::remove_dir_all(&root).unwrap();
     assert!(store.probe().await.is_err());
     assert!(
-        matches!(store.get(&key("1"), &Inline::new(10)).await, Err(StoreError::Gone(_))),
-        "lost from sight, not missing"
+        matches!(store.get(&key("1"), &InlineLimit::new(10)).await, Err(StoreError::RootMissing(_))),
+        "an object below a root that is gone does not count as missing"
     );
     fs::create_dir(&root).unwrap();
     fs::write(root.join("1"), "new").unwrap();
     store.probe().await.unwrap();
     assert!(
-        matches!(store.get(&key("1"), &Inline::new(10)).await.unwrap().unwrap().data, Data::Whole(new) if new == "new")
+        matches!(store.get(&key("1"), &InlineLimit::new(10)).await.unwrap().unwrap().data, ObjectData::InMemory(new) if new == "new")
     );
 }
 
@@ -349,7 +370,7 @@ async fn a_root_that_is_replaced_is_found_again() {
 async fn an_open_object_keeps_its_bytes_when_its_name_is_taken() {
     let dir = tree();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
-    let Data::Open(reader) = store.get(&key("a/0/0"), &Inline::new(0)).await.unwrap().unwrap().data else {
+    let ObjectData::Open(reader) = store.get(&key("a/0/0"), &InlineLimit::new(0)).await.unwrap().unwrap().data else {
         panic!("not open")
     };
     fs::write(dir.path().join("new"), "replaced!!").unwrap();
@@ -361,7 +382,7 @@ async fn an_open_object_keeps_its_bytes_when_its_name_is_taken() {
 async fn an_open_object_that_is_written_over_is_never_read_as_two_versions() {
     let dir = tree();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
-    let Data::Open(reader) = store.get(&key("a/0/0"), &Inline::new(0)).await.unwrap().unwrap().data else {
+    let ObjectData::Open(reader) = store.get(&key("a/0/0"), &InlineLimit::new(0)).await.unwrap().unwrap().data else {
         panic!("not open")
     };
     assert_eq!(reader.read_at(0..5).await.unwrap(), "01234");
@@ -374,8 +395,8 @@ async fn a_large_file_is_opened_when_its_times_tell_its_versions_apart() {
     let dir = TempDir::new().unwrap();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     fs::write(dir.path().join("0"), "just written").unwrap();
-    let opened = store.get(&key("0"), &Inline::new(0)).await.unwrap().unwrap();
-    assert!(matches!(opened.data, Data::Open(_)));
+    let opened = store.get(&key("0"), &InlineLimit::new(0)).await.unwrap().unwrap();
+    assert!(matches!(opened.data, ObjectData::Open(_)));
     assert_eq!(store.head(&key("0")).await.unwrap().unwrap().version, opened.meta.version);
 }
 
@@ -383,19 +404,19 @@ async fn a_large_file_is_opened_when_its_times_tell_its_versions_apart() {
 async fn a_file_larger_than_any_memory_is_opened() {
     let dir = TempDir::new().unwrap();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
-    // All of it is a hole.
+    // A sparse file without any data.
     fs::File::create(dir.path().join("0")).unwrap().set_len(8 << 40).unwrap();
     for inline in [0, 1 << 20] {
-        let object = store.get(&key("0"), &Inline::new(inline)).await.unwrap().unwrap();
-        let Data::Open(reader) = object.data else { panic!("it was read") };
+        let object = store.get(&key("0"), &InlineLimit::new(inline)).await.unwrap().unwrap();
+        let ObjectData::Open(reader) = object.data else { panic!("it was read") };
         assert_eq!(reader.read_at(1 << 40..(1 << 40) + 3).await.unwrap(), [0; 3][..]);
     }
 }
 
-/// What the kernel has in memory of an object.
-#[expect(clippy::option_option, reason = "as the store has it")]
-fn at_once(store: &LocalStore, key: &Key) -> Option<Option<Meta>> {
-    store.at_once()?.get(key, 99, &mut Vec::new())
+/// Reads an object from the page cache, without blocking.
+#[expect(clippy::option_option, reason = "stands for a blocking call of a store")]
+fn at_once(store: &LocalStore, key: &Key) -> Option<Option<ObjectMeta>> {
+    store.nonblocking_reader()?.get(key, 99, &mut Vec::new())
 }
 
 #[tokio::test]
@@ -404,10 +425,10 @@ async fn below_a_root_that_is_not_there_nothing_is_missing() {
     let (root, away) = (dir.path().join("a"), dir.path().join("away"));
     let store = LocalStore::open(&root, SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     let (there, missing) = (key("0/0"), key("0/9"));
-    // The kernel knows now.
+    // Now the kernel has cached both.
     assert!(store.head_many(vec![there.clone(), missing.clone()]).await.unwrap()[1].is_none());
-    assert!(matches!(store.glance(&there), Glance::Object(_)));
-    assert_eq!(store.glance(&missing), Glance::Missing);
+    assert!(matches!(store.stat_nonblocking(&there), CachedStat::Object(_)));
+    assert_eq!(store.stat_nonblocking(&missing), CachedStat::Missing);
     assert_eq!(at_once(&store, &missing), Some(None));
     for is_file in [false, true] {
         fs::rename(&root, &away).unwrap();
@@ -415,22 +436,25 @@ async fn below_a_root_that_is_not_there_nothing_is_missing() {
             fs::write(&root, "").unwrap();
         }
         for key in [&there, &missing] {
-            assert_eq!(store.glance(key), Glance::Unknown);
+            assert_eq!(store.stat_nonblocking(key), CachedStat::Unknown);
             assert_eq!(at_once(&store, key), None);
-            assert!(matches!(store.get(key, &Inline::new(99)).await, Err(StoreError::Gone(_))));
-            assert!(matches!(store.head(key).await, Err(StoreError::Gone(_))));
-            assert!(matches!(store.is_directory(key).await, Err(StoreError::Gone(_))));
+            assert!(matches!(store.get(key, &InlineLimit::new(99)).await, Err(StoreError::RootMissing(_))));
+            assert!(matches!(store.head(key).await, Err(StoreError::RootMissing(_))));
+            assert!(matches!(store.is_directory(key).await, Err(StoreError::RootMissing(_))));
         }
-        assert!(matches!(store.list(&Key::root(), None, 9, Keep::all()).await, Err(StoreError::Gone(_))));
-        assert!(matches!(store.probe().await, Err(StoreError::Gone(_))));
+        assert!(matches!(
+            store.list(&Key::root(), None, 9, FilterDecision::keep_all()).await,
+            Err(StoreError::RootMissing(_))
+        ));
+        assert!(matches!(store.probe().await, Err(StoreError::RootMissing(_))));
         let _ = fs::remove_file(&root);
         fs::rename(&away, &root).unwrap();
-        assert!(store.get(&there, &Inline::new(99)).await.unwrap().is_some());
-        assert!(store.get(&missing, &Inline::new(99)).await.unwrap().is_none());
+        assert!(store.get(&there, &InlineLimit::new(99)).await.unwrap().is_some());
+        assert!(store.get(&missing, &InlineLimit::new(99)).await.unwrap().is_none());
     }
 }
 
-/// A file whose times tell its versions apart: written a while ago.
+/// Writes a file with an old modification time, so that its times tell its versions apart.
 fn settled(root: &Path, path: &str, content: &str, seconds_ago: u64) {
     fs::write(root.join(path), content).unwrap();
     let modified = SystemTime::now() - Duration::from_secs(seconds_ago);
@@ -445,11 +469,11 @@ async fn a_local_file_is_unchanged_until_it_is_written_replaced_or_removed() {
     let version = async || store.head(&object).await.unwrap().unwrap().version;
     settled(dir.path(), "0", "one", 60);
     let first = version().await;
-    assert!(store.is_unchanged(&object, first), "this file system is one that is looked at without waiting");
-    assert!(matches!(store.glance(&object), Glance::Object(facts) if facts.version == first));
-    // Of the same length, with the same time.
+    assert!(store.is_unchanged(&object, first), "the page cache cannot be used on this file system");
+    assert!(matches!(store.stat_nonblocking(&object), CachedStat::Object(facts) if facts.version == first));
+    // Writes content of the same length and keeps the modification time.
     let modified = fs::metadata(dir.path().join("0")).unwrap().modified().unwrap();
-    // Older kernels have the times of changes to a few milliseconds.
+    // Older kernels record change times with a resolution of a few milliseconds.
     tokio::time::sleep(Duration::from_millis(30)).await;
     fs::write(dir.path().join("0"), "two").unwrap();
     fs::File::options().write(true).open(dir.path().join("0")).unwrap().set_modified(modified).unwrap();
@@ -461,8 +485,8 @@ async fn a_local_file_is_unchanged_until_it_is_written_replaced_or_removed() {
     let third = version().await;
     fs::remove_file(dir.path().join("0")).unwrap();
     assert!(!store.is_unchanged(&object, third), "removed");
-    assert_eq!(store.glance(&object), Glance::Missing);
-    // What has just been written has no version that could be relied on.
+    assert_eq!(store.stat_nonblocking(&object), CachedStat::Missing);
+    // A file just written has no reliable version.
     fs::write(dir.path().join("0"), "new").unwrap();
     let fresh = version().await;
     assert!(!store.is_unchanged(&object, fresh), "just written");
@@ -479,10 +503,10 @@ async fn a_glance_follows_no_link_that_the_policy_would_not() {
         let store = LocalStore::open(dir.path(), policy, Duration::from_secs(10)).unwrap();
         for path in ["out/0", "in"] {
             let known = store.head(&key(path)).await.ok().flatten().map(|meta| meta.version);
-            match store.glance(&key(path)) {
-                Glance::Object(facts) => assert_eq!(Some(facts.version), known, "{path} {policy:?}"),
-                Glance::Unknown => {}
-                other @ (Glance::Missing | Glance::NoObject) => panic!("{path} {policy:?}: {other:?}"),
+            match store.stat_nonblocking(&key(path)) {
+                CachedStat::Object(facts) => assert_eq!(Some(facts.version), known, "{path} {policy:?}"),
+                CachedStat::Unknown => {}
+                other @ (CachedStat::Missing | CachedStat::NotAnObject) => panic!("{path} {policy:?}: {other:?}"),
             }
         }
     }

@@ -1,10 +1,10 @@
-//! Connections of a real server: what an idle or unfinished one may cost, and how the server ends.
+//! Connections of a real server: time and size limits of request heads, and graceful shutdown.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use n5_server::app::Server;
-use n5_server::config::{Config, ContainerConfig, EntityTag};
+use n5_server::config::{Config, ContainerConfig, EntityTagBasis};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -17,14 +17,14 @@ pub struct Running {
     pub ended: tokio::task::JoinHandle<()>,
 }
 
-/// A server of the demo container on a free port.
+/// Starts a server of the demo container on a free port.
 async fn start(header_timeout: Duration) -> Running {
     start_with(header_timeout, Config::default()).await
 }
 
-/// A server on a free port.
+/// Starts a server on a free port.
 pub async fn start_with(header_timeout: Duration, mut config: Config) -> Running {
-    config.server.listen = n5_server::config::Listen::Tcp("127.0.0.1:0".parse().unwrap());
+    config.server.listen = n5_server::config::ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
     config.server.header_timeout = header_timeout;
     let server = Server::bind(config, String::new).await.unwrap();
     let address = server.address().unwrap();
@@ -82,7 +82,7 @@ async fn a_head_beyond_the_bound_is_refused() {
     let server = start(Duration::from_secs(20)).await;
     let mut connection = TcpStream::connect(server.address).await.unwrap();
     let head = format!("GET / HTTP/1.1\r\nHost: x\r\nX-Long: {}\r\n\r\n", "a".repeat(200_000));
-    // The server may answer and close before it has read all.
+    // The server may answer and close before it has read the whole head.
     let _ = connection.write_all(head.as_bytes()).await;
     let mut answer = vec![0; 12];
     connection.read_exact(&mut answer).await.unwrap();
@@ -94,7 +94,7 @@ async fn the_server_ends_although_half_a_request_is_there() {
     let server = start(Duration::from_secs(60)).await;
     let mut unfinished = TcpStream::connect(server.address).await.unwrap();
     unfinished.write_all(b"GET / HT").await.unwrap();
-    // An answered request beside it shows that the connection was accepted.
+    // An answer on a later connection shows that this one was accepted.
     let mut answered = TcpStream::connect(server.address).await.unwrap();
     answered.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
@@ -107,7 +107,7 @@ async fn the_server_ends_although_half_a_request_is_there() {
 #[tokio::test]
 async fn the_deadline_of_the_end_holds_although_a_client_waits_to_be_accepted() {
     let n5 = N5::new();
-    // Nothing is stored: zeros, and more of them than go on their way unread.
+    // No block is stored. The answer is zeros, more of them than fit the buffers of a connection that is not read.
     n5.dataset("v", &[1024, 1024, 64], &[64, 64, 64], "raw");
     let defaults = Config::default().container_defaults;
     let container = ContainerConfig {
@@ -116,7 +116,7 @@ async fn the_deadline_of_the_end_holds_although_a_client_waits_to_be_accepted() 
         cache_control: defaults.cache_control,
         symlinks: defaults.symlinks,
         must_be_mount: false,
-        entity_tag: EntityTag::Mtime,
+        entity_tag: EntityTagBasis::Mtime,
     };
     let mut config = Config { containers: vec![container], ..Config::default() };
     config.server.max_connections = 1;
@@ -135,6 +135,6 @@ async fn the_deadline_of_the_end_holds_although_a_client_waits_to_be_accepted() 
     server.stop.send(()).unwrap();
     tokio::time::timeout(Duration::from_secs(20), server.ended).await.unwrap().unwrap();
     let spent = stopped.elapsed();
-    // Who waits in the queue is waited for as well, for 2 s; the deadline comes before that.
+    // The server also waits up to 2 s for connections in the accept queue. The deadline is earlier.
     assert!(Duration::from_millis(300) <= spent && spent < Duration::from_millis(1900), "{spent:?}");
 }

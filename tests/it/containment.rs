@@ -1,5 +1,5 @@
-//! Nothing outside a container is read, measured or seen through it, whatever is swapped meanwhile; and what is no file is
-//! not opened.
+//! Nothing outside a container's root can be read or detected through it, even if paths are swapped during the access.
+//! Special files are not opened.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use n5_server::store::{Data, Glance, Inline, Keep, Key, LocalStore, Store, StoreError, SymlinkPolicy};
+use n5_server::store::{
+    CachedStat, FilterDecision, InlineLimit, Key, LocalStore, ObjectData, Store, StoreError, SymlinkPolicy,
+};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tempfile::TempDir;
 
@@ -17,7 +19,7 @@ fn key(path: &str) -> Key {
     Key::parse(path).unwrap()
 }
 
-/// A file whose times tell its versions apart.
+/// Writes a file with an old modification time, so that its times tell its versions apart.
 fn write(path: &Path, content: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, content).unwrap();
@@ -27,7 +29,7 @@ fn write(path: &Path, content: &str) {
 
 const SECRET: &str = "secret bytes from outside";
 
-/// Swaps a directory and a link, and a file and a link, for as long as it lives.
+/// Swaps the paths of each pair repeatedly until dropped.
 struct Swapping {
     is_over: Arc<AtomicBool>,
     swaps: Arc<AtomicU64>,
@@ -63,15 +65,15 @@ async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
     if let Ok(Some(meta)) = store.head(&path).await {
         is_ours(meta.len);
     }
-    if let Glance::Object(facts) = store.glance(&path) {
+    if let CachedStat::Object(facts) = store.stat_nonblocking(&path) {
         is_ours(facts.len);
     }
     for inline in [100, 0] {
-        let Ok(Some(object)) = store.get(&path, &Inline::new(inline)).await else { continue };
+        let Ok(Some(object)) = store.get(&path, &InlineLimit::new(inline)).await else { continue };
         is_ours(object.meta.len);
         let bytes = match object.data {
-            Data::Whole(bytes) => bytes,
-            Data::Open(reader) => match reader.read_at(0..object.meta.len).await {
+            ObjectData::InMemory(bytes) => bytes,
+            ObjectData::Open(reader) => match reader.read_at(0..object.meta.len).await {
                 Ok(bytes) => bytes,
                 Err(_) => continue,
             },
@@ -79,22 +81,22 @@ async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
         assert_eq!(bytes, "inside", "{context} {path:?}");
     }
     let mut room = Vec::new();
-    if let Some(Some(_)) = store.at_once().and_then(|mut reader| reader.get(&path, 100, &mut room)) {
+    if let Some(Some(_)) = store.nonblocking_reader().and_then(|mut reader| reader.get(&path, 100, &mut room)) {
         assert_eq!(room, b"inside", "{context} {path:?}");
     }
-    if let Some(file) = store.open_at_once(&path, 100) {
+    if let Some(file) = store.open_nonblocking(&path, 100) {
         is_ours(file.meta().len);
     }
 }
 
-/// What is outside only has neither an answer nor a place in a listing; and what is said of it does not depend on whether
-/// it exists.
+/// Checks that objects which exist only outside get no answer and no entry in a listing, and that answers do not depend
+/// on their existence.
 async fn assert_unseen(store: &LocalStore, context: &str) {
     for directory in ["d", "d/sub"] {
         let only_outside = key(&format!("{directory}/only-outside"));
         assert!(!matches!(store.head(&only_outside).await, Ok(Some(_))), "{context}: it is seen that it exists");
         assert!(!matches!(store.is_directory(&key("d/folder")).await, Ok(true)), "{context}: a directory is seen");
-        let listed = store.list(&key(directory), None, 99, Keep::all()).await;
+        let listed = store.list(&key(directory), None, 99, FilterDecision::keep_all()).await;
         if let Ok(Some(listing)) = listed {
             let names: Vec<_> = listing.entries.iter().map(|entry| entry.name.as_str()).collect();
             assert!(!names.contains(&"only-outside") && !names.contains(&"folder"), "{context}: {names:?}");
@@ -120,7 +122,7 @@ async fn a_directory_that_is_swapped_for_a_link_leads_nowhere_outside() {
         }
         symlink(outside.path(), dir.path().join("link")).unwrap();
         symlink(outside.path().join("0"), dir.path().join("file-link")).unwrap();
-        // Links that lead to what is swapped, and one that leads out of the root and back through it.
+        // Links to the directory that is swapped, and one that leaves the root and returns through it.
         symlink("d", dir.path().join("to-d")).unwrap();
         symlink("d/../d/sub", dir.path().join("winding")).unwrap();
         symlink(dir.path().join("d"), dir.path().join("absolute")).unwrap();
@@ -152,12 +154,12 @@ async fn a_link_does_not_tell_what_exists_outside() {
         let at = outside.path().join(name);
         symlink(&at, dir.path().join(format!("{name}-1"))).unwrap();
         symlink(at.join("file"), dir.path().join(format!("{name}-2"))).unwrap();
-        // Through it, and back into the root.
+        // Through the outside path and back into the root.
         let back = "../".repeat(at.components().count() - 1);
         let back = at.join(back).join(above.strip_prefix("/").unwrap()).join(root);
         symlink(back, dir.path().join(format!("{name}-3"))).unwrap();
     }
-    // Through a process that there is, and one that there is not.
+    // Through /proc of a process that exists, and of one that does not.
     let through = |process: &str| format!("/proc/{process}/root{}", dir.path().display());
     symlink(through("self"), dir.path().join("there-4")).unwrap();
     symlink(through("4999999"), dir.path().join("gone-4")).unwrap();
@@ -169,10 +171,16 @@ async fn a_link_does_not_tell_what_exists_outside() {
                 for path in ["1", "1/file", "2", "3", "3/0", "4", "4/0"].map(|end| format!("{name}-{end}")) {
                     let path = key(&path);
                     let found = store.head(&path).await;
-                    assert!(matches!(&found, Err(StoreError::NotFollowed(at)) if *at == path), "{policy:?} {found:?}");
+                    assert!(
+                        matches!(&found, Err(StoreError::LinkNotFollowed(at)) if *at == path),
+                        "{policy:?} {found:?}"
+                    );
                     assert!(!store.is_directory(&path).await.unwrap(), "{policy:?} {path:?}");
-                    assert!(store.list(&path, None, 9, Keep::all()).await.unwrap().is_none(), "{policy:?} {path:?}");
-                    assert_eq!(store.glance(&path), Glance::Unknown);
+                    assert!(
+                        store.list(&path, None, 9, FilterDecision::keep_all()).await.unwrap().is_none(),
+                        "{policy:?} {path:?}"
+                    );
+                    assert_eq!(store.stat_nonblocking(&path), CachedStat::Unknown);
                 }
             }
         }
@@ -183,7 +191,7 @@ async fn a_link_does_not_tell_what_exists_outside() {
 async fn a_link_without_end_is_given_up() {
     let dir = TempDir::new().unwrap();
     write(&dir.path().join("a/b/0"), "inside");
-    // Each doubles what is to be walked.
+    // Each link doubles the number of components to resolve.
     symlink("a/../a/../a/..", dir.path().join("0")).unwrap();
     for n in 1..30 {
         symlink(format!("{p}/{p}", p = n - 1), dir.path().join(n.to_string())).unwrap();
@@ -193,12 +201,12 @@ async fn a_link_without_end_is_given_up() {
     let begun = Instant::now();
     assert!(store.head(&key("2/a/b/0")).await.unwrap().is_some());
     for path in ["29/a/b/0", "long/a/b/0"] {
-        assert!(matches!(store.head(&key(path)).await, Err(StoreError::LeadsNowhere(_))), "{path}");
+        assert!(matches!(store.head(&key(path)).await, Err(StoreError::DanglingLink(_))), "{path}");
     }
     assert!(begun.elapsed() < Duration::from_secs(2));
 }
 
-/// Writes into a FIFO as soon as somebody reads it.
+/// Starts a process that writes into a FIFO as soon as it has a reader.
 fn writer(fifo: &Path) -> Child {
     let write = format!("echo written > '{}'", fifo.display());
     let child = Command::new("sh").args(["-c", &write]).stderr(Stdio::null()).spawn().unwrap();
@@ -219,19 +227,19 @@ async fn the_writer_of_a_fifo_waits_as_if_nobody_had_looked() {
         for store in [store.clone(), store.without_openat2()] {
             for path in ["fifo", "to-fifo"] {
                 let path = key(path);
-                assert!(!matches!(store.get(&path, &Inline::new(100)).await, Ok(Some(_))));
+                assert!(!matches!(store.get(&path, &InlineLimit::new(100)).await, Ok(Some(_))));
                 assert!(!matches!(store.head(&path).await, Ok(Some(_))));
-                assert!(store.open_at_once(&path, 100).is_none());
-                let read = store.at_once().and_then(|mut reader| reader.get(&path, 100, &mut Vec::new()));
+                assert!(store.open_nonblocking(&path, 100).is_none());
+                let read = store.nonblocking_reader().and_then(|mut reader| reader.get(&path, 100, &mut Vec::new()));
                 assert_eq!(read.flatten(), None);
-                assert!(!matches!(store.list(&path, None, 9, Keep::all()).await, Ok(Some(_))));
+                assert!(!matches!(store.list(&path, None, 9, FilterDecision::keep_all()).await, Ok(Some(_))));
             }
-            store.list(&Key::root(), None, 9, Keep::all()).await.unwrap().unwrap();
+            store.list(&Key::root(), None, 9, FilterDecision::keep_all()).await.unwrap().unwrap();
         }
     }
     std::thread::sleep(Duration::from_millis(100));
     assert!(writing.try_wait().unwrap().is_none(), "the writer still waits");
-    // And finds its reader.
+    // The writer finishes as soon as there is a reader.
     assert_eq!(fs::read_to_string(&fifo).unwrap(), "written\n");
     assert!(writing.wait().unwrap().success());
 }

@@ -1,4 +1,4 @@
-//! The documents say what the code says: lists, tables, links, and every command of the README with its output.
+//! The documents agree with the code: lists, tables, links, and every command of the README with its output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use n5_server::app::Server;
-use n5_server::config::{Config, DEFAULTS, Sources};
-use n5_server::http::problem::KINDS;
-use n5_server::http::target::views;
+use n5_server::config::{Config, ConfigSources, DEFAULTS};
+use n5_server::http::problem::PROBLEM_TYPES;
+use n5_server::http::route::endpoints;
 use n5_server::n5::{CODECS, DataType};
-use n5_server::verify::KINDS as KINDS_FOUND;
+use n5_server::verify::FINDING_KINDS as KINDS_FOUND;
 use n5_server::{demo, metrics, output};
 use tokio::sync::oneshot;
 
@@ -41,7 +41,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Words in backticks, lines of code blocks left out.
+/// Returns the words in backticks outside of code blocks.
 fn quoted(text: &str) -> BTreeSet<&str> {
     let mut in_block = false;
     let lines = text.lines().filter(|line| {
@@ -52,7 +52,7 @@ fn quoted(text: &str) -> BTreeSet<&str> {
     lines.flat_map(|line| line.split('`').skip(1).step_by(2)).collect()
 }
 
-/// Cells of the rows of tables whose first row begins with `heading`.
+/// Returns the cells of each row of the tables whose first row begins with `heading`.
 fn rows<'a>(text: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
     let mut found = Vec::new();
     let mut inside = false;
@@ -72,7 +72,7 @@ fn rows<'a>(text: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
 fn every_route_word_is_in_the_readme() {
     let readme = read("README.md");
     let named = quoted(&readme);
-    for (word, _) in views() {
+    for (word, _) in endpoints() {
         let stands = |text: &&str| {
             let rest = text.strip_prefix('/').and_then(|text| text.strip_prefix(word));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -85,14 +85,14 @@ fn every_route_word_is_in_the_readme() {
 fn every_metric_is_documented_with_its_labels() {
     let readme = read("README.md");
     let rows = rows(&readme, "metric");
-    for metric in metrics::NAMES {
+    for metric in metrics::METRICS {
         let row = rows.iter().find(|cells| quoted(cells[0]).contains(metric.name));
         let row = row.unwrap_or_else(|| panic!("README.md has no row for {}", metric.name));
         for label in metric.labels {
             assert!(quoted(row[1]).contains(label), "the row of {} lacks the label {label}", metric.name);
         }
     }
-    let known: BTreeSet<&str> = metrics::NAMES.iter().map(|metric| metric.name).collect();
+    let known: BTreeSet<&str> = metrics::METRICS.iter().map(|metric| metric.name).collect();
     let told: BTreeSet<&str> = rows.iter().flat_map(|cells| quoted(cells[0])).collect();
     assert_eq!(told, known);
 }
@@ -103,7 +103,7 @@ fn every_setting_is_in_the_readme_and_every_one_there_exists() {
     for (section, values) in DEFAULTS.parse::<toml::Table>().unwrap() {
         keys.extend(values.as_table().unwrap().keys().map(|key| format!("{section}.{key}")));
     }
-    // The only section without defaults stands there as a comment.
+    // The only section without defaults is commented out.
     let (_, commented) = DEFAULTS.split_once("#[[containers]]").unwrap();
     let commented = commented.lines().filter_map(|line| line.strip_prefix('#')?.split_once(" = "));
     keys.extend(commented.filter(|(key, _)| !key.contains(' ')).map(|(key, _)| format!("containers.{key}")));
@@ -119,7 +119,7 @@ fn every_kind_of_problem_has_a_section_and_a_row_with_its_status() {
     let (problems, readme) = (read("docs/PROBLEMS.md"), read("README.md"));
     let sections: BTreeSet<&str> = problems.lines().filter_map(|line| line.strip_prefix("## ")).collect();
     let rows = rows(&readme, "kind");
-    for kind in KINDS {
+    for kind in PROBLEM_TYPES {
         assert!(sections.contains(kind.name), "docs/PROBLEMS.md has no section {}", kind.name);
         let row = rows.iter().find(|cells| quoted(cells[0]).contains(kind.name));
         let status = row.unwrap_or_else(|| panic!("README.md has no row for {}", kind.name))[1];
@@ -167,19 +167,19 @@ async fn every_parameter_of_a_slice_is_in_the_readme() {
 #[test]
 fn the_threads_that_wait_for_disks_are_those_that_are_announced() {
     let mut config = Config::default();
-    assert_eq!(config.disk_threads(), n5_server::store::most_threads(1));
-    let memory = config.memory_bytes();
+    assert_eq!(config.disk_threads(), n5_server::store::max_disk_threads(1));
+    let memory = config.memory_bound_bytes();
     let container: n5_server::config::ContainerConfig = toml::from_str("root = \"/data\"").unwrap();
     for count in 1..=100 {
         config.containers.push(container.clone());
-        assert_eq!(config.disk_threads(), n5_server::store::most_threads(count), "{count}");
+        assert_eq!(config.disk_threads(), n5_server::store::max_disk_threads(count), "{count}");
     }
-    assert_eq!((config.disk_threads(), config.memory_bytes() - memory), (580, (580 - 64) << 17));
+    assert_eq!((config.disk_threads(), config.memory_bound_bytes() - memory), (580, (580 - 64) << 17));
 }
 
 #[test]
 fn the_memory_for_viewers_is_what_the_server_announces() {
-    /// Of the program itself, which nothing announces.
+    /// Memory of the program itself, which the server does not announce.
     const REST_MIB: u64 = 64;
     let operations = read("docs/OPERATIONS.md");
     let rows = rows(&operations, "viewers");
@@ -191,7 +191,7 @@ fn the_memory_for_viewers_is_what_the_server_announces() {
         config.limits.concurrent_requests = row[1].parse().unwrap();
         let (number, unit) = row[2].split_once(' ').unwrap();
         config.cache.decoded = number.parse::<u64>().unwrap() << if unit == "GiB" { 30 } else { 20 };
-        let announced = [config.memory_bytes(), config.connections_bytes(), config.sockets_bytes()];
+        let announced = [config.memory_bound_bytes(), config.max_connections_bytes(), config.sockets_bytes()];
         let sum = announced.iter().map(|bytes| bytes >> 20).sum::<u64>() + REST_MIB;
         assert_eq!(row[3], format!("{sum} MiB"), "{} viewers", row[0]);
     }
@@ -251,7 +251,7 @@ fn every_relative_link_leads_somewhere() {
     }
 }
 
-/// Commands of the `console` blocks and what they print.
+/// Returns the commands of the `console` blocks, each with its output.
 fn commands(text: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     let mut inside = false;
@@ -270,7 +270,7 @@ fn commands(text: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Standard output, without carriage returns and blanks at the ends of lines.
+/// Runs a command and returns its standard output, without carriage returns and blanks at the ends of lines.
 fn printed(command: &str, directory: &Path) -> String {
     let output = Command::new("sh").args(["-c", command]).current_dir(directory).output().unwrap();
     assert!(output.status.success(), "{command}: {}", output.status);
@@ -284,7 +284,8 @@ async fn every_command_prints_what_the_readme_shows() {
         eprintln!("left out: there is no curl");
         return;
     }
-    let config = Config::load(&Sources { listen: Some("127.0.0.1:0".to_owned()), ..Sources::default() }).unwrap();
+    let config =
+        Config::load(&ConfigSources { listen: Some("127.0.0.1:0".to_owned()), ..ConfigSources::default() }).unwrap();
     let server = Server::bind(config, String::new).await.unwrap();
     let address = server.address().unwrap().to_string();
     let (stop, stopped) = oneshot::channel::<()>();

@@ -1,4 +1,5 @@
-//! `attributes.json` that is long, strange or means harm: other readers open it, and memory stays within what is announced.
+//! Long, unusual or hostile `attributes.json`: attributes that other readers accept are served, and memory stays within
+//! the announced limits.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,14 +15,14 @@ use crate::support::{Client, local, options, settings};
 const MIB: u64 = 1 << 20;
 
 fn sixteen() -> Settings {
-    Settings { attributes: 16 * MIB, slice_budget: 128 * MIB, stored_cache: 64 * MIB, ..settings() }
+    Settings { max_attributes_bytes: 16 * MIB, slice_budget: 128 * MIB, stored_cache: 64 * MIB, ..settings() }
 }
 
 fn client(n5: &N5) -> Client {
     Client::new(local(n5.root()), sixteen(), options())
 }
 
-/// The text of the attributes of a dataset of bytes, with more members.
+/// Returns the attributes of a dataset of `uint8`, with `further` members.
 fn array(dimensions: &[u64], block: u64, further: &str) -> String {
     let blocks = vec![block; dimensions.len()];
     format!(
@@ -29,8 +30,8 @@ fn array(dimensions: &[u64], block: u64, further: &str) -> String {
     )
 }
 
-/// An array of about so many bytes of text, of which each object of 7 bytes takes 900 as a tree. It has less than two million
-/// values.
+/// Returns an array of about `bytes` bytes of text. Each of its objects of 7 bytes takes 900 bytes as a tree. It has
+/// fewer than two million values.
 fn trees(bytes: usize) -> String {
     let each = if bytes > 4 << 20 { r#"{"":0},         "# } else { r#"{"":0},"# };
     format!("[{}0]", each.repeat(bytes / each.len()))
@@ -112,7 +113,7 @@ async fn numbers_and_escapes_that_no_type_holds_are_repeated_as_they_are_written
         serde_json::from_str::<serde::de::IgnoredAny>(&text).unwrap();
     }
     assert_eq!(client.get("/slice/v").await.body.len(), 4);
-    // In an attribute that is needed, they are not read.
+    // An attribute that is needed is not read if it contains such a number.
     n5.file("bad/attributes.json", array(&[4], 4, r#","resolution":[1e999]"#));
     let reply = client.get("/info/bad").await;
     let text = String::from_utf8(reply.body.to_vec()).unwrap();
@@ -163,7 +164,7 @@ async fn attributes_beyond_the_limits_are_refused_with_the_reason_and_break_noth
         assert_eq!(client.get("/zarr2/g/.zmetadata").await.json()["metadata"]["good/.zattrs"]["mine"], 1);
         assert_eq!(client.get("/as/gzip/g/attributes.json").await.json(), json!({"mine": 2}));
         assert_eq!(client.get("/slice/g/good").await.body.len(), 4);
-        // A block may be named by any path below it.
+        // Any path below a dataset may name a block.
         assert_eq!(client.get("/g/bad/0/0/0").await.status, 404);
     }
 }
@@ -197,7 +198,7 @@ async fn an_attribute_that_is_too_large_to_be_interpreted_counts_as_missing() {
 #[tokio::test]
 async fn attributes_around_a_directory_are_bounded_together() {
     let n5 = N5::new();
-    // A fifth of what may be interpreted each, four of them more than the budget of a request.
+    // Each takes a fifth of what may be interpreted. Four of them exceed the budget of a request.
     let some = format!(r#","scales":{}"#, trees(1000));
     n5.file("g/attributes.json", r#"{"scales":[[1],[2],[4]]}"#);
     for level in ["s0", "s1", "s2"] {
@@ -217,11 +218,11 @@ async fn what_takes_more_than_the_slice_budget_is_413_or_made_smaller() {
         n5.file(&format!("g/{number}/attributes.json"), "{}");
     }
     let small = Client::new(local(n5.root()), Settings { slice_budget: MIB, ..sixteen() }, options());
-    // Five copies of its text are counted.
+    // The budget is charged for five copies of the text.
     let refused = small.get("/zarr2/v/.zattrs").await;
     assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (413, "too-large"), "{:?}", refused.body);
     assert!(
-        refused.json()["detail"].as_str().unwrap().contains("limits.slice_budget has 1048576"),
+        refused.json()["detail"].as_str().unwrap().contains("limits.slice_budget allows 1048576"),
         "{:?}",
         refused.body
     );
@@ -233,7 +234,7 @@ async fn what_takes_more_than_the_slice_budget_is_413_or_made_smaller() {
     let large = Client::new(local(n5.root()), sixteen(), options());
     assert_eq!(large.get("/zarr2/v/.zattrs").await.status, 200);
     assert_eq!(large.get("/g/?format=json").await.json()["entries"].as_array().unwrap().len(), 1300);
-    // Consolidated metadata is left out where there is no memory for it.
+    // Consolidated metadata is omitted if there is no memory for it.
     let n5 = N5::new();
     for number in 0..200 {
         n5.file(&format!("g/{number}/attributes.json"), "{}");
@@ -245,7 +246,7 @@ async fn what_takes_more_than_the_slice_budget_is_413_or_made_smaller() {
     }
 }
 
-/// A server with small caches and budgets, 88 MiB together with that for attributes, of these datasets.
+/// Starts a server of these datasets with small caches and budgets, 89 MiB in total with 8 MiB for attributes.
 fn program(n5: &N5) -> Program {
     let root = n5.root().display();
     Program::start(&format!(
@@ -255,11 +256,11 @@ fn program(n5: &N5) -> Program {
     ))
 }
 
-/// Caches and budgets, connections and the rest, in MiB.
+/// Announced memory of caches and budgets, attributes, connections and the program itself, in MiB.
 const ANNOUNCED_MIB: u64 = 16 + 16 + 32 + 1 + 16 + 8 + 10 + 64;
 
 impl Program {
-    /// The most that was resident, in MiB.
+    /// Returns the peak resident memory, in MiB.
     fn peak_mib(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -276,7 +277,7 @@ fn datasets_with_large_attributes_hold_little_while_their_slices_wait() {
             n5.file(&format!("d{number}/attributes.json"), array(&[4096, 2048], 512, &further));
         }
         let program = program(&n5);
-        // Answers of 8 MiB to clients that do not read before all are waited for.
+        // Answers of 8 MiB. Clients read nothing before every request is answered or waits for memory.
         let (clients, heads, read) = (count * 4, AtomicUsize::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for number in 0..clients {

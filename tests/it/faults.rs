@@ -1,11 +1,11 @@
-//! What becomes of requests when the storage fails, and that nothing is left of it afterwards (docs/FAULTS.md).
+//! Answers while the storage fails, and full recovery afterwards (docs/FAULTS.md).
 
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use n5_server::container::{Recheck, Settings};
-use n5_server::http::Options;
+use n5_server::container::{RevalidationPolicy, Settings};
+use n5_server::http::HttpOptions;
 use n5_server::store::{Key, LocalStore, StoreError, SymlinkPolicy};
 
 use crate::readiness::becomes;
@@ -16,15 +16,15 @@ use crate::support::{Client, Reply, local, options, settings};
 
 const SLICE: &str = "/slice/v?format=raw";
 
-/// What is asked for of dataset `v`: a slice, a stored block, its chunks in views.
+/// Requests to dataset `v`: a slice, stored blocks, and chunks of views.
 const REQUESTS: &[&str] = &[SLICE, "/v/0/0", "/v/1/1", "/zarr2/v/0/0", "/zarr2/v/1/1", "/zarr3/v/c/1/1"];
 
-/// Until the times of files that were just written tell their versions apart.
+/// Waits until the times of files just written tell their versions apart.
 fn settle() {
     std::thread::sleep(Duration::from_millis(30));
 }
 
-fn client_of(store: &Arc<Faulty>, settings: Settings, options: Options) -> Client {
+fn client_of(store: &Arc<Faulty>, settings: Settings, options: HttpOptions) -> Client {
     Client::new(Arc::<Faulty>::clone(store), settings, options)
 }
 
@@ -32,7 +32,7 @@ fn is_block(key: &Key) -> bool {
     key.as_str().starts_with("v/") && key.name() != Some("attributes.json")
 }
 
-/// A dataset with a hole at (1, 1).
+/// Writes a dataset with a hole at (1, 1).
 fn dataset() -> N5 {
     let n5 = N5::new();
     n5.dataset("v", &[8, 8], &[4, 4], "gzip").fill(|position| position != [1, 1], |_| false);
@@ -41,7 +41,7 @@ fn dataset() -> N5 {
 }
 
 fn never() -> Settings {
-    Settings { recheck_data: Recheck::Never, recheck_metadata: Recheck::Never, ..settings() }
+    Settings { recheck_data: RevalidationPolicy::Never, recheck_metadata: RevalidationPolicy::Never, ..settings() }
 }
 
 async fn all(client: &Client) -> Vec<Reply> {
@@ -54,7 +54,7 @@ async fn all(client: &Client) -> Vec<Reply> {
 
 fn told(replies: &[Reply]) -> Vec<(u16, bytes::Bytes)> {
     let told = |reply: &Reply| {
-        // A 404 names the request.
+        // The body of a 404 may name the request, so bodies of errors are not compared.
         let body = if reply.status == 200 { reply.body.clone() } else { bytes::Bytes::new() };
         (reply.status.as_u16(), body)
     };
@@ -70,9 +70,9 @@ async fn each_fault_has_its_answer_and_leaves_nothing_behind() {
         ("ENFILE", errno(23), 503, "storage-unavailable"),
         ("EMFILE", errno(24), 503, "storage-unavailable"),
         ("ESTALE", errno(116), 503, "storage-unavailable"),
-        ("short", Fault::Fails(StoreError::Short(key())), 503, "storage-unavailable"),
+        ("short", Fault::Fails(StoreError::Truncated(key())), 503, "storage-unavailable"),
         ("torn", Fault::Fails(StoreError::Torn(key())), 503, "storage-unavailable"),
-        ("gone", Fault::Fails(StoreError::Gone("it is not there".to_owned())), 503, "storage-unavailable"),
+        ("gone", Fault::Fails(StoreError::RootMissing("it is not there".to_owned())), 503, "storage-unavailable"),
         ("stalled", Fault::Fails(StoreError::Stalled("read", key())), 503, "storage-unavailable"),
         ("timeout", Fault::Fails(StoreError::Timeout("read", key())), 504, "timeout"),
     ];
@@ -107,7 +107,7 @@ async fn what_may_not_be_read_is_no_zeros() {
         let client = client_of(&store, settings, options());
         store.begin(is_block, Fault::Errno(13));
         for (path, reply) in REQUESTS.iter().zip(all(&client).await) {
-            // As stored, it is not told from what is not there.
+            // A stored block that cannot be read looks like a missing one.
             if path.starts_with("/v/") {
                 assert_eq!((reply.status.as_u16(), reply.body.len()), (404, 0), "{path}");
             } else {
@@ -146,10 +146,10 @@ async fn all_who_wait_for_one_load_learn_of_its_end_and_the_next_succeeds() {
                 tokio::spawn(async move { client.get(&path).await.status.as_u16() })
             })
             .collect();
-        while client.app.running() < waiters.len() || store.hanging() == 0 {
+        while client.app.requests_in_flight() < waiters.len() || store.hanging() == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // They come to it one after the other; whoever comes later is answered by what has ended then.
+        // The requests join the load one after the other. One that comes after its end is answered without the fault.
         tokio::time::sleep(Duration::from_millis(100)).await;
         store.release();
         let mut failed = 0;
@@ -158,11 +158,11 @@ async fn all_who_wait_for_one_load_learn_of_its_end_and_the_next_succeeds() {
             assert!([200, 503].contains(&status), "{path}: {status}");
             failed += usize::from(status == 503);
         }
-        assert!(failed > 1, "{path}: only who asked learns of it");
+        assert!(failed > 1, "{path}: only the leader of the load got the error");
         store.begin(is_block, Fault::Errno(5));
-        assert_eq!(client.get(path).await.status, 503, "no error is cached as something else");
+        assert_eq!(client.get(path).await.status, 503, "the earlier answer must not hide a new error");
         store.end();
-        assert_eq!(client.get(path).await.status, 200, "nor as an error");
+        assert_eq!(client.get(path).await.status, 200, "the error must not be cached");
     }
 }
 
@@ -182,7 +182,7 @@ async fn below_a_root_that_vanished_nothing_is_zero() {
         for reply in all(&cold).await {
             assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"));
         }
-        // What is cached may be told where it need not be compared.
+        // A cached answer may be sent if it need not be revalidated.
         for (reply, sound) in all(&warm).await.iter().zip(&sound) {
             assert!(reply.status == 503 || told(std::slice::from_ref(reply)) == [sound.clone()]);
         }
@@ -206,7 +206,7 @@ async fn a_dataset_that_goes_away_while_it_is_read_has_no_holes() {
         for path in [SLICE, "/slice/v?start=0,0&stop=4,4&format=raw", "/zarr2/v/0/0", "/zarr3/v/c/1/1"] {
             let store = Faulty::new(local(n5.root()));
             let client = client_of(&store, settings.clone(), options());
-            // Attributes are known by then.
+            // Loads the attributes into the cache.
             assert_eq!(client.get("/v/attributes.json").await.status, 200);
             let sound = told(&[Client::of(n5.root()).get(path).await]);
             let (from, to) = (there.clone(), away.clone());
@@ -224,9 +224,10 @@ async fn a_dataset_that_goes_away_while_it_is_read_has_no_holes() {
 async fn what_hangs_ends_in_time_and_holds_no_memory_that_others_wait_for() {
     let (hung, sound) = (dataset(), dataset());
     let store = Faulty::new(local(hung.root()));
-    // Memory for one read at a time.
+    // The transfer budget suffices for one read at a time.
     let settings = Settings { transfer_budget: 1 << 20, stored_cache: 0, ..settings() };
-    let client = client_of(&store, settings.clone(), Options { request_timeout: Duration::from_secs(2), ..options() });
+    let client =
+        client_of(&store, settings.clone(), HttpOptions { request_timeout: Duration::from_secs(2), ..options() });
     let other = client.also(local(sound.root()));
     store.begin(|_| true, Fault::Hangs);
     let waiters: Vec<_> = (0..8)
@@ -253,9 +254,9 @@ async fn what_hangs_ends_in_time_and_holds_no_memory_that_others_wait_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storage_that_hangs_gives_way_where_others_need_memory() {
-    let patient = || Options { request_timeout: Duration::from_secs(60), ..options() };
+    let patient = || HttpOptions { request_timeout: Duration::from_secs(60), ..options() };
     let wait = Duration::from_secs(20);
-    // So that each of these requests takes all of one budget, for itself.
+    // Each request below takes the whole of one budget.
     let large = N5::new();
     large.dataset("v", &[3 << 20, 1], &[3 << 20, 1], "raw").fill(|_| true, |_| false);
     let tight = Settings { budget_wait: wait, stored_cache: 0, decoded_cache: 0, ..settings() };
@@ -282,19 +283,19 @@ async fn storage_that_hangs_gives_way_where_others_need_memory() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        // Any earlier, the other might take the budget first, and nobody would wait for what this one holds.
-        tokio::time::timeout(Duration::from_secs(30), hangs).await.expect("it comes to where it hangs");
+        // Without this wait, the other request might take the budget first, and no request would wait for this permit.
+        tokio::time::timeout(Duration::from_secs(30), hangs).await.expect("no request hangs in the store");
         let begun = std::time::Instant::now();
         let reply = other.get(path).await;
         assert_eq!(reply.status, 200, "{path}: {:?}", reply.body);
         assert!(begun.elapsed() < wait, "{path}");
-        // The bytes of an answer hold memory as long as they are there.
+        // The bytes of an answer hold their permit until they are dropped.
         drop(reply);
         let reply = hung.await.unwrap();
         assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"), "{path}");
         assert!(reply.header("retry-after").is_some());
         store.release();
-        // All of a budget goes from one to the other: nothing that was let go of keeps any of it.
+        // Each request needs the whole budget, so no earlier one may have kept a part of it.
         for one in [&client, &other, &client, &other] {
             let reply = one.get(path).await;
             assert_eq!(reply.status, 200, "{path}: {:?}", reply.body);
@@ -306,7 +307,7 @@ async fn storage_that_hangs_gives_way_where_others_need_memory() {
 async fn storage_that_hangs_keeps_room_for_requests_to_others() {
     let (hung, sound) = (dataset(), dataset());
     let store = Faulty::new(local(hung.root()));
-    let options = Options { concurrent_requests: 16, request_timeout: Duration::from_secs(60), ..options() };
+    let options = HttpOptions { concurrent_requests: 16, request_timeout: Duration::from_secs(60), ..options() };
     let stores: Vec<(&str, Arc<dyn n5_server::store::Store>)> =
         vec![("hung", Arc::<Faulty>::clone(&store)), ("sound", local(sound.root()))];
     let client = Client::of_several(stores, settings(), options);
@@ -316,15 +317,15 @@ async fn storage_that_hangs_keeps_room_for_requests_to_others() {
         let client = client.clone();
         waiters.spawn(async move { client.get(&format!("/hung/v/0/{n}")).await });
     }
-    // All but a quarter of what may be asked at once is refused before the storage answers.
+    // While the storage hangs, all but a quarter of `concurrent_requests` are refused.
     for _ in 0..12 {
         let reply = waiters.join_next().await.unwrap().unwrap();
         assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"));
         assert!(reply.header("retry-after").is_some());
     }
-    // No more of them leave than have to.
+    // No more requests are refused than necessary.
     assert!(tokio::time::timeout(Duration::from_millis(700), waiters.join_next()).await.is_err());
-    // No more come in, but for one now and then, which finds out whether the storage answers again, and waits for it.
+    // Further requests are refused, except an occasional one that probes the storage and waits for its answer.
     let further = (0..4).map(|_| tokio::time::timeout(Duration::from_secs(8), client.get("/hung/v/0/0")));
     let further = futures_util::future::join_all(further).await;
     let refused = further.iter().flatten().filter(|reply| reply.status == 503).count();
@@ -333,7 +334,7 @@ async fn storage_that_hangs_keeps_room_for_requests_to_others() {
     }
     assert_eq!(waiters.len(), 4);
     store.release();
-    // One that looks while another is being refused may go in its place.
+    // A request that checks the limit while another one is being refused may be refused in its place.
     let mut replaced = 0;
     while let Some(reply) = waiters.join_next().await {
         let status = reply.unwrap().status.as_u16();
@@ -349,7 +350,7 @@ async fn storage_that_hangs_keeps_what_nobody_else_needs() {
     let n5 = dataset();
     let store = Faulty::new(local(n5.root()));
     let settings = Settings { slice_budget: 1 << 10, budget_wait: Duration::from_secs(20), ..settings() };
-    let client = client_of(&store, settings, Options { request_timeout: Duration::from_secs(60), ..options() });
+    let client = client_of(&store, settings, HttpOptions { request_timeout: Duration::from_secs(60), ..options() });
     assert_eq!(client.get("/v/attributes.json").await.status, 200);
     store.begin(is_block, Fault::Hangs);
     let ask = || {
@@ -360,7 +361,8 @@ async fn storage_that_hangs_keeps_what_nobody_else_needs() {
     while store.injected() < 1 {
         tokio::task::yield_now().await;
     }
-    // One of the same container waits for the memory before the storage is known to hang, and one comes after.
+    // The second request, to the same container, waits for memory before the storage is known to hang. The third one
+    // comes later.
     let second = ask();
     tokio::time::sleep(Duration::from_millis(1500)).await;
     let third = client.get(SLICE).await;
@@ -370,7 +372,7 @@ async fn storage_that_hangs_keeps_what_nobody_else_needs() {
     let first = first.await.unwrap();
     assert_eq!(first.status, 200, "{:?}", first.body);
     drop(first);
-    // Unless it was so late that it was refused at once.
+    // The second request may have come so late that it was refused immediately.
     let second = second.await.unwrap();
     assert!(second.status == 200 || second.problem() == "storage-unavailable", "{:?}", second.body);
 }
@@ -383,7 +385,7 @@ async fn blocks_that_links_hide_are_neither_zeros_nor_holes() {
             let (annex, block) = (n5.root().join("annex"), n5.root().join("v/0/0"));
             let open = || Arc::new(LocalStore::open(n5.root(), policy, Duration::from_secs(10)).unwrap());
             let sound = told(&all(&Client::new(open(), settings.clone(), options())).await);
-            // As git-annex leaves what was not fetched.
+            // git-annex leaves such links for content that was not fetched.
             fs::rename(&block, &annex).unwrap();
             std::os::unix::fs::symlink("../../annex", &block).unwrap();
             let client = Client::new(open(), settings.clone(), options());
@@ -404,9 +406,9 @@ async fn blocks_that_links_hide_are_neither_zeros_nor_holes() {
                 assert_eq!(told, (422, "unreadable".to_owned()), "{policy:?} {path}");
                 let said = String::from_utf8_lossy(&reply.body).into_owned();
                 let why = if is_denied { "does not follow" } else { "a link that leads nowhere" };
-                assert!(said.contains("/v/0/0 is ") && said.contains(why), "{said}");
+                assert!(said.contains("/v/0/0") && said.contains(why), "{said}");
             }
-            // What no link hides is a hole.
+            // A missing block that is not behind a link is a hole.
             assert_eq!(client.get("/slice/v?start=4,4&stop=8,8&format=raw").await.status, 200, "{policy:?}");
             assert_eq!(client.get("/v/1/1").await.status, 404, "{policy:?}");
             fs::rename(&away, &annex).unwrap();
@@ -417,7 +419,7 @@ async fn blocks_that_links_hide_are_neither_zeros_nor_holes() {
     }
 }
 
-/// Everything of dataset `v` that needs its attributes.
+/// Returns the paths of dataset `v` whose answers need its attributes.
 async fn described(client: &Client) -> Vec<String> {
     let info = client.get("/precomputed/v/info").await.json();
     let scale = info["scales"][0]["key"].as_str().unwrap();
@@ -440,7 +442,7 @@ async fn attributes_that_cannot_be_read_make_no_group_of_a_dataset_and_no_holes_
             for path in &paths {
                 let reply = client.get(path).await;
                 let policy = reply.header("cache-control").unwrap_or_default().to_owned();
-                // The hole of the dataset.
+                // The dataset has a hole at (1, 1).
                 let is_hole = path.ends_with("/1/1");
                 statuses.push((reply.status.as_u16(), is_hole, policy == "no-store", path.clone()));
             }
@@ -457,7 +459,7 @@ async fn attributes_that_cannot_be_read_make_no_group_of_a_dataset_and_no_holes_
         let client = client();
         assert_eq!(client.get("/v/attributes.json").await.status, 404);
         let info = client.get("/info/v").await.json();
-        assert!(info["problems"].to_string().contains("cannot read it"), "{info}");
+        assert!(info["problems"].to_string().contains("not able or not allowed to read it"), "{info}");
         for path in ["/?format=json", "/v/?format=json", "/zarr3/?format=json", "/zarr3/v/?format=json"] {
             assert_eq!(client.get(path).await.status, 200, "{path}");
         }
@@ -472,12 +474,12 @@ async fn attributes_that_cannot_be_read_make_no_group_of_a_dataset_and_no_holes_
 async fn attributes_that_are_too_large_hide_no_dataset_as_missing() {
     let n5 = dataset();
     let paths = described(&Client::new(local(n5.root()), settings(), options())).await;
-    let client = Client::new(local(n5.root()), Settings { attributes: 8, ..settings() }, options());
+    let client = Client::new(local(n5.root()), Settings { max_attributes_bytes: 8, ..settings() }, options());
     for path in paths {
         let reply = client.get(&path).await;
         assert_eq!((reply.status.as_u16(), reply.problem()), (413, "too-large".to_owned()), "{path}");
     }
-    // A listing shows what can be seen.
+    // Listings are answered without the attributes.
     for path in ["/", "/v/", "/zarr2/v/", "/zarr3/v/", "/precomputed/v/", "/as/gzip/v/"] {
         assert_eq!(client.get(path).await.status, 200, "{path}");
     }

@@ -1,4 +1,5 @@
-//! The inputs of `fuzz/seeds`, and some made of them, go through what `fuzz/run` does with millions.
+//! Runs the fuzz targets over the inputs in `fuzz/seeds` and a few mutations of each. `fuzz/run` does the same with
+//! millions of inputs.
 
 #[path = "../../fuzz/targets/mod.rs"]
 mod targets;
@@ -9,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 use targets::TARGETS;
 
-/// Inputs made of each seed.
+/// Number of mutations of each seed.
 const CHANGED: u32 = 8;
 
 fn seeds(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target)
 }
 
-/// The same numbers every time.
+/// A deterministic xorshift generator of random numbers.
 struct Chance(u64);
 
 impl Chance {
@@ -27,7 +28,7 @@ impl Chance {
         (self.0 >> 11) as usize % end.max(1)
     }
 
-    /// An input with some of its bytes changed, left out or said twice.
+    /// Returns a mutation of `seed`, with some bytes changed, removed or repeated.
     fn changed(&mut self, seed: &[u8]) -> Vec<u8> {
         let mut input = seed.to_vec();
         for _ in 0..=self.below(4) {
@@ -49,7 +50,7 @@ impl Chance {
     }
 }
 
-/// Every seed of a target, and some inputs made of each.
+/// Runs a target over all of its seeds and some mutations of each.
 fn tried(name: &str) {
     let target = TARGETS.iter().find(|(known, _)| *known == name).unwrap().1;
     let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
@@ -86,7 +87,7 @@ macro_rules! targets {
 
 targets!(block, deflate, lz4, blosc, streams, attributes, request, views, lane, slice, access, http2);
 
-/// What is fuzzed is what is served, of the same crates.
+/// Fuzzing must use the crate versions of the server.
 #[test]
 fn both_workspaces_have_the_same_versions() {
     let packages = |path: &str| {
@@ -108,7 +109,7 @@ fn both_workspaces_have_the_same_versions() {
         fuzzed.iter().filter_map(|(name, versions)| Some((name, versions, served.get(name)?))).collect();
     assert!(shared.len() > 100, "{}", shared.len());
     for (name, fuzzed, served) in shared {
-        // One of several may be what only tests need.
+        // The server's lock file may hold further versions that only tests need.
         let is_served = |version: &String| served.contains(version);
         assert!(fuzzed.iter().all(is_served), "{name}: {fuzzed:?} is fuzzed, {served:?} is served");
     }

@@ -1,14 +1,14 @@
-//! Blocks written by other programs decode to what those programs stored; hostile ones are refused.
+//! Blocks written by other programs decode to what those programs stored. Hostile blocks are refused.
 #![expect(clippy::disallowed_methods, clippy::unwrap_used, reason = "fixtures are files that must be there")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use n5_server::n5::{Block, DatasetAttributes, Document, Region, paste};
+use n5_server::n5::{AttributesDocument, Block, DatasetAttributes, Region, paste};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// More than any fixture needs.
+/// Decoding limit, larger than any fixture needs.
 const LIMIT_BYTES: u64 = 256 << 20;
 
 fn fixtures(kind: &str) -> PathBuf {
@@ -28,11 +28,11 @@ fn json(file: &Path) -> Value {
 
 fn attributes(dataset: &Path) -> Result<DatasetAttributes, String> {
     let bytes = fs::read(dataset.join("attributes.json")).map_err(|e| e.to_string())?;
-    let document = Document::parse(&bytes).map_err(|e| e.to_string())?;
+    let document = AttributesDocument::parse(&bytes).map_err(|e| e.to_string())?;
     DatasetAttributes::parse(document).map_err(|e| e.to_string())
 }
 
-/// The whole array, little-endian, first axis fastest; also the number of blocks that are there.
+/// Reads the whole array, little-endian, first axis fastest. Also returns the number of existing blocks.
 fn read_all(dataset: &Path) -> Result<(Vec<u8>, usize), String> {
     let attributes = attributes(dataset)?;
     let grid = attributes.grid();
@@ -92,7 +92,7 @@ fn hostile_blocks_are_refused_with_the_right_words() {
     }
 }
 
-/// Needs the corpus of 543 datasets by other programs: in the folder N5_CORPUS names, else beside the repository.
+/// Needs the corpus of 543 datasets by other programs, in the folder named by N5_CORPUS or beside the repository.
 #[test]
 fn every_dataset_of_the_corpus_decodes_to_its_truth() {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/corpus/open");

@@ -1,5 +1,5 @@
-//! HTTP/2 against the real program: who takes nothing, or next to nothing, gets in nobody's way; who is only slow, or
-//! waits, is left alone.
+//! HTTP/2 against the real program. Clients that read nothing or almost nothing do not hinder others. Clients that are
+//! only slow, or wait, are not disconnected.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,29 +13,29 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use crate::support::undisturbed::{Times, undisturbed};
 use crate::torture::{PATIENCE, Program, h2};
 
-/// 32 MB.
+/// Path of an answer of 32 MB.
 const LARGE: &str = "/slice/v?start=0,0&size=4000,4000&outside=zero";
 const LARGE_BYTES: usize = 4000 * 4000 * 2;
 
-/// 8 MiB.
+/// Path of a file of 8 MiB.
 const FILE: &str = "/v/0/2";
 const FILE_BYTES: usize = 8 << 20;
 
 const INITIAL_WINDOW: usize = 65_535;
 
-/// A client that sleeps for as long is not yet hung up on by who sends to it, where `server.send_timeout` is a second.
+/// Longest pause after which a client is certainly not disconnected yet, with a `server.send_timeout` of 1 s.
 const LATE: Duration = Duration::from_millis(900);
 
-/// What a connection has received.
+/// The frames that a connection has received.
 #[derive(Debug, Default, Clone)]
 struct Seen {
-    /// Streams that were answered 200.
+    /// Streams with status 200.
     found: Vec<u32>,
-    /// Streams that were answered anything.
+    /// Number of streams with any answer.
     answered: usize,
-    /// Bytes of each stream's body.
+    /// Bytes received of each stream's body.
     bytes: HashMap<u32, usize>,
-    /// Streams that have ended, and those that were reset.
+    /// Streams that have ended; `reset` has those that were reset.
     whole: Vec<u32>,
     reset: Vec<u32>,
     pings: usize,
@@ -48,7 +48,7 @@ impl Seen {
         self.bytes.get(&stream).copied().unwrap_or_default()
     }
 
-    /// An error where the server wants the client to go.
+    /// Returns an error if the server has sent GOAWAY.
     fn may_stay(&self) -> Result<(), String> {
         if self.goes_away { Err(format!("sent away: {self:?}")) } else { Ok(()) }
     }
@@ -57,7 +57,7 @@ impl Seen {
         self.answered += usize::from(kind == h2::HEADERS);
         match kind {
             h2::DATA => *self.bytes.entry(stream).or_default() += payload.len(),
-            // The table of HPACK has `:status: 200` at 8.
+            // `:status: 200` has index 8 in the static table of HPACK.
             h2::HEADERS if payload.first() == Some(&0x88) => self.found.push(stream),
             h2::RESET => self.reset.push(stream),
             h2::GOAWAY => self.goes_away = true,
@@ -69,14 +69,14 @@ impl Seen {
     }
 }
 
-/// A client that reads all there is and answers pings, and otherwise does what it is told.
+/// A client that reads everything and answers PINGs. It sends other frames only as the test asks.
 struct Client {
     writer: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
     seen: Arc<Mutex<Seen>>,
 }
 
 impl Client {
-    /// Begins with streams of this window, and an almost boundless one of the connection.
+    /// Connects with `window` as the initial window of streams and an almost unlimited window of the connection.
     async fn begin(server: &Program, window: u32) -> Self {
         let (reader, writer) = server.connect().await.into_split();
         let client = Self { writer: Arc::new(writer.into()), seen: Arc::default() };
@@ -98,9 +98,9 @@ impl Client {
         self.unless_closed(what, is_so).await.unwrap()
     }
 
-    /// As [`Self::until`], where the server may hang up.
+    /// As [`Self::until`], but returns an error if the server closes the connection.
     async fn unless_closed(&self, what: &str, is_so: impl Fn(&Seen) -> bool) -> Result<Seen, String> {
-        // As long as answers come it only takes its time, as encoding in a debug build on a busy machine does.
+        // Progress resets the time limit: encoding in a debug build on a busy machine takes long.
         let (mut since, mut before) = (Instant::now(), (0, 0));
         loop {
             let seen = self.seen();
@@ -119,7 +119,7 @@ impl Client {
         }
     }
 
-    /// Asks, and takes all of the answer, which is 200.
+    /// Sends a request and reads the whole answer, which must have status 200.
     async fn get(&self, stream: u32, path: &str) {
         self.try_get(stream, path).await.unwrap();
     }
@@ -161,7 +161,7 @@ fn requests(path: &str) -> Vec<u8> {
     (0..100).flat_map(|number| h2::request(2 * number + 1, path)).collect()
 }
 
-/// Two connections ask for a hundred large slices each, and every 0.4 s send what `more` says, by the number of the time.
+/// Two clients request a hundred large slices each and send the frames `more(n)` every 0.4 s, with n = 0, 1, 2, ….
 async fn attack(more: impl Fn(u32) -> Vec<u8>) {
     let mut server = Program::start(&["server.send_timeout=1s"]);
     let before = server.before_large_answers().await;
@@ -169,7 +169,7 @@ async fn attack(more: impl Fn(u32) -> Vec<u8>) {
     server.is_well(&before).await;
 }
 
-/// Whether another client is served meanwhile.
+/// Returns an error if another client is not served meanwhile.
 async fn attack_once(server: &Program, more: &impl Fn(u32) -> Vec<u8>, times: &Times) -> Result<(), String> {
     let clients = [Client::begin(server, 0).await, Client::begin(server, 0).await];
     for client in &clients {
@@ -241,7 +241,7 @@ async fn small_requests_do_not_keep_streams_that_are_not_read() {
     .await;
 }
 
-/// The status of one request over HTTP/1.
+/// Returns the status of a request over HTTP/1.
 async fn status(server: &Program, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
     let mut connection = server.connect().await;
@@ -266,12 +266,12 @@ async fn problems_and_operations_that_nobody_takes_keep_nobody_out() {
     }
     assert_eq!(status(&server, small).await, "200");
     assert_eq!(status(&server, "/metrics").await, "200");
-    // The only place of this client's; what needs no waiting takes none.
+    // This request takes the only permit of the address. Requests that need no waiting take none.
     let client = Client::begin(&server, 0).await;
     client.send(&h2::request(1, LARGE)).await.unwrap();
     client.until("answered", |seen| seen.found == [1]).await;
     assert_eq!(status(&server, small).await, "429");
-    // Where what it reads is not at hand it has to wait, too.
+    // A request whose data is not in memory has to wait, too, so it is repeated.
     for _ in 0..20 {
         if status(&server, "/v/0/0").await == "200" {
             return;
@@ -282,7 +282,7 @@ async fn problems_and_operations_that_nobody_takes_keep_nobody_out() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_answers_pings_and_takes_nothing_is_hung_up_on() {
-    // Pings go out well before a stall ends, and whoever answers them late is still heard.
+    // PINGs are sent well before a stall ends the connection, and late answers are still accepted.
     let mut server = Program::start(&["server.send_timeout=8s", "server.header_timeout=5s"]);
     let before = server.before_large_answers().await;
     let client = Client::begin(&server, 0).await;
@@ -323,7 +323,7 @@ async fn who_asks_for_nothing_for_a_while_may_ask_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_take_their_time_are_waited_for() {
-    // Memory for two at once of one client.
+    // The slice budget holds two answers of one client at a time.
     let settings = [
         "server.send_timeout=2s",
         "server.request_timeout=300s",
@@ -335,7 +335,8 @@ async fn answers_that_take_their_time_are_waited_for() {
     undisturbed(async |times| {
         let client = Client::begin(&server, 0).await;
         client.try_get(1, slow).await?;
-        // Beside one of which only the beginning is read, for more than twice and less than four times the limit.
+        // Meanwhile, only the beginning of stream 3 is read, for more than twice and less than four times
+        // `server.send_timeout`.
         let pause = times.step(Duration::from_secs(7));
         client.try_send(&[h2::request(3, FILE), update(3, 100_000)].concat()).await?;
         client.unless_closed("read in part", |seen| seen.bytes(3) == 100_000).await?;
@@ -359,7 +360,7 @@ async fn answers_that_take_their_time_are_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steady_readers_are_left_alone_however_wide_their_windows() {
     let server = Program::start(&["server.send_timeout=1s"]);
-    // The window, what is added to it each time, and how often: half a window, as libraries do.
+    // Window, increment and pause in milliseconds. Like common libraries, the client adds half a window each time.
     let kinds = [(INITIAL_WINDOW, 32 << 10, 700), (2 << 20, 1 << 20, 2100)];
     let readers = kinds.map(|(window, step, pause)| {
         let (server, pause) = (&server, Duration::from_millis(pause));
@@ -396,7 +397,8 @@ async fn a_stream_may_pause_while_others_are_read() {
         let pause = times.step(Duration::from_secs(7));
         client.try_send(&h2::request(1, FILE)).await?;
         client.unless_closed("begun", |seen| seen.bytes(1) == INITIAL_WINDOW).await?;
-        // Longer than a connection is borne of which nothing moves, shorter than a stream of which nothing does.
+        // Longer than the limit for a connection without any progress, shorter than that for one stream without
+        // progress.
         let begun = Instant::now();
         for number in 1.. {
             let taking = times.step(2 * LATE);
@@ -419,7 +421,8 @@ async fn a_stream_may_pause_while_others_are_read() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_nobody_reads_does_not_keep_the_program() {
-    // Within one and a quarter times server.send_timeout; it would be twice that while the program goes on.
+    // At shutdown, a stalled connection ends within 1.25 times `server.send_timeout`; otherwise it would end after
+    // twice `server.send_timeout`.
     let limit = Duration::from_secs(18);
     let mut server = Program::start(&["server.send_timeout=10s"]);
     let client = Client::begin(&server, 0).await;

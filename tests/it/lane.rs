@@ -1,10 +1,10 @@
-//! What is answered before the HTTP library sees it is answered as the library would, and in turn.
+//! Answers of the fast path equal those of the HTTP library (hyper), and pipelined requests are answered in order.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
-use n5_server::config::{Config, ContainerConfig, EntityTag, Recheck, Symlinks};
+use n5_server::config::{Config, ContainerConfig, EntityTagBasis, RecheckPolicy, Symlinks};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -24,7 +24,7 @@ async fn serve_within(n5: &N5, header_timeout: Duration, change: impl FnOnce(&mu
         cache_control: config.container_defaults.cache_control,
         symlinks: Symlinks::Inside,
         must_be_mount: false,
-        entity_tag: EntityTag::Mtime,
+        entity_tag: EntityTagBasis::Mtime,
     }];
     change(&mut config);
     start_with(header_timeout, config).await
@@ -46,7 +46,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// All values of a header, as one.
+    /// Returns all values of a header, joined by commas.
     pub fn all(&self, name: &str) -> String {
         let values = self.headers.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str());
         values.collect::<Vec<_>>().join(", ")
@@ -68,7 +68,7 @@ impl Client {
         self.0.get_mut().write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// Reads one answer to a request with this method.
+    /// Reads the answer to a request with this method.
     async fn answer(&mut self, method: &str) -> io::Result<Answer> {
         let mut line = String::new();
         let mut next = async |of: &mut BufReader<TcpStream>| {
@@ -98,14 +98,14 @@ impl Client {
         self.try_ask(method, path, headers).await.unwrap()
     }
 
-    /// As [`Self::ask`], where the server may hang up.
+    /// As [`Self::ask`], but returns an error if the server closes the connection.
     async fn try_ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> io::Result<Answer> {
         self.0.get_mut().write_all(request(method, path, headers).as_bytes()).await?;
         self.answer(method).await
     }
 }
 
-/// Connections of the server that are open, by what the kernel knows.
+/// Returns the number of the server's established connections, from `/proc/net/tcp`.
 pub fn running(server: &Running) -> usize {
     let port = format!(":{:04X}", server.address.port());
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -118,7 +118,7 @@ fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> String {
     format!("{method} {path} HTTP/1.1\r\nHost: test\r\n{}\r\n", headers.concat())
 }
 
-/// A header that makes a request one for the library and changes nothing else.
+/// A header that keeps a request off the fast path and changes nothing else.
 const UNUSUAL: (&str, &str) = ("Connection", "keep-alive, x-nothing");
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn a_quick_answer_is_the_one_that_the_library_sends() {
                     assert!(quick.body == slow.body, "{what}");
                     let comparable = |answer: &Answer| -> BTreeSet<(String, String)> {
                         let varying = |name: &str| {
-                            // The time, and an id made for the request.
+                            // The date, and the request id if the server generated it.
                             name == "date" || (name == "x-request-id" && answer.header(name) != Some("mine"))
                         };
                         let of = |(name, value): &(String, String)| {
@@ -201,7 +201,7 @@ async fn a_quick_answer_is_the_one_that_the_library_sends() {
     }
 }
 
-/// Method, path, headers and the status of the answer.
+/// Method, path, headers and expected status.
 type Kind = (&'static str, &'static str, &'static [(&'static str, &'static str)], &'static str);
 
 #[tokio::test]
@@ -216,7 +216,7 @@ async fn every_request_of_a_pipeline_is_answered_in_turn() {
         ("GET", "/v/1/0", &[], "200"),
         ("HEAD", "/info/v", &[], "200"),
     ];
-    // Every order of two, then all in a row several times, also byte by byte.
+    // Every ordered pair, in one piece and byte by byte, then a sequence of 60 requests in one piece.
     let mut orders: Vec<Vec<usize>> = (0..36).map(|n| vec![n / 6, n % 6]).collect();
     orders.push((0..60).map(|n| (n * 7) % 6).collect());
     for order in orders {
@@ -225,7 +225,7 @@ async fn every_request_of_a_pipeline_is_answered_in_turn() {
                 continue;
             }
             let mut client = Client::connect(&server).await;
-            // The first answers make the cache warm, so that both lanes are taken.
+            // Fills the cache, so that both the fast path and hyper answer.
             for path in ["/v/0/0", "/v/1/0"] {
                 client.ask("GET", path, &[]).await;
             }
@@ -266,7 +266,7 @@ async fn every_request_of_a_pipeline_is_answered_in_turn() {
     }
 }
 
-/// Status and length of the answer that `bytes` begin with, where it is there whole.
+/// Returns status and length of the answer at the beginning of `bytes`, or `None` if it is incomplete.
 fn whole_answer(bytes: &[u8], method: &str) -> Option<(String, usize)> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(&bytes[..end]).unwrap().to_ascii_lowercase();
@@ -282,7 +282,7 @@ async fn a_request_with_a_body_ends_no_one_elses() {
     let server = serve(&n5, |_| {}).await;
     let mut client = Client::connect(&server).await;
     client.ask("GET", "/v/0/0", &[]).await;
-    // What looks like a request is the body of one.
+    // The body of the first request looks like a request.
     let smuggled = request("GET", "/v/attributes.json", &[]);
     let length = smuggled.len().to_string();
     client.write(&(request("GET", "/v/7/7", &[("Content-Length", &length)]) + &smuggled)).await;
@@ -373,7 +373,7 @@ async fn a_copy_is_good_until_the_file_changes() {
 async fn what_is_missing_may_be_a_directory_later() {
     let n5 = container();
     let server = serve(&n5, |config| {
-        config.cache.recheck_cached_data = Recheck::After(Duration::from_millis(300));
+        config.cache.recheck_cached_data = RecheckPolicy::After(Duration::from_millis(300));
     })
     .await;
     let mut client = Client::connect(&server).await;
@@ -408,21 +408,21 @@ async fn what_no_longer_fits_the_cache_is_read_again() {
     }
 }
 
-/// Bytes of a block that fills the buffers of any socket several times.
+/// Bytes of a block that is several times larger than any socket buffer.
 const LARGE: usize = 15_000_000;
 
-/// A connection that has asked for a large block, and takes nothing of it. The kernel sends the block, or, cached by an
-/// unusual request on this connection, the server from its memory.
+/// Returns a connection that has requested a large block and reads nothing of it. The kernel sends the block from the
+/// file. With `is_cached`, a request that hyper answered has cached the block, and the server sends it from memory.
 async fn unread(server: &Running, is_cached: bool, headers: &[(&str, &str)]) -> BufReader<TcpStream> {
-    // A file so fresh that it may be written again unseen is not sent by the kernel.
+    // The kernel sends no file that is so new that another write could go unnoticed.
     tokio::time::sleep(Duration::from_millis(50)).await;
     undisturbed(async |times| {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        // Else the system takes most of the answer on the client's behalf.
+        // With a larger buffer, the client's kernel would receive most of the answer.
         socket.set_recv_buffer_size(64 << 10).unwrap();
         let mut client = Client(BufReader::new(socket.connect(server.address).await.unwrap()));
         if is_cached {
-            // Shorter than any limit here.
+            // Shorter than any time limit in these tests.
             let _step = times.step(Duration::from_millis(400));
             let answer = client.try_ask("GET", "/v/1/1", &[UNUSUAL]).await;
             assert_eq!(answer.map_err(|error| error.to_string())?.body.len(), LARGE);
@@ -452,7 +452,8 @@ async fn a_client_that_takes_nothing_is_left() {
     }
 }
 
-/// Reads as much as an answer of [`LARGE`] bytes, evenly in that time. Each pause is to be shorter than `pause`.
+/// Reads [`LARGE`] bytes, spread evenly over `time`, unless the connection ends earlier. Returns the number of bytes
+/// read. Each step should take less than `pause`.
 async fn read_slowly(client: &mut BufReader<TcpStream>, time: Duration, times: &Times, pause: Duration) -> usize {
     let (started, mut received, mut buffer) = (std::time::Instant::now(), 0, vec![0; 1 << 20]);
     while received < LARGE {
@@ -519,7 +520,7 @@ async fn a_file_that_leaves_memory_while_it_is_sent_is_sent_to_its_end() {
         assert_eq!(std::fs::read(n5.root().join("v/1/1")).unwrap(), bytes);
         let mut client = Client(unread(&server, false, &[]).await);
         tokio::time::sleep(Duration::from_millis(100)).await;
-        // Where the file system keeps its files nowhere else, this does nothing.
+        // This has no effect on a file system that keeps its files only in memory.
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         assert!(client.answer("GET").await.unwrap().body == bytes);
     }
@@ -544,11 +545,11 @@ async fn a_file_that_is_written_while_it_is_sent_is_not_sent_to_its_end() {
         let _ = client.read_to_end(&mut received).await;
         let head = received.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4;
         let body = &received[head..];
-        // Where the kernel was too busy to say at once what it has in memory, the library has read the file before.
+        // If the kernel was too busy to tell at once which pages are in memory, hyper has read the whole file before.
         let is_whole = *body == vec![1; LARGE];
         assert!(body.len() < LARGE || is_whole, "{change}: {} bytes", body.len());
         cut_off += usize::from(!is_whole);
-        // Another connection gets what is there now.
+        // A new connection gets the new content.
         let mut client = Client::connect(&server).await;
         let length = std::fs::metadata(&path).unwrap().len();
         assert_eq!(client.ask("GET", "/v/1/1", &[]).await.body.len() as u64, length, "{change}");
@@ -565,7 +566,7 @@ async fn a_file_of_which_other_than_its_bytes_changes_while_it_is_sent_is_sent_t
     let path = n5.root().join("v/1/1");
     let changes: [&dyn Fn(); 3] = [
         &|| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap(),
-        // As programs that make backups do.
+        // Backup programs create hard links.
         &|| std::fs::hard_link(&path, n5.root().join("backup")).unwrap(),
         &|| std::fs::remove_file(&path).unwrap(),
     ];
@@ -589,7 +590,7 @@ async fn the_end_of_a_file_does_not_wait_for_more() {
         assert_eq!(client.ask("GET", "/v/1/0", &[]).await.body.len(), 300_000);
         late += usize::from(started.elapsed() > Duration::from_millis(190));
     }
-    // What is held back the kernel sends after 200 ms: every time.
+    // If the last bytes were held back, the kernel would send them only after 200 ms, every time.
     assert!(late <= 12, "{late} of 25");
 }
 
@@ -602,7 +603,7 @@ async fn the_server_ends_after_the_answers_that_have_begun() {
         let mut client = unread(&server, is_cached, headers).await;
         client.fill_buf().await.unwrap();
         server.stop.send(()).unwrap();
-        // Longer than the server goes on accepting.
+        // Longer than the server goes on accepting connections.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let mut received = Vec::new();
         client.read_to_end(&mut received).await.unwrap();
@@ -636,7 +637,7 @@ async fn a_client_slower_than_the_limit_for_heads_can_ask_again() {
 #[tokio::test]
 async fn a_hole_that_is_believed_is_one_for_every_method() {
     let n5 = container();
-    let server = serve(&n5, |config| config.cache.recheck_cached_data = Recheck::Never).await;
+    let server = serve(&n5, |config| config.cache.recheck_cached_data = RecheckPolicy::Never).await;
     let mut client = Client::connect(&server).await;
     for headers in [&[][..], &[UNUSUAL]] {
         assert!(client.ask("GET", "/v/0/1", headers).await.status.contains(" 404 "));

@@ -1,4 +1,4 @@
-//! The server asked over HTTP, in process or as a real one on a free port.
+//! Integration tests over HTTP, against the server in process or the real program on a free port.
 #![allow(
     missing_docs,
     unreachable_pub,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use n5_server::http::problem::KINDS;
-use n5_server::http::target::views;
+use n5_server::http::problem::PROBLEM_TYPES;
+use n5_server::http::route::endpoints;
 use n5_server::output::FORMATS;
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ fn document() -> Value {
     serde_saphyr::from_str(include_str!("../../openapi.yaml")).unwrap()
 }
 
-/// A value, or what it refers to.
+/// Resolves a `$ref`. Returns any other value unchanged.
 fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     match value.get("$ref").and_then(Value::as_str) {
         Some(reference) => document.pointer(reference.trim_start_matches('#')).unwrap_or_else(|| panic!("{reference}")),
@@ -22,7 +22,7 @@ fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     }
 }
 
-/// The first segments of all paths; `""` for the root.
+/// Returns the first segment of every path, `""` for the root.
 fn first_segments(document: &Value) -> BTreeSet<String> {
     let paths = document["paths"].as_object().unwrap();
     paths.keys().map(|path| path.split('/').nth(1).unwrap().to_owned()).collect()
@@ -31,7 +31,7 @@ fn first_segments(document: &Value) -> BTreeSet<String> {
 #[test]
 fn every_route_is_described_and_every_description_is_a_route() {
     let described = first_segments(&document());
-    let built: BTreeSet<&str> = views().map(|(name, _)| name).collect();
+    let built: BTreeSet<&str> = endpoints().map(|(name, _)| name).collect();
     for name in &built {
         assert!(described.contains(*name), "openapi.yaml lacks /{name}");
     }
@@ -91,7 +91,7 @@ fn every_kind_of_problem_is_described() {
     let document = document();
     let pattern = document["components"]["schemas"]["ProblemType"]["pattern"].as_str().unwrap();
     let described = pattern.trim_start_matches("#(").trim_end_matches(")$").split('|');
-    assert_eq!(described.collect::<BTreeSet<_>>(), KINDS.iter().map(|kind| kind.name).collect::<BTreeSet<_>>());
+    assert_eq!(described.collect::<BTreeSet<_>>(), PROBLEM_TYPES.iter().map(|kind| kind.name).collect::<BTreeSet<_>>());
 }
 
 #[tokio::test]

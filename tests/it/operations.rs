@@ -1,5 +1,5 @@
-//! What people who operate the server are given: every metric in the dashboard and the alerts exists, each alert has its
-//! paragraph, each promise its test, and the units and manifests are what their tools read.
+//! Files for operators: every metric in the dashboard and the alerts exists, every alert has a paragraph in the
+//! documentation, every promise has a test, and the units and manifests are valid for their tools.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use n5_server::metrics::NAMES;
+use n5_server::metrics::METRICS;
 use serde_json::Value;
 
 use crate::support::program::{PATIENCE, Program};
@@ -27,7 +27,7 @@ fn alerts() -> Vec<Value> {
     document["groups"][0]["rules"].as_array().unwrap().clone()
 }
 
-/// Every expression of the dashboard, with what Grafana puts into them.
+/// Returns every expression of the dashboard with Grafana's variables replaced.
 fn dashboard() -> Vec<String> {
     fn collect(value: &Value, found: &mut Vec<String>) {
         if let Some(text) = value.get("expr").and_then(Value::as_str) {
@@ -45,7 +45,7 @@ fn dashboard() -> Vec<String> {
     found
 }
 
-/// Names of metrics in an expression, as they are in `# TYPE` lines.
+/// Returns the names of the metrics in an expression, as they stand in `# TYPE` lines.
 fn metrics_of(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let metrics = words.filter(|word| word.starts_with("n5_") || word.starts_with("process_"));
@@ -79,15 +79,15 @@ fn every_metric_of_dashboard_and_alerts_is_one_of_a_running_server() {
     ] {
         assert_eq!(program.get(path).status, status, "{path}");
     }
-    // The file with tokens is looked at every second; it cannot be understood from now on.
+    // The server checks the token file every second. The file is invalid from now on.
     n5.file("tokens", b"nonsense");
     program.logged("stays in force");
-    // As many decode at once as there are threads: some wait.
+    // At most one decode per thread runs at a time, so some requests wait.
     let waits = || program.get("/metrics").body.contains("n5_queue_wait_duration_seconds_count");
     let mut rounds = 0;
     while !waits() {
         rounds += 1;
-        assert!(rounds < 200, "nobody ever waited");
+        assert!(rounds < 200, "no request ever waited");
         let clients: Vec<_> = (0..16)
             .map(|n| {
                 let mut connection = program.connect();
@@ -106,24 +106,24 @@ fn every_metric_of_dashboard_and_alerts_is_one_of_a_running_server() {
         dashboard().into_iter().chain(alerts().iter().map(|rule| rule["expr"].as_str().unwrap().to_owned()))
     {
         for metric in metrics_of(&expression) {
-            // Those of TLS are shown only where it is used; the table of metrics has its own test.
+            // The metrics of TLS exist only if TLS is used. The table of metrics has its own test.
             let is_shown = known.contains(metric.as_str()) || metric.starts_with("n5_tls_");
             assert!(is_shown, "{metric} in {expression}");
             told.insert(metric);
         }
     }
-    assert!(told.iter().all(|name| !name.starts_with("n5_") || NAMES.iter().any(|row| row.name == name)), "{told:?}");
-    // And the other way round: what slowness can come from is shown.
-    for metric in NAMES {
+    assert!(told.iter().all(|name| !name.starts_with("n5_") || METRICS.iter().any(|row| row.name == name)), "{told:?}");
+    // Conversely, every metric is in the dashboard or in an alert.
+    for metric in METRICS {
         assert!(told.contains(metric.name), "{} is neither in the dashboard nor in an alert", metric.name);
     }
 }
 
-/// Runs a tool; `None` where this machine does not have it.
+/// Runs a tool and returns its output, or `None` if the tool is not installed.
 fn run(tool: &str, arguments: &[&str]) -> Option<String> {
     match Command::new(tool).args(arguments).current_dir(path("")).output() {
         Err(_) => {
-            eprintln!("left out: there is no {tool}");
+            eprintln!("skipped: {tool} is not installed");
             None
         }
         Ok(output) => {
@@ -143,13 +143,13 @@ fn alerts_and_dashboard_are_promql_and_alerts_fire_when_they_should() {
         let fires = format!("{{alertname=\"{}\"}}', value: ", alert["alert"].as_str().unwrap());
         let is_tested =
             tests.match_indices(&fires).any(|(at, _)| matches!(tests.as_bytes()[at + fires.len()], b'1'..=b'9'));
-        assert!(is_tested, "no test has it fire: {alert}");
+        assert!(is_tested, "no test makes this alert fire: {alert}");
     }
-    // That no alert fires while all is well says nothing of one whose metrics are not there.
+    // An alert without its metrics never fires, so the test `quiet` must contain the metrics of every alert.
     let quiet = tests.split("  - interval: ").find(|test| test.contains("name: quiet ")).unwrap();
     for alert in alerts() {
         for metric in metrics_of(alert["expr"].as_str().unwrap()) {
-            assert!(quiet.contains(&metric), "{metric} is not among what is well: {alert}");
+            assert!(quiet.contains(&metric), "the test `quiet` lacks {metric} of {alert}");
         }
     }
     let expressions = dashboard();
@@ -161,7 +161,7 @@ fn alerts_and_dashboard_are_promql_and_alerts_fire_when_they_should() {
         .collect();
     let directory = tempfile::TempDir::new().unwrap();
     let file = directory.path().join("dashboard.yml");
-    // JSON is YAML.
+    // JSON is valid YAML.
     let document = serde_json::json!({ "groups": [{ "name": "dashboard", "rules": rules }] });
     fs::write(&file, document.to_string()).unwrap();
     run("promtool", &["check", "rules", &file.display().to_string()]);
@@ -235,7 +235,7 @@ fn each_promise_has_a_test_that_exists() {
 
 #[test]
 fn the_unit_is_one_of_systemd() {
-    // It looks for the program; this one is there.
+    // `systemd-analyze` requires the program to exist, as `/bin/true` does.
     let unit = read("config/systemd/n5-server.service").replace("/usr/local/bin/n5-server", "/bin/true");
     let directory = tempfile::TempDir::new().unwrap();
     let file = directory.path().join("n5-server.service");
@@ -245,7 +245,7 @@ fn the_unit_is_one_of_systemd() {
     }
 }
 
-/// What the manifests give a pod, with a file of tokens that is there, in that directory.
+/// Writes the configuration of the manifests' pods, with an existing token file, into a directory. Returns its path.
 fn settings_of_a_pod(kubernetes: &str, directory: &Path) -> String {
     let first: Value = serde_saphyr::from_str(kubernetes.split("\n---\n").next().unwrap()).unwrap();
     let (file, tokens) = (directory.join("n5-server.toml"), directory.join("tokens"));
@@ -257,7 +257,7 @@ fn settings_of_a_pod(kubernetes: &str, directory: &Path) -> String {
     file.display().to_string()
 }
 
-/// What comes between the first `before` and the next `after`.
+/// Returns the text between the first `before` and the next `after`.
 fn between<'a>(text: &'a str, before: &str, after: &str) -> &'a str {
     let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("there is no {before:?}"));
     rest.split_once(after).map_or(rest, |(found, _)| found).trim()
@@ -284,7 +284,7 @@ fn the_limits_of_memory_that_are_shipped_hold_what_the_server_announces() {
         let text = run(env!("CARGO_BIN_EXE_n5-server"), &[&["--check-config"], &config[..]].concat()).unwrap();
         let caches: u64 = between(&text, "memory ", "MiB at most").parse().unwrap();
         let connections: u64 = between(&text, "which take up to ", " MiB more").parse().unwrap();
-        // docs/OPERATIONS.md, Sizing.
+        // The formula is in docs/OPERATIONS.md, Sizing.
         assert!(caches + connections + 64 <= mebibytes(limit), "{config:?}: {limit}: {text}");
     }
 }
@@ -296,7 +296,7 @@ fn example_configurations_are_valid() {
     let program = env!("CARGO_BIN_EXE_n5-server");
     run(program, &["--check-config", "--config", &settings_of_a_pod(&kubernetes, directory.path())]);
     run(program, &["--check-config", "--config", "config/compose/n5-server.toml"]);
-    // What its pods give up at the end is longer than what the server takes.
+    // The grace period of the pods exceeds `drain_delay` (8 s) and the shutdown timeout (30 s) together.
     let grace = kubernetes.split("terminationGracePeriodSeconds: ").nth(1).unwrap().split('\n').next().unwrap();
     assert!(grace.parse::<u64>().unwrap() > 8 + 30);
 }
@@ -307,9 +307,9 @@ fn lines_that_cannot_be_written_are_counted_and_nothing_else_comes_of_it() {
     let program = Program::start_logging_to("[log]\nlevel = \"info\"\n", &[], Some(full));
     let lost = || program.metric("n5_log_lines_dropped_total").unwrap();
     let until = std::time::Instant::now() + PATIENCE;
-    // A thread of its own writes the line of the start.
+    // A separate thread writes the log line of the start.
     while lost() <= 0.0 {
-        assert!(std::time::Instant::now() < until, "the line of the start");
+        assert!(std::time::Instant::now() < until, "the line of the start is not counted as lost");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     let before = lost();
@@ -318,7 +318,7 @@ fn lines_that_cannot_be_written_are_counted_and_nothing_else_comes_of_it() {
     }
     let until = std::time::Instant::now() + PATIENCE;
     while lost() < before + 3.0 {
-        assert!(std::time::Instant::now() < until, "{} lines of {before} and 3", lost());
+        assert!(std::time::Instant::now() < until, "{} lines are lost, expected {before} + 3", lost());
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }

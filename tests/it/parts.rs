@@ -1,4 +1,5 @@
-//! What a slice costs: blocks that exist, and of uncompressed ones the parts that it needs; pieces that are accepted.
+//! Cost of slices: only existing blocks count, and of uncompressed blocks only the parts that the slice needs. The
+//! smaller pieces that a refusal suggests are accepted.
 
 use std::fs;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ fn list<T: ToString>(numbers: impl IntoIterator<Item = T>) -> String {
     numbers.into_iter().map(|n| n.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// The samples of a region, where only blocks that `kept` names exist.
+/// Returns the samples of a region of which only the blocks selected by `kept` exist.
 fn reference(dataset: &Dataset, start: &[i64], shape: &[u64], step: &[u64], kept: impl Fn(&[u64]) -> bool) -> Vec<u8> {
     let samples = all_indices(shape).into_iter().flat_map(|k| {
         let at: Vec<i64> =
@@ -32,7 +33,7 @@ fn reference(dataset: &Dataset, start: &[i64], shape: &[u64], step: &[u64], kept
     samples.collect()
 }
 
-/// Bounds that refuse a slice of all blocks: bands of three planes decode each block six times.
+/// Settings that refuse a slice of all blocks: bands of three planes decode each block six times, and 4 are allowed.
 fn tight() -> Settings {
     Settings { slice_budget: 512 << 10, decode_factor: 4, ..settings() }
 }
@@ -58,7 +59,7 @@ async fn blocks_that_do_not_exist_are_not_counted_as_decoded() {
         assert_eq!(reply.status, 200, "{query}: {:?}", reply.body);
         assert!(reply.body == reference(&dataset, &start, &shape, &step, kept), "{query}");
     }
-    // Neither are directories in place of blocks, nor files in place of directories.
+    // Directories in place of blocks and files in place of directories are not counted either.
     for x in 0..12 {
         n5.file(&format!("v/{x}"), "a file");
     }
@@ -86,15 +87,15 @@ async fn which_blocks_exist_is_found_out_with_little_work_and_only_where_that_de
         Settings { slice_budget: 64 << 20, decode_factor: 12, ..settings() },
         options(),
     );
-    // Two million places.
+    // The grid has two million positions.
     assert_eq!(client.send("HEAD", "/slice/v", &[]).await.status, 200);
     assert_eq!((probe.lists(), probe.heads(), probe.gets()), (3, 0, 0));
     assert_eq!(client.send("HEAD", "/slice/v?start=0,0,0&size=99,99,9", &[]).await.status, 200);
     assert_eq!(probe.lists(), 3);
 }
 
-/// 20 GiB of `uint8`, of which five blocks exist, in the real program. The first 160 MiB of each answer are read, or all of the
-/// first ones with `N5_TEST_HEAVY=1`.
+/// Slices 20 GiB of `uint8`, of which five blocks exist, with the real program. The client reads the first 160 MiB of
+/// each answer. With `N5_TEST_HEAVY=1` it reads all of the answers to the first query.
 #[test]
 fn a_slice_of_20_gib_of_an_almost_empty_dataset_is_streamed_within_the_memory_bound() {
     let n5 = N5::new();
@@ -105,7 +106,7 @@ fn a_slice_of_20_gib_of_an_almost_empty_dataset_is_streamed_within_the_memory_bo
         });
         n5.file(&format!("{compression}/attributes.json"), attributes.to_string());
         let block = crate::support::writer::encode(&[64, 128, 128], &vec![0x0707; 64 << 14], compression == "gzip");
-        // The writer knows 16 bits only.
+        // The writer encodes elements of 16 bits only, so the header is replaced.
         let block = [&[0, 0, 0, 3, 0, 0, 0, 128][..], &block[8..]].concat();
         for position in ["0/0/0", "5/5/0", "31/31/0", "16/3/5", "31/31/9"] {
             n5.file(&format!("{compression}/{position}"), &block);
@@ -138,7 +139,7 @@ fn a_slice_of_20_gib_of_an_almost_empty_dataset_is_streamed_within_the_memory_bo
                 sevens += piece.split(|byte| *byte == 7).count() - 1;
             }
             match query {
-                // Ten planes of three blocks.
+                // 160 MiB are ten planes, which three blocks intersect.
                 "" if !is_whole => assert_eq!(sevens, (3 * 10) << 14),
                 "" => assert_eq!(sevens, 5 << 21),
                 _ => {}
@@ -164,7 +165,7 @@ proptest! {
         let kept = |position: &[u64]| position.iter().sum::<u64>() % holes == 0;
         dataset.fill(kept, |_| padded);
         let start: Vec<i64> = axes.iter().map(|a| a.2).collect();
-        // No block fits: each is read in parts.
+        // No block fits into the decode budget, so each is read in parts.
         let budgets = Settings { slice_budget, decode_budget: 8, decoded_cache: 4 << 10, decode_factor: 100, ..settings() };
         let client = Client::new(local(n5.root()), budgets, options());
         let path = format!(
@@ -183,7 +184,7 @@ proptest! {
 #[tokio::test]
 async fn an_uncompressed_block_beyond_the_budget_is_sliced_and_its_length_checked() {
     let n5 = N5::new();
-    // 64 MiB, where a block may take 16.
+    // The block has 64 MiB, the decode budget 16 MiB.
     let dataset = n5.dataset("v", &[2048, 2048, 8], &[2048, 2048, 8], "raw");
     let block = crate::support::writer::encode(&[2048, 2048, 8], &vec![0x0102; 32 << 20], false);
     n5.file("v/0/0/0", &block);
@@ -236,13 +237,13 @@ proptest! {
         let dimensions: Vec<u64> = axes.iter().map(|a| a.0).collect();
         let blocks: Vec<u64> = axes.iter().map(|a| a.1).collect();
         let dataset = n5.dataset("v", &dimensions, &blocks, compression);
-        // Elements that every `dtype` below holds: one that does not fit breaks a streamed answer off.
+        // Every `dtype` below can represent these elements. An element that does not fit breaks off a streamed answer.
         let size: Vec<u64> = dimensions.iter().zip(&blocks).map(|(dimension, block)| *dimension.min(block)).collect();
         let elements: Vec<u16> = (0..size.iter().product()).map(|n: u64| u16::try_from(n % 256).unwrap()).collect();
         let first = vec!["0"; axes.len()].join("/");
         n5.file(&format!("v/{first}"), crate::support::writer::encode(&size, &elements, dataset.gzip));
-        let budgets = Settings { slice_budget, slice, decode_factor, ..settings() };
-        let more = n5_server::http::Options { compress_slices, ..options() };
+        let budgets = Settings { slice_budget, max_slice_bytes: slice, decode_factor, ..settings() };
+        let more = n5_server::http::HttpOptions { compress_slices, ..options() };
         let client = Client::new(local(n5.root()), budgets, more);
         let steps: Vec<u64> = axes.iter().map(|a| a.2).collect();
         let stack = format!("select=:,::{},0", steps[1]);
@@ -262,7 +263,7 @@ proptest! {
                     let Some(piece) = reply.json().get("piece").cloned() else { continue };
                     refused += 1;
                     let piece: Vec<u64> = serde_json::from_value(piece).unwrap();
-                    // The first piece, and one further on.
+                    // The first piece, and the next one along every axis.
                     for at in 0..2 {
                         let axes = dimensions.iter().zip(&piece).zip(steps).enumerate();
                         let items = axes.map(|(axis, ((dimension, n), step))| {
@@ -281,7 +282,7 @@ proptest! {
     }
 }
 
-/// Blocks of 18 MiB, of which the second row has mode 1, the last column is cropped, and one is missing.
+/// Creates blocks of 18 MiB. Those of the second row have mode 1, those of the last column are cropped, one is missing.
 fn large_raw_blocks() -> N5 {
     let n5 = N5::new();
     n5.dataset("v", &[1024, 2048, 14], &[1024, 1024, 9], "raw");
@@ -356,7 +357,7 @@ async fn chunks_of_large_uncompressed_blocks_are_sent_whatever_the_budgets() {
 #[tokio::test]
 async fn a_range_of_a_large_uncompressed_block_reads_little_more_than_the_range() {
     let n5 = N5::new();
-    // A block of 18 MiB, whose slowest axis has one sample.
+    // A block of 18 MiB with one sample along the slowest axis.
     n5.dataset("v", &[1024, 9216, 1], &[1024, 9216, 1], "raw").fill(|_| true, |_| false);
     std::thread::sleep(std::time::Duration::from_millis(30));
     let recorder = loads::recorder();

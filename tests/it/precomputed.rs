@@ -1,11 +1,11 @@
-//! The view `precomputed`: what `info` says, which keys there are, and what chunks hold.
+//! The view `precomputed`: the contents of `info`, the valid keys, and the elements of chunks.
 
 use serde_json::json;
 
 use crate::support::Client;
 use crate::support::writer::{N5, all_indices, encode};
 
-/// A dataset of this type with one raw block for each position, all of its elements zero but the first.
+/// Writes a dataset with one raw block for each position. All elements of a block are zero except the first.
 fn typed(n5: &N5, path: &str, dimensions: &[u64], block_size: &[u64], data_type: &str, further: &serde_json::Value) {
     let mut attributes = json!({"dimensions": dimensions, "blockSize": block_size, "dataType": data_type,
         "compression": {"type": "raw"}});
@@ -43,7 +43,7 @@ async fn refusal(client: &Client, path: &str) -> String {
     reply.json()["reason"].as_str().unwrap().to_owned()
 }
 
-/// The detail of the refusal of a parameter.
+/// Returns the detail of the problem that refuses a parameter.
 async fn refused(client: &Client, path: &str, parameter: &str) -> String {
     let reply = client.get(&format!("/precomputed/{path}")).await;
     assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (400, "invalid-parameter"), "{path}");
@@ -160,7 +160,7 @@ async fn segments_are_compressed_unless_something_else_is_asked_for() {
     assert_eq!((&scale["voxel_offset"], &scale["resolution"]), (&json!([-3, 2, 2]), &json!([1.0, 2.0, 4.0])));
     let key = scale["key"].as_str().unwrap();
     let chunk = client.get(&format!("/precomputed/ids/{key}/5-13_2-10_2-10")).await;
-    // One channel, one box of two values: 1 bit each.
+    // One channel with one block of the encoding. It has two values, so each element takes 1 bit.
     let words: Vec<u32> = chunk.body.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
     assert_eq!((&words[..4], &words[19..]), (&[1, 0x0100_0012, 2, 1][..], &[0, 0, 2, 0][..]));
     let image = info(&client, "ids/info?type=image").await;

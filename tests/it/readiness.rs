@@ -1,4 +1,4 @@
-//! Whether the server says rightly that it is ready, and in time.
+//! Readiness: `/readyz` is correct, and answers in time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::support::stores::Probe;
 use crate::support::writer::N5;
 use crate::support::{Client, local, options, settings};
 
-/// Asks until the status is that one, for a bounded time: what storage said is repeated for a second.
+/// Requests `/readyz` until it has this status, for up to 30 s. The server caches a check of the storage for a second.
 pub async fn becomes(client: &Client, status: u16) -> serde_json::Value {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
@@ -23,7 +23,7 @@ pub async fn becomes(client: &Client, status: u16) -> serde_json::Value {
     }
 }
 
-/// As [`becomes`], of the real program.
+/// Like [`becomes`], for the real program.
 fn turns(program: &Program, status: u16) -> Reply {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
@@ -49,14 +49,14 @@ async fn storage_that_hangs_is_asked_once_and_waited_for_briefly() {
     let reply = becomes(&client, 503).await;
     assert_eq!(reply["checks"][0]["reason"], "its storage does not answer");
     let asked = store.probes();
-    // At once: each waits a moment, none longer than those who ask would.
+    // Concurrent requests: each waits briefly, and none for longer than a client would.
     let many = futures_util::future::join_all((0..50).map(|_| client.get("/readyz")));
     let many = tokio::time::timeout(Duration::from_secs(20), many).await.expect("bounded");
     for reply in many {
         assert_eq!((reply.status.as_u16(), reply.problem()), (503, "storage-unavailable".to_owned()));
         assert!(reply.header("retry-after").is_some());
     }
-    assert_eq!(store.probes(), asked, "it was asked again before it had answered");
+    assert_eq!(store.probes(), asked, "storage was probed again before it had answered");
     assert_eq!(client.get("/healthz").await.status, 200);
     store.wake();
     becomes(&client, 200).await;
@@ -71,7 +71,7 @@ async fn what_storage_says_is_repeated_for_a_moment() {
     for _ in 0..100 {
         let asked = Instant::now();
         let status = client.get("/readyz").await.status;
-        // Else this machine stood still for about as long as the storage is waited for.
+        // Otherwise this machine stalled for about as long as the server waits for storage.
         assert!(status == 200 || asked.elapsed() >= Duration::from_millis(700), "{status}");
     }
     let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
@@ -122,7 +122,7 @@ fn one_container_of_two_is_enough_where_that_is_said() {
         );
         let program = Program::start(&config);
         std::fs::rename(&root, lost.root().join("away")).unwrap();
-        // Nobody has asked for /readyz.
+        // No request for /readyz has been sent yet.
         let until = Instant::now() + Duration::from_secs(30);
         while program.metric("n5_containers_unready") != Some(1.0) {
             assert!(Instant::now() < until, "{setting}");
@@ -171,7 +171,7 @@ fn a_server_told_to_stop_answers_as_ever_for_as_long_as_balancers_need_to_look_a
         assert!(reply.body.contains("shutting down"), "{}", reply.body);
         asked.elapsed()
     });
-    // A balancer is told at once what others, who could do with it later, are told later.
+    // This 503 reaches a load balancer at once: the delay of other rejections does not apply to it.
     assert!(shortest.min() < Some(Duration::from_millis(250)));
     assert_eq!(open.get("/v/0", "").unwrap().status, 200);
     assert_eq!(program.get("/v/0").status, 200);
@@ -186,12 +186,12 @@ fn who_was_let_in_before_a_server_was_told_to_stop_is_answered() {
     let config = format!("server.drain_delay = \"0s\"\n[[containers]]\nroot = \"{}\"\n", n5.root().display());
     let mut program = Program::start(&config);
     turns(&program, 200);
-    // The system lets them in all the same.
+    // The kernel accepts connections while the program is stopped.
     program.signal(rustix::process::Signal::STOP);
     let mut clients: Vec<_> = (0..100)
         .map(|n| {
             let mut client = program.connect();
-            // Half of them are the lane's to answer, half the library's.
+            // The fast path answers half of the requests, hyper the other half.
             client.ask(if n % 2 == 0 { "/v/0" } else { "/slice/v" });
             client
         })

@@ -1,10 +1,10 @@
-//! `/as/{encoding}`: the same elements in other blocks, attributes that strict readers open.
+//! `/as/{encoding}`: the same elements in blocks of another encoding, with attributes that strict readers accept.
 
 use std::fs;
 use std::sync::Arc;
 
 use n5_server::container::Settings;
-use n5_server::n5::{Block, DatasetAttributes, Document};
+use n5_server::n5::{AttributesDocument, Block, DatasetAttributes};
 use serde_json::{Value, json};
 
 use crate::support::loads;
@@ -12,9 +12,9 @@ use crate::support::stores::Probe;
 use crate::support::writer::{Dataset, N5, all_indices};
 use crate::support::{Client, local, options, settings};
 
-/// The elements of a stored block, by the attributes that go with it.
+/// Decodes a stored block with the attributes that belong to it.
 fn decode(attributes: &Value, block: &[u8], position: &[u64]) -> Block {
-    let document = Document::parse(attributes.to_string().as_bytes()).unwrap();
+    let document = AttributesDocument::parse(attributes.to_string().as_bytes()).unwrap();
     let attributes = DatasetAttributes::parse(document).unwrap();
     Block::decode(block.to_vec().into(), &attributes, &position.into(), 1 << 30).unwrap()
 }
@@ -50,7 +50,7 @@ async fn every_encoding_holds_the_same_elements_and_holes_stay_holes() {
                 if block.size == client_size(&dataset, &position) {
                     assert_eq!(block.data, expected(&dataset, &position), "{encoding} {path}");
                 } else {
-                    // Passed through with its padding.
+                    // A block that is passed through keeps its padding.
                     assert_eq!(block.size.as_slice(), dataset.block_size);
                 }
             }
@@ -72,14 +72,14 @@ async fn what_has_the_wanted_encoding_passes_untouched_and_undecoded() {
     let client = Client::of(n5.root());
     let reply = client.get("/as/gzip/a/1/0").await;
     assert_eq!(reply.body, fs::read(dataset.block_path(&[1, 0])).unwrap());
-    // A block that looks sound from outside is not decoded.
+    // A block that looks intact without being decoded is passed through.
     let mut damaged = fs::read(dataset.block_path(&[0, 1])).unwrap();
     let middle = damaged.len() / 2;
     damaged[middle] ^= 0xff;
     fs::write(dataset.block_path(&[0, 1]), &damaged).unwrap();
     assert_eq!(client.get("/as/gzip/a/0/1").await.body, damaged);
     assert_eq!(client.get("/as/zstd/a/0/1").await.problem(), "corrupt-block");
-    // Two members are one too many for TensorStore and browsers.
+    // TensorStore and browsers accept only one gzip member, so two are re-encoded.
     let block = fs::read(dataset.block_path(&[1, 1])).unwrap();
     let empty = crate::support::writer::encode(&[], &[], true);
     fs::write(dataset.block_path(&[1, 1]), [&block[..], &empty[4..]].concat()).unwrap();
@@ -162,7 +162,7 @@ async fn encoded_blocks_are_objects_with_tags_and_ranges() {
     assert_eq!((unchanged.status.as_u16(), unchanged.header("etag")), (304, Some(tag.as_str())));
     let part = client.get_with("/as/gzip/a/0/0", &[("range", "bytes=2-5")]).await;
     assert_eq!((part.status.as_u16(), part.body.as_ref()), (206, &whole.body[2..6]));
-    // The block changes, and so does what is made of it.
+    // A change of the block changes the derived bytes.
     n5.file("a/0/0", crate::support::writer::encode(&[4, 4], &[9; 16], false));
     let changed = client.get("/as/gzip/a/0/0").await;
     assert_ne!(changed.header("etag").unwrap(), tag);
@@ -171,7 +171,7 @@ async fn encoded_blocks_are_objects_with_tags_and_ranges() {
     fs::remove_file(dataset.block_path(&[0, 0])).unwrap();
     assert_eq!(client.get("/as/gzip/a/0/0").await.status, 404);
     assert_eq!(client.get_with("/as/gzip/a/0/0", &[("if-none-match", &tag)]).await.status, 404);
-    // A hole that is filled is no hole any more.
+    // A missing block that is written later is served.
     assert_eq!(client.get("/as/gzip/a/1/1").await.status, 404);
     dataset.write_block(&[1, 1], false);
     assert_eq!(client.get("/as/gzip/a/1/1").await.status, 200);
@@ -194,7 +194,7 @@ async fn many_who_want_the_same_encoded_block_cause_one_load() {
         })
         .collect();
     loads::come(&recorder.handle(), asks.len() - 1).await;
-    // The first hangs up.
+    // The client of the first request disconnects.
     asks[0].abort();
     probe.open();
     for ask in asks.into_iter().skip(1) {
@@ -230,7 +230,7 @@ const MIB: u64 = 1 << 20;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_that_are_the_elements_themselves_keep_no_share_of_other_budgets() {
     let n5 = N5::new();
-    // Blocks of 1 MiB, gzip, of one byte: raw chunks are the decoded blocks, those at the edge assembled ones.
+    // Uncompressed blocks of 1 MiB of `uint8`: raw chunks are the decoded blocks, but chunks at the edge are assembled.
     let attributes = json!({"dimensions": [128, 128, 64 * 24 + 8], "blockSize": [128, 128, 64], "dataType": "uint8",
         "compression": {"type": "raw"}});
     n5.file("a/attributes.json", attributes.to_string());
@@ -274,7 +274,7 @@ async fn a_block_beyond_every_budget_passes_with_its_tag_too() {
     let mut encoder = flate2::write::GzEncoder::new(block, flate2::Compression::fast());
     std::io::Write::write_all(&mut encoder, &vec![3; 8192 * 4096]).unwrap();
     n5.file("a/0/0", encoder.finish().unwrap());
-    // 32 MiB, where slices have 16.
+    // The block has 32 MiB, the slice budget 16 MiB.
     let client = Client::of(n5.root());
     for path in ["/as/gzip/a/0/0", "/zarr3/a/c/0/0", "/zarr2/a/0/0"] {
         let whole = client.get(path).await;

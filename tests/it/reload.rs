@@ -1,4 +1,4 @@
-//! Other configurations for the running program, by SIGHUP.
+//! Reloads of the running program's configuration by SIGHUP.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -62,7 +62,7 @@ fn a_rule_holds_from_the_next_request_on_also_on_connections_that_are_open() {
     let statuses = |open: &mut Vec<(&&str, Connection)>| -> Vec<u16> {
         open.iter_mut().map(|(path, connection)| connection.get(path, "").unwrap().status).collect()
     };
-    // Twice: what a thread has just answered it finds again another way.
+    // Twice: the thread cache answers the second round.
     for _ in 0..2 {
         assert_eq!(statuses(&mut open), [200, 404, 200, 200, 200, 200]);
     }
@@ -88,13 +88,14 @@ fn a_file_cut_off_before_its_rules_opens_nothing() {
     let line = program.reload(&served(&n5, ""));
     assert!(line.contains("ERROR") && line.contains("is the file whole?"), "{line}");
     assert_eq!((program.get("/em/v/0/0").status, program.get("/metrics").status), (200, 401));
-    // Cut off where only tokens have been named; and where all is private, and only the metrics are left to be told.
+    // The file is cut off after `tokens`, with all containers private. Only the line that protects the metrics is
+    // missing.
     let tokens = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(tokens.path(), "# None yet.\n").unwrap();
     let begun = format!("[access]\ndefault = \"private\"\ntokens = \"{}\"", tokens.path().display());
     let program = Program::start(&format!("{}\n{begun}\nmetrics = \"ann\"\n", served(&n5, "")));
     let line = program.reload(&format!("{}\n{begun}\n", served(&n5, "")));
-    assert!(line.contains("ERROR") && line.contains("open the metrics"), "{line}");
+    assert!(line.contains("ERROR") && line.contains("make the metrics public"), "{line}");
     assert_eq!((program.get("/em/v/0/0").status, program.get("/metrics").status), (401, 401));
 }
 
@@ -113,7 +114,7 @@ fn a_faulty_file_changes_nothing_and_is_loud() {
         assert!(line.contains(key), "{line} does not name {key}");
     }
     assert_eq!((successful(), time()), (Some(0.0), started));
-    // Each of these is found at another moment of taking it over.
+    // Each of these errors is detected at a different stage of the reload.
     for faulty in [
         "[[containers]".to_owned(),
         served(&n5, "access.tokens = \"/does/not/exist\""),
@@ -150,7 +151,7 @@ fn containers_come_and_go_and_what_is_cached_of_the_others_stays() {
     assert_eq!((misses(), decoded()), known, "what was cached was read again");
     read("lm");
     assert!(decoded() > known.1);
-    // A wait is no reason to drop a cache; another size of it is.
+    // Changing a wait keeps the cache. Changing the cache's size replaces it.
     let known = decoded();
     program.reload(&format!("limits.budget_wait = \"1s\"\n{both}"));
     read("lm");
@@ -170,7 +171,7 @@ fn the_memory_of_a_cache_that_was_replaced_comes_back() {
     n5.dataset("v", &[1024, 512], &[128, 128], "raw").fill(|_| true, |_| false);
     let program = Program::start(&served(&n5, ""));
     let held = || program.metric("n5_budget_bytes{budget=\"decode\"}").unwrap();
-    // Of before, and idle from then on.
+    // A connection from before the reload that is idle during it.
     let mut idle = program.connect();
     assert_eq!(idle.get("/em/v/0/0", "").unwrap().status, 200);
     assert_eq!(idle.get("/slice/em/v?start=1,1&stop=1023,511", "").unwrap().status, 200);
@@ -197,7 +198,7 @@ fn a_rule_is_taken_while_the_directory_of_a_container_is_away() {
     let program = Program::start(&config(""));
     assert_eq!(program.get("/sick/v/0/0").status, 200);
     std::fs::rename(&root, n5.root().join("away")).unwrap();
-    // Other terms for the container itself, too.
+    // The request timeout also changes the deadline of the container's store.
     let rule = "access.rules = [\"/em = nobody\"]\nserver.request_timeout = \"7s\"";
     program.configure(&config(rule));
     program.signal(rustix::process::Signal::HUP);
@@ -205,7 +206,7 @@ fn a_rule_is_taken_while_the_directory_of_a_container_is_away() {
     assert!(line.contains("sick") && line.contains("No such file"), "{line}");
     assert!(program.logged("configuration ").contains("read again"));
     assert_eq!((program.get("/em/v/0/0").status, program.get("/sick/v/0/0").status), (401, 503));
-    // One that was never served is refused, by its name.
+    // A container that was never served is refused, and the error names it.
     let more = format!("{}[[containers]]\nname = \"new\"\nroot = \"/does/not/exist\"\n", config(rule));
     let line = program.reload(&more);
     assert!(line.contains("stays in force") && line.contains("new") && !line.contains("sick"), "{line}");
@@ -213,11 +214,11 @@ fn a_rule_is_taken_while_the_directory_of_a_container_is_away() {
     assert_eq!((program.get("/em/v/0/0").status, program.get("/sick/v/0/0").status), (401, 200));
 }
 
-/// A file system in memory at a directory, gone when dropped.
+/// A tmpfs mounted on a directory, unmounted on drop.
 struct Tmpfs<'a>(&'a std::path::Path);
 
 impl<'a> Tmpfs<'a> {
-    /// `None` where this process may not mount.
+    /// Mounts a tmpfs. Returns `None` if this process is not permitted to.
     fn mount(at: &'a std::path::Path) -> Option<Self> {
         let mut mount = std::process::Command::new("mount");
         let mounted = mount.args(["-t", "tmpfs", "none"]).arg(at).stderr(std::process::Stdio::null()).status();
@@ -235,7 +236,7 @@ impl Drop for Tmpfs<'_> {
 fn what_was_mounted_is_not_missing_after_a_reload() {
     let (n5, place) = (volume(), tempfile::TempDir::new().unwrap());
     let Some(mounted) = Tmpfs::mount(place.path()) else {
-        eprintln!("left out: nothing may be mounted here");
+        eprintln!("skipped: this process may not mount");
         return;
     };
     let copy = std::process::Command::new("cp").arg("-r").arg(n5.root().join("v")).arg(place.path()).status().unwrap();
@@ -263,7 +264,7 @@ fn what_must_be_mounted_is_not_missing_at_the_start() {
     let statuses = || ["/em/v/0/0", "/mount/v/0/0", "/readyz"].map(|path| program.get(path).status);
     assert_eq!(statuses(), [200, 503, 503]);
     let Some(_mounted) = Tmpfs::mount(place.path()) else {
-        eprintln!("the rest is left out: nothing may be mounted here");
+        eprintln!("the rest is skipped: this process may not mount");
         return;
     };
     program.logged("can be opened now");
@@ -276,7 +277,7 @@ fn the_end_does_not_wait_for_a_reload_that_hangs() {
     let mut program = Program::start(&served(&n5, "server.drain_delay = \"0s\""));
     let hanging = program.replace_configuration_by_pipe();
     program.signal(rustix::process::Signal::HUP);
-    // Returns when somebody reads it; who does is kept for as long as nothing is written.
+    // Returns when the server opens the pipe. The server's read then blocks, as nothing is written.
     let _reading = std::fs::OpenOptions::new().write(true).open(hanging).unwrap();
     assert_eq!(program.get("/em/v/0/0").status, 200);
     program.signal(rustix::process::Signal::TERM);
@@ -288,11 +289,11 @@ fn a_server_that_is_starting_heeds_signals() {
     let n5 = volume();
     let many = |n| format!("[[containers]]\nname = \"c{n}\"\nroot = \"{}\"\n", n5.root().display());
     let config: String = (0..200).map(many).collect();
-    // Whether it still is starting when the signals come is a matter of luck.
+    // The signals may come after the start has ended, so this takes several attempts.
     for _ in 0..20 {
         let mut program = Program::starting(&config);
         while !program.heeds(rustix::process::Signal::HUP) || !program.heeds(rustix::process::Signal::TERM) {
-            assert!(program.child.try_wait().unwrap().is_none(), "it has ended by itself");
+            assert!(program.child.try_wait().unwrap().is_none(), "the server has ended by itself");
         }
         program.signal(rustix::process::Signal::HUP);
         program.signal(rustix::process::Signal::TERM);
@@ -301,7 +302,7 @@ fn a_server_that_is_starting_heeds_signals() {
             return;
         }
     }
-    panic!("it heeds signals only when it has started");
+    panic!("the server does not handle signals while it starts");
 }
 
 #[test]
@@ -315,7 +316,7 @@ fn a_container_that_cannot_be_opened_at_the_start_is_served_when_it_can() {
     let statuses =
         || ["/em/v/0/0", "/late/v/0/0", "/late/v/9/9", "/late/", "/readyz"].map(|path| program.get(path).status);
     assert_eq!(statuses(), [200, 503, 503, 503, 503]);
-    // It is in nobody's way.
+    // The missing container does not prevent a reload.
     assert!(program.reload(&format!("cors.origins = []\n{config}")).contains("read again"));
     assert_eq!(statuses(), [200, 503, 503, 503, 503]);
     let other = late.root().join("other");
@@ -341,7 +342,7 @@ fn a_server_of_which_no_container_can_be_opened_ends_and_says_so() {
 fn what_only_a_restart_changes_is_named_and_the_rest_is_taken() {
     let n5 = volume();
     let program = Program::start(&served(&n5, ""));
-    // The address is given on the command line here, which is stronger.
+    // The test gives the address on the command line, which takes precedence over the file.
     let more = "server.threads = 7\nserver.max_connections = 3\nlog.format = \"json\"\ntls.handshake_timeout = \"7s\"\nserver.base_path = \"/p\"";
     program.configure(&served(&n5, more));
     program.signal(rustix::process::Signal::HUP);
@@ -362,7 +363,7 @@ fn the_log_says_more_or_less_from_then_on() {
     program.get("/em/v/0/0?second");
     program.configure(&served(&n5, "log.level = \"info\"\nserver.threads = 5"));
     program.signal(rustix::process::Signal::HUP);
-    // Up to the next line that is written at this level.
+    // All lines up to the one that names what needs a restart.
     let mut line = program.logged("");
     while !line.contains("restart") {
         assert!(!line.contains("second"), "{line}");

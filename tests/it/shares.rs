@@ -1,4 +1,4 @@
-//! What one client may take, asked of the real program over real sockets: connections, requests at once, bytes a second.
+//! Limits for each client, with the real program and real sockets: connections, concurrent requests, bytes per second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::program::{Connection, PATIENCE, Program, Reply};
 use crate::support::writer::N5;
 
-/// More than sockets keep on their way.
+/// A slice that is larger than the buffers of the sockets.
 const LARGE: &str = "/slice/v?start=0,0&size=4000,4000&outside=zero";
 
 fn volume() -> N5 {
@@ -20,7 +20,7 @@ fn served(n5: &N5, more: &str) -> String {
     format!("{more}\n[[containers]]\nroot = \"{}\"\n", n5.root().display())
 }
 
-/// Asks until the answer is as it should be, for a bounded time.
+/// Polls until `is_so` returns true, for up to [`PATIENCE`]. Returns false if it never does.
 fn comes_true(mut is_so: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
@@ -49,11 +49,11 @@ fn the_oldest_idle_connection_of_an_address_makes_place_and_others_have_theirs()
     let mut held = Vec::new();
     for _ in 0..3 {
         held.push(open("127.0.0.2"));
-        // A connection is idle a moment after its client has the answer.
+        // A connection becomes idle a moment after its client has the answer.
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(held.iter().all(|(status, _)| *status == Some(200)));
-    // The first is used again: the second is idle for longest.
+    // This makes the second connection the one that has been idle for longest.
     assert_eq!(status(&mut held[0].1, "/v/0/0"), Some(200));
     std::thread::sleep(Duration::from_millis(50));
     let (fourth, _kept) = open("127.0.0.2");
@@ -61,7 +61,7 @@ fn the_oldest_idle_connection_of_an_address_makes_place_and_others_have_theirs()
     let open_still: Vec<_> = held.iter_mut().map(|(_, connection)| status(connection, "/v/0/0")).collect();
     assert_eq!(open_still, [Some(200), None, Some(200)]);
     assert_eq!(program.metric("n5_connections_closed_total{reason=\"evicted\"}"), Some(1.0));
-    // Others are served, and a proxy's connections are many clients'.
+    // Other addresses are served. The limit does not apply to trusted proxies, which connect for many clients.
     let others: Vec<_> = ["127.0.0.3"; 3].into_iter().chain(["127.0.0.4"; 9]).map(open).collect();
     assert!(others.iter().all(|(status, _)| *status == Some(200)));
     assert!(program.reload(&config(0)).contains("configuration read again"));
@@ -112,7 +112,7 @@ fn a_clients_request_waits_for_another_of_its_own_and_is_then_429() {
     let program = Program::start(&served(&n5, "clients.concurrent_requests = 1\nlimits.budget_wait = \"300ms\""));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
-    // It is being answered, to the last byte that nobody takes.
+    // The request is in flight until its client reads the last byte of the answer.
     assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
     let refused = program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap();
     assert_eq!(refused.status, 429, "{refused:?}");
@@ -121,7 +121,7 @@ fn a_clients_request_waits_for_another_of_its_own_and_is_then_429() {
     assert_eq!(program.metric("n5_requests_shed_total{reason=\"client\"}"), Some(1.0));
     assert_eq!(program.metric("n5_queue_wait_duration_seconds_count{queue=\"client\"}"), Some(1.0));
     assert_eq!(reading.answer().unwrap().status, 200);
-    // Its place is given back a moment after its answer.
+    // The request releases its permit a moment after its answer.
     assert!(comes_true(|| program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap().status == 200));
 }
 
@@ -145,11 +145,11 @@ fn bytes_come_no_faster_than_configured_and_all_of_them_come() {
     let n5 = volume();
     let free = Program::start(&served(&n5, ""));
     let slowed = Program::start(&served(&n5, "clients.bytes_per_second = \"2MiB\"\nclients.burst = \"512KiB\""));
-    // 2 MiB of a slice, and as much of stored blocks.
+    // A slice of 2 MiB, and stored blocks of the same total size.
     for paths in [&["/slice/v"; 1][..], &["/v/0/0", "/v/1/0", "/v/0/1", "/v/1/1"]] {
         let truth: Vec<_> = paths.iter().map(|path| free.get(path)).collect();
         let bytes: usize = truth.iter().map(Reply::length).sum();
-        // Another address for each: it owes nothing.
+        // Another address for each, whose rate limiter is still unused.
         let mut connection = slowed.connect_from(if paths.len() == 1 { "127.0.0.2" } else { "127.0.0.3" });
         let begun = Instant::now();
         for (path, truth) in paths.iter().zip(&truth) {
@@ -162,8 +162,8 @@ fn bytes_come_no_faster_than_configured_and_all_of_them_come() {
     assert_eq!(free.metric("n5_queue_wait_duration_seconds_count{queue=\"rate\"}"), None);
 }
 
-/// The status of a small slice, asked for again while it is 503, which is counted: a request keeps its place for a moment
-/// after its answer.
+/// Returns the status of a small slice. Repeats the request while the status is 503, and counts that in `refused`: an
+/// earlier request keeps its permit for a moment after its answer.
 fn admitted(connection: &mut Connection, refused: &AtomicUsize) -> u16 {
     let mut status = 503;
     comes_true(|| {
@@ -177,7 +177,7 @@ fn admitted(connection: &mut Connection, refused: &AtomicUsize) -> u16 {
 #[test]
 fn who_waits_for_a_request_of_its_own_takes_no_place_from_others() {
     let n5 = volume();
-    // Whoever waits does so for longer than this takes.
+    // No wait ends within the time that this test takes.
     let program = Program::start(&served(
         &n5,
         "clients.concurrent_requests = 1\nlimits.concurrent_requests = 2\nlimits.budget_wait = \"60s\"",
@@ -191,17 +191,17 @@ fn who_waits_for_a_request_of_its_own_takes_no_place_from_others() {
     let waiting = std::thread::spawn(move || admitted(&mut waiting, &counted));
     assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
     let refused_before = refused.load(Ordering::Relaxed);
-    // Both of these, and the one that asks.
+    // These two requests, and the one for the metrics.
     assert!(comes_true(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
-    // There is room for one who waits, in which there is one already.
+    // A client may have one waiting request here, and has one already.
     assert_eq!(admitted(&mut program.connect_from("127.0.0.2"), &AtomicUsize::new(0)), 429);
-    // The places of the last ones who asked are given back a moment after their answers.
+    // The last requests release their permits a moment after their answers.
     let is_free = || program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200;
     assert!(comes_true(is_free));
     assert!(comes_true(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
     assert_eq!(reading.answer().unwrap().status, 200);
     assert_eq!(waiting.join().unwrap(), 200);
-    // Whoever has waited for a place has it.
+    // The waiter got its permit without another 503.
     assert_eq!(refused.load(Ordering::Relaxed), refused_before);
 }
 
@@ -236,7 +236,7 @@ fn who_is_refused_and_asks_again_at_once_gains_nothing_by_it() {
         assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")), "{reply:?}");
     }
     assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
-    // Those that only wait to be refused take no place.
+    // Requests whose rejection is delayed hold no permit.
     let mut others: Vec<_> = (0..8).map(|_| program.connect_from("127.0.0.2")).collect();
     for other in &mut others {
         other.ask("/slice/v?size=4,4");
@@ -259,7 +259,7 @@ fn who_is_being_refused_when_the_server_is_told_to_stop_is_told_so() {
     for other in &mut others {
         other.ask("/slice/v?size=4,4");
     }
-    // Answered or not, there is one more each time.
+    // Each attempt sends one more request, as the earlier ones may be answered by then.
     assert!(comes_true(|| {
         let mut other = program.connect_from("127.0.0.2");
         other.ask("/slice/v?size=4,4");
@@ -289,13 +289,13 @@ fn what_is_sent_slowly_holds_little_memory_meanwhile() {
         let reply = client.head().unwrap();
         assert_eq!((reply.status, reply.length()), (200, 2048 * 3000 * 2));
     }
-    // Three bands each at most, and what loads of a band take.
+    // At most three bands for each client, and the memory that the loads of a band take.
     let held = program.metric("n5_budget_bytes{budget=\"slice\"}").unwrap();
     assert!(held > 0.0 && held <= (clients.len() * ((3 << 20) + (128 << 10))) as f64, "{held}");
     assert_eq!(program.connect_from("127.0.0.9").get("/slice/v?size=100,100", "").unwrap().status, 200);
 }
 
-/// Eight uncompressed blocks of 12 MiB, each with its number in all elements.
+/// Creates eight uncompressed blocks of 12 MiB. All elements of a block are its number.
 fn large_blocks() -> N5 {
     let n5 = N5::new();
     let attributes = serde_json::json!({
@@ -316,8 +316,8 @@ fn small_budgets(n5: &N5, wait: &str) -> Program {
     Program::start(&served(n5, &format!("{budgets}\nlimits.budget_wait = \"{wait}\"")))
 }
 
-/// Paths that one client asks for and does not read: whole slices, streamed ones, blocks as stored, decoded blocks that are
-/// cached, chunks, text.
+/// Returns paths that one client requests without reading the answers: whole slices, streamed slices, stored blocks,
+/// cached decoded blocks, chunks, text.
 fn unread() -> Vec<(&'static str, Vec<String>)> {
     let each = |path: fn(u64) -> String| (0..8).map(path).collect();
     vec![
@@ -339,7 +339,7 @@ fn a_client_that_reads_nothing_keeps_no_other_from_any_route() {
         for (connection, path) in slow.iter_mut().zip(&paths) {
             connection.ask(path);
         }
-        // As many as get their answer have it; the others wait for those.
+        // The budgets suffice for some of the answers. The other requests wait for them.
         let heads: Vec<_> = slow.iter_mut().take(2).filter_map(Connection::head).collect();
         assert_eq!(heads.len(), 2, "{kind}");
         for path in [
@@ -393,7 +393,7 @@ fn large_objects_that_one_client_does_not_read_keep_no_other_from_stored_blocks(
     }
     let budgets = "cache.stored = \"8MiB\"\nlimits.transfer_budget = \"4MiB\"\nlimits.budget_wait = \"3s\"";
     let program = Program::start(&served(&n5, budgets));
-    // By the general way, which caches.
+    // The query keeps the request off the fast path. The general path caches the block.
     let stored = |number: u64| program.connect_from("127.0.0.3").get(&format!("/v/0/{number}?x=1"), "").unwrap();
     for number in 1..16 {
         assert_eq!(stored(number).status, 200);
@@ -425,7 +425,7 @@ fn small_slices_pass_a_large_one_that_waits_for_slow_clients() {
     for _ in 0..3 {
         assert_eq!(program.connect_from("127.0.0.5").get("/slice/v?start=7,7&size=300,300", "").unwrap().status, 200);
     }
-    assert_eq!(waiting(), Some(1.0), "the large one had its turn first");
+    assert_eq!(waiting(), Some(1.0), "the large slice no longer waits");
     drop(slow);
     assert_eq!(large.answer().unwrap().status, 200);
 }
@@ -435,7 +435,7 @@ fn clients_that_read_nothing_of_large_slices_leave_memory_for_small_ones() {
     let n5 = large_blocks();
     let program = small_budgets(&n5, "3s");
     let mut slow: Vec<_> = (2..12).map(|n| program.connect_from(&format!("127.0.0.{n}"))).collect();
-    // Four of them would be all there is; images cannot be sent in bands, and wait.
+    // Four of these slices would take the whole budget. Images cannot be sent in bands, so they wait.
     for connection in &mut slow[..3] {
         connection.ask("/slice/v?start=0,2500&size=4096,2048");
         assert_eq!(connection.head().unwrap().status, 200);
@@ -462,7 +462,7 @@ fn listings_of_few_entries_do_not_wait_for_slow_clients() {
     for connection in &mut slow {
         connection.ask("/slice/v?size=4096,20000");
     }
-    // Less than a page of 10,000 entries takes is free.
+    // Less memory is free than a page of 10,000 entries takes.
     let held = || program.metric("n5_budget_bytes{budget=\"slice\"}").unwrap_or_default();
     assert!(comes_true(|| held() > 10e6), "{} bytes", held());
     let list = |path| {
@@ -471,7 +471,7 @@ fn listings_of_few_entries_do_not_wait_for_slow_clients() {
     };
     assert_eq!(list("/?format=json"), (200, 3));
     assert_eq!(list("/v/?format=json"), (200, 1));
-    // Their first parts may not have come yet.
+    // The slow clients' slices may not have taken their memory yet.
     assert!(comes_true(|| list("/many/?format=json").0 == 503));
     drop(slow);
     assert_eq!(list("/many/?format=json"), (200, 2000));

@@ -1,11 +1,12 @@
-//! `/slice`: every answer equals looking up each element.
+//! `/slice`: every answer equals the result of looking up each element.
 
 use std::fs;
 
 use crate::support::writer::{Dataset, N5, all_indices};
 use crate::support::{Client, local, options, settings};
 
-/// The elements `start + k * step`, first axis fastest, as little-endian bytes; holes as `keep` says.
+/// Returns the elements `start + k * step`, first axis fastest, as little-endian bytes. Blocks that `keep` rejects are
+/// holes.
 fn reference(dataset: &Dataset, start: &[i64], shape: &[u64], step: &[u64], keep: impl Fn(&[u64]) -> bool) -> Vec<u8> {
     all_indices(shape)
         .iter()
@@ -23,7 +24,7 @@ fn list<T: ToString>(numbers: &[T]) -> String {
     numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Sparse, with cropped and padded blocks at the edge.
+/// Creates a sparse dataset with cropped and padded blocks at the edge.
 fn sparse(n5: &N5, path: &str, compression: &str) -> Dataset {
     let dataset = n5.dataset(path, &[7, 5, 4], &[3, 2, 3], compression);
     dataset.fill(kept, |position| position[0] % 2 == 0);
@@ -143,7 +144,7 @@ async fn the_etag_follows_the_blocks_and_survives_a_restart() {
     assert_eq!((cached.status.as_u16(), cached.body.len()), (304, 0));
     assert_eq!(cached.header("etag"), Some(etag.as_str()));
     assert_ne!(client.get(&format!("{path}&order=C&format=npy")).await.header("etag"), Some(etag.as_str()));
-    // A hole that is filled changes it.
+    // Filling a hole changes the entity tag.
     dataset.write_block(&[0, 1, 0], false);
     let changed = client.get_with(path, &[("if-none-match", &etag)]).await;
     assert_eq!(changed.status, 200);

@@ -6,14 +6,14 @@ use n5_server::n5::{DataType, convert};
 use crate::support::writer::{Dataset, N5, encode};
 use crate::support::{Client, local, options, settings};
 
-/// 40 by 30 by 20 elements of uint16 in cropped blocks, some of them missing, none above 24,000.
+/// Creates a dataset of 40 x 30 x 20 `uint16` in cropped blocks. One block is missing, and no element exceeds 24,000.
 fn counting(n5: &N5) -> Dataset {
     let dataset = n5.dataset("a", &[40, 30, 20], &[16, 16, 8], "gzip");
     dataset.fill(|position| position != [1, 1, 1], |_| false);
     dataset
 }
 
-/// A server whose slice budget is so small that most answers leave in bands.
+/// Returns a client of a server whose slice budget is so small that most answers are sent in bands.
 fn tight(n5: &N5, slice_budget: u64) -> Client {
     Client::new(local(n5.root()), Settings { slice_budget, decode_factor: 1000, ..settings() }, options())
 }
@@ -79,7 +79,7 @@ async fn directories_of_many_pages_count_as_memory() {
     let n5 = N5::new();
     n5.dataset("deep", &[20, 10, 3000], &[20, 10, 100], "raw");
     let path = "/slice/deep?format=tiff";
-    // 3,000 directories of 126 bytes are 378 KB: an eighth of 3.1 MB, but more than an eighth of 1 MB.
+    // 3,000 directories of 126 bytes take 378 KB. That is an eighth of 3.1 MB, but more than an eighth of 1 MB.
     let whole = Client::of(n5.root()).get(path).await;
     assert_eq!((whole.status.as_u16(), whole.body.len() / 1000), (200, 1578));
     let refused = tight(&n5, 1_000_000).get(path).await;
@@ -99,14 +99,14 @@ async fn a_value_that_the_type_lacks_is_named() {
     let n5 = N5::new();
     counting(&n5);
     let client = Client::of(n5.root());
-    // The first element beyond 255 is 256, in the first plane.
+    // The first element above 255 is 256, in the first plane.
     let reply = client.get("/slice/a?dtype=uint8").await;
     assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (422, "not-representable"));
     let told = reply.json();
     assert_eq!((&told["value"], &told["from"], &told["to"]), (&"256".into(), &"uint16".into(), &"uint8".into()));
     assert!(told["detail"].as_str().unwrap().contains("float32"), "{told}");
     assert_eq!(client.get("/slice/a?dtype=uint8&size=40,6,1").await.status, 200);
-    // Found in the first band: the status still says so.
+    // The value is in the first band, so the status can still report it.
     assert_eq!(tight(&n5, 10_000).get("/slice/a?dtype=int8").await.problem(), "not-representable");
 }
 
@@ -130,7 +130,7 @@ async fn a_value_that_a_later_band_lacks_breaks_the_answer_off() {
         }
     }
     assert!(broken && bytes > 0 && bytes <= 64 * 64 * 56, "{broken} {bytes}");
-    // Its share of memory is free again.
+    // The broken-off answer has released its memory.
     assert_eq!(client.get("/slice/late?size=64,64,20").await.status, 200);
 }
 

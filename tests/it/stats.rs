@@ -1,4 +1,4 @@
-//! `/stats`: exact of what is small, a bounded sample of what is not.
+//! `/stats`: exact for small datasets, a bounded sample for large ones.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ fn kept(position: &[u64]) -> bool {
     position.iter().sum::<u64>() % 3 != 1
 }
 
-/// The elements that are stored.
+/// Returns the elements of the blocks that are stored.
 fn stored(dataset: &Dataset, keep: impl Fn(&[u64]) -> bool) -> Vec<u16> {
     let all = all_indices(&dataset.dimensions);
     let inside = all.iter().filter(|index| {
@@ -28,7 +28,7 @@ fn stored(dataset: &Dataset, keep: impl Fn(&[u64]) -> bool) -> Vec<u16> {
 async fn a_small_dataset_is_read_whole_and_its_statistics_are_exact() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[7, 5, 4], &[3, 2, 3], "gzip");
-    // Padding, which is 0xdead, must not show.
+    // The padding, 0xdead, must not count.
     dataset.fill(kept, |position| position[0] % 2 == 0);
     let reply = Client::of(n5.root()).get("/stats/a?bins=5&percentiles=0,37.5,100").await;
     assert_eq!(reply.status, 200, "{:?}", reply.body);
@@ -63,7 +63,7 @@ async fn a_large_dataset_is_sampled_evenly_and_within_bounds() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[64, 64, 64], &[4, 4, 4], "raw");
     dataset.fill(|_| true, |_| false);
-    // Files that were written a moment ago are read again.
+    // The server reads recently written files again, which would change the counts.
     tokio::time::sleep(Duration::from_millis(30)).await;
     let store = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());

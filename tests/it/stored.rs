@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use n5_server::container::Settings;
-use n5_server::http::Options;
+use n5_server::http::HttpOptions;
 
 use crate::support::program::{self, Program};
 use crate::support::stores::{self, Probe};
@@ -116,7 +116,7 @@ async fn directories_redirect_but_for_absent_blocks() {
         ("/n5/a/b/0", "0/"),
         ("/a/100%25/x%20y", "x%20y/"),
         ("/n5/slice", "slice/"),
-        // Not a position of the grid: it has one axis more, or lies beyond.
+        // Not a block's position: the grid has one more axis, and 7 is beyond it.
         ("/a/b/7", "7/"),
     ] {
         for method in ["GET", "HEAD"] {
@@ -253,15 +253,15 @@ async fn listings_and_info_are_never_immutable_and_wait_for_memory() {
     {
         assert_eq!(client.get(path).await.header("cache-control"), Some(policy), "{path}");
     }
-    let all = container.reserve(16 << 20).await.unwrap();
+    let all = container.reserve_memory(16 << 20).await.unwrap();
     for path in ["/a/", "/info/a/b"] {
         assert_eq!(client.get(path).await.problem(), "overloaded", "{path}");
     }
     drop(all);
     let sent = client.get("/a/").await;
-    assert!(container.reserve(16 << 20).await.is_err(), "the page holds its share until it is sent");
+    assert!(container.reserve_memory(16 << 20).await.is_err(), "the page holds its share until it is sent");
     drop(sent);
-    assert!(container.reserve(16 << 20).await.is_ok());
+    assert!(container.reserve_memory(16 << 20).await.is_ok());
 }
 
 #[tokio::test]
@@ -273,17 +273,17 @@ async fn attributes_that_are_too_much_count_as_missing_for_info() {
     let long = |n: usize| format!(r#"{{"x":"{}"}}"#, "x".repeat(n));
     n5.file("big/attributes.json", long(2000));
     n5.dataset("big/d", &[40], &[10], "raw");
-    let client = Client::new(local(n5.root()), Settings { attributes: 1000, ..settings() }, options());
+    let client = Client::new(local(n5.root()), Settings { max_attributes_bytes: 1000, ..settings() }, options());
     let problems = |info: &serde_json::Value| info["problems"].to_string();
     let info = client.get("/info/g").await.json();
     assert!(info["kind"] == "multiscale" && !problems(&info).contains("limits.attributes"), "{info}");
-    // Of an ancestor, of the group itself.
+    // Attributes of an ancestor, then of the group itself.
     let info = client.get("/info/big/d").await.json();
     assert!(info["kind"] == "dataset" && problems(&info).contains("big/attributes.json has 2008 bytes"), "{info}");
     let info = client.get("/info/big").await.json();
     assert_eq!((&info["kind"], &info["attributes"]), (&serde_json::json!("group"), &serde_json::json!({})));
     assert!(problems(&info).contains("limits.attributes can be raised"), "{info}");
-    // Of a child.
+    // Attributes of a child.
     n5.file("g/s1/attributes.json", long(2000));
     let info = client.get("/info/g").await.json();
     assert!(problems(&info).contains("g/s1/attributes.json has 2008 bytes"), "{info}");
@@ -314,7 +314,7 @@ async fn ranges_and_preconditions_hold_for_objects() {
 #[tokio::test]
 async fn a_base_path_is_part_of_every_path() {
     let n5 = nested();
-    let client = Client::new(local(n5.root()), settings(), Options { base_path: "/x/y".to_owned(), ..options() });
+    let client = Client::new(local(n5.root()), settings(), HttpOptions { base_path: "/x/y".to_owned(), ..options() });
     assert_eq!(client.get("/x/y/attributes.json").await.status, 200);
     assert_eq!(client.get("/x/y").await.header("location"), Some("y/"));
     assert_eq!(client.get("/x/y/slice/one?size=1").await.status, 200);
@@ -331,7 +331,7 @@ async fn a_base_path_is_part_of_every_path() {
 #[tokio::test]
 async fn every_answer_carries_cors_and_a_request_id() {
     let n5 = nested();
-    let client = Client::new(local(n5.root()), settings(), Options { base_path: String::new(), ..options() });
+    let client = Client::new(local(n5.root()), settings(), HttpOptions { base_path: String::new(), ..options() });
     for (method, path, status) in [
         ("GET", "/a/", 200),
         ("GET", "/a", 301),
@@ -451,7 +451,7 @@ async fn preflight_is_answered_without_a_body() {
     }
     assert_eq!(reply.header("access-control-max-age"), Some("86400"));
     assert_eq!(reply.header("access-control-allow-private-network"), Some("true"));
-    let closed = Client::new(local(n5.root()), settings(), Options { private_network: false, ..options() });
+    let closed = Client::new(local(n5.root()), settings(), HttpOptions { cors_private_network: false, ..options() });
     let reply = closed.send("OPTIONS", "/a/b/0/0", &asked).await;
     assert_eq!((reply.status.as_u16(), reply.header("access-control-allow-origin")), (204, Some("*")));
     assert_eq!(reply.header("access-control-allow-private-network"), None);
@@ -461,7 +461,7 @@ async fn preflight_is_answered_without_a_body() {
 async fn listed_origins_are_told_apart() {
     let n5 = nested();
     let origins = vec!["http://good".to_owned(), "http://fine:81".to_owned()];
-    let client = Client::new(local(n5.root()), settings(), Options { origins, ..options() });
+    let client = Client::new(local(n5.root()), settings(), HttpOptions { cors_origins: origins, ..options() });
     let good = client.get_with("/nothing", &[("origin", "http://good")]).await;
     assert_eq!(good.header("access-control-allow-origin"), Some("http://good"));
     let evil = client.get_with("/nothing", &[("origin", "http://evil")]).await;
@@ -476,7 +476,7 @@ fn a_file_replaced_by_one_of_equal_length_and_time_is_read_anew_and_has_another_
     let n5 = nested();
     let path = n5.root().join("one/0");
     let modified = std::time::SystemTime::now() - Duration::from_secs(3600);
-    // As `rsync -t` does.
+    // Replaces the file like `rsync -t`.
     let replace = |bytes: &[u8]| {
         let new = n5.root().join("one/.0.new");
         std::fs::write(&new, bytes).unwrap();
@@ -491,7 +491,7 @@ fn a_file_replaced_by_one_of_equal_length_and_time_is_read_anew_and_has_another_
          [[containers]]\nname = \"i\"\nroot = \"{root}\"\nentity_tag = \"inode\"\n"
     ));
     let mut connection = program.connect();
-    // By the lane, which remembers, and by the library, which an unusual header takes it to.
+    // The fast path has a thread cache. An unusual header sends the request to hyper.
     for (path, lines) in [("one/0", ""), ("one/0", "If-Unmodified-Since: x\r\n"), ("slice/m", ""), ("zarr2/m", "")] {
         let at = |container: &str| match path {
             "slice/m" => format!("/slice/{container}/one?size=8"),
@@ -509,7 +509,7 @@ fn a_file_replaced_by_one_of_equal_length_and_time_is_read_anew_and_has_another_
             let again = get(container, &format!("If-None-Match: {}\r\n", known(reply)));
             assert_eq!(again.status, 304, "{path} of {container}");
         }
-        // A second, as dates count.
+        // Dates in HTTP have a resolution of one second.
         std::thread::sleep(Duration::from_millis(1100));
         replace(&after);
         std::thread::sleep(Duration::from_millis(40));
@@ -518,7 +518,7 @@ fn a_file_replaced_by_one_of_equal_length_and_time_is_read_anew_and_has_another_
             let etag = known(reply);
             let conditional = get(container, &format!("If-None-Match: {etag}\r\n"));
             assert_eq!(conditional.status == 304, !is_told, "{path} of {container}: {conditional:?}");
-            // Whoever asks without a condition gets what is there.
+            // A request without a precondition gets the current content.
             let whole = get(container, "");
             assert_eq!(whole.status, 200);
             assert_ne!(whole.body, reply.body, "{path} of {container} is stale");

@@ -1,4 +1,4 @@
-//! TLS: the real server, asked by real clients over real sockets.
+//! TLS: the server with real clients and real sockets.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use n5_server::config::{CachePolicy, Config, ContainerConfig, EntityTag, Symlinks};
+use n5_server::config::{CacheControl, Config, ContainerConfig, EntityTagBasis, Symlinks};
 use rcgen::{CertifiedKey, KeyPair, date_time_ymd, generate_simple_self_signed};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -28,10 +28,10 @@ use crate::lane::running;
 use crate::support::program::Program;
 use crate::support::writer::N5;
 
-/// Longer than anything here takes, unless it hangs.
+/// Timeout of every step. No step takes as long unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes of the stored file that is sent: more than any buffer on its way.
+/// Length of the large stored file: more than all buffers on the way to the client hold.
 const LARGE: usize = 24 << 20;
 
 fn bytes(length: usize) -> Vec<u8> {
@@ -44,7 +44,7 @@ struct Certified {
     der: CertificateDer<'static>,
 }
 
-/// A certificate for localhost that vouches for itself.
+/// Creates a self-signed certificate for localhost.
 fn certified() -> Certified {
     let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     Certified { certificate: cert.pem(), key: signing_key.serialize_pem(), der: cert.der().clone() }
@@ -54,7 +54,7 @@ fn expired() -> Certified {
     certified_with(|parameters| parameters.not_after = date_time_ymd(2020, 1, 1))
 }
 
-/// Nobody may trust it yet.
+/// Creates a certificate that is not valid yet.
 fn early() -> Certified {
     let tomorrow = SystemTime::now() + Duration::from_secs(86_400);
     certified_with(|parameters| parameters.not_before = tomorrow.into())
@@ -86,10 +86,10 @@ impl Secure {
         let container = ContainerConfig {
             name: String::new(),
             root: n5.root().to_owned(),
-            cache_control: CachePolicy::default(),
+            cache_control: CacheControl::default(),
             symlinks: Symlinks::default(),
             must_be_mount: false,
-            entity_tag: EntityTag::Mtime,
+            entity_tag: EntityTagBasis::Mtime,
         };
         let mut config = Config { containers: vec![container], ..Config::default() };
         config.tls.certificate = directory.path().join("tls.crt");
@@ -156,7 +156,7 @@ fn get(path: &str, more: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n")
 }
 
-/// All that comes until the server hangs up, as TLS wants that to be said.
+/// Sends `sent` and returns all that is received until the server ends the connection with `close_notify`.
 async fn exchange(stream: &mut TlsStream<TcpStream>, sent: &str) -> Vec<u8> {
     stream.write_all(sent.as_bytes()).await.unwrap();
     let mut received = Vec::new();
@@ -164,7 +164,7 @@ async fn exchange(stream: &mut TlsStream<TcpStream>, sent: &str) -> Vec<u8> {
     received
 }
 
-/// The answers in what was received: status and body each.
+/// Splits received bytes into answers. Returns the head and the body of each.
 fn answers(mut received: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     while !received.is_empty() {
@@ -178,7 +178,7 @@ fn answers(mut received: &[u8]) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// A shorter way of asking once.
+/// Sends one request on a connection of its own. Returns the head and the body of the answer.
 async fn ask(secure: &Secure, path: &str) -> (String, Vec<u8>) {
     let mut stream = secure.connect(b"http/1.1").await;
     answers(&exchange(&mut stream, &get(path, "Connection: close\r\n")).await).remove(0)
@@ -193,7 +193,7 @@ async fn http_1_is_served_with_either_version_and_without_a_name() {
         let mut stream = connect(&secure, &secure.certified.der, protocol, &[versions]).await.unwrap();
         assert_eq!(stream.get_ref().1.protocol_version(), Some(versions.version));
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(protocol).filter(|name| !name.is_empty()));
-        // By the lane, by the library, and by the lane again.
+        // By the fast path, by hyper, and by the fast path again.
         let sent = [get("/v/attributes.json", ""), get("/info/v", ""), get("/none", "Connection: close\r\n")].concat();
         let received = answers(&exchange(&mut stream, &sent).await);
         let statuses: Vec<&str> = received.iter().map(|(head, _)| &head[9..12]).collect();
@@ -221,7 +221,7 @@ async fn http_2_is_served_as_alpn_agrees() {
         let request = Request::get("https://localhost/v/9/9/8").body(Empty::<Bytes>::new()).unwrap();
         waiting.push(sender.send_request(request));
     }
-    // All at once: one that is left lying takes the window of the others.
+    // All bodies are read concurrently: an unread one would use up the connection's flow control window.
     let taken = waiting.into_iter().map(|answer| async {
         let answer = answer.await.unwrap();
         assert_eq!(answer.status(), 200);
@@ -231,20 +231,20 @@ async fn http_2_is_served_as_alpn_agrees() {
     drop(sender);
     running.await.unwrap().unwrap();
     let refused = connect(&secure, &secure.certified.der, b"smtp", &[&version::TLS13]).await;
-    assert!(refused.is_err(), "it speaks none of that");
+    assert!(refused.is_err(), "an unknown protocol is accepted");
 }
 
 #[tokio::test]
 async fn large_answers_come_byte_for_byte() {
     let secure = Secure::start(|config| config.limits.slice_budget = 4 << 20).await;
-    // A file as stored, twice: read, and from the cache or as before.
+    // A stored file, twice: read from storage, then from the cache if it is cached.
     for _ in 0..2 {
         let (head, body) = ask(&secure, "/v/9/9/9").await;
         assert!(head.contains(" 200 "), "{head}");
         assert!(body == bytes(LARGE), "{} bytes differ", body.len());
         assert!(ask(&secure, "/v/9/9/8").await.1 == bytes(300_000));
     }
-    // Streamed in bands, and in one piece over another way.
+    // The answer streamed in bands equals the answer assembled as a whole.
     let (head, streamed) = ask(&secure, "/slice/v").await;
     assert!(head.contains(" 200 "), "{head}");
     let whole = Secure::start(|_| {}).await;
@@ -277,9 +277,9 @@ async fn many_small_requests_at_once_are_answered_in_order() {
 #[tokio::test]
 async fn whoever_stops_sending_is_answered_what_is_at_hand_and_then_left() {
     let secure = Secure::start(|_| {}).await;
-    // What waits is given up, as without TLS: the client has hung up.
+    // A request that has to wait is cancelled, as without TLS: the client has closed the connection.
     for (path, count) in [("/v/attributes.json", 1), ("/slice/v", 0)] {
-        // From the second time on the file is at hand.
+        // From the second request on, the fast path answers without waiting.
         for _ in 0..2 {
             assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
         }
@@ -304,7 +304,7 @@ async fn a_client_that_takes_nothing_is_hung_up_on() {
         stream.write_all(get(path, "").as_bytes()).await.unwrap();
         let mut first = [0; 100];
         stream.read_exact(&mut first).await.unwrap();
-        // The server ends it while nobody reads: only then is there an end to what comes.
+        // The server closes the connection while the client does not read. A reading client would get the whole answer.
         while running(&secure.server) > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -320,7 +320,7 @@ async fn plain_http_is_told_and_other_bytes_are_hung_up_on() {
     let mut stream = secure.plain().await;
     stream.write_all(get("/v/attributes.json", "").as_bytes()).await.unwrap();
     let mut received = String::new();
-    // The hint comes at once; the end when the client has closed its side, too.
+    // The hint comes at once. The server closes the connection when the client has closed its side.
     let mut buffer = vec![0; 4096];
     while !received.ends_with("http://.\n") {
         let count = tokio::time::timeout(PATIENCE, stream.read(&mut buffer)).await.unwrap().unwrap();
@@ -343,7 +343,7 @@ async fn plain_http_is_told_and_other_bytes_are_hung_up_on() {
 #[tokio::test]
 async fn a_handshake_has_its_time_and_takes_a_place() {
     let secure = Secure::start(|config| {
-        // The one that is served must shake hands within it, too, however busy this machine is.
+        // The handshake of the client that is served must end within it, too, even on a busy machine.
         config.tls.handshake_timeout = Duration::from_secs(15);
         config.server.max_connections = 3;
     })
@@ -354,7 +354,7 @@ async fn a_handshake_has_its_time_and_takes_a_place() {
         stream.write_all(sent).await.unwrap();
         slow.push(stream);
     }
-    // All places are taken, until the time of one is over.
+    // All connection permits are taken until a handshake times out.
     assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
     for mut stream in slow {
         let mut received = Vec::new();
@@ -381,7 +381,9 @@ async fn the_health_check_speaks_tls_and_the_configuration_is_checked_with_its_f
     assert!(healthy.status.success(), "{}", String::from_utf8_lossy(&healthy.stderr));
     assert!(program("--check-config", "tls.key").await.unwrap().status.success());
     let refused = program("--check-config", "tls.crt").await.unwrap();
-    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("no private key"));
+    assert!(
+        !refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("contains no PEM private key")
+    );
 }
 
 #[tokio::test]
@@ -397,7 +399,7 @@ async fn an_open_connection_is_let_go_at_the_end_and_an_answer_is_finished() {
     let mut received = first.to_vec();
     tokio::time::timeout(PATIENCE, busy.read_to_end(&mut received)).await.unwrap().unwrap();
     assert!(answers(&received)[0].1 == bytes(LARGE));
-    // The end is said, not only made.
+    // The server sends `close_notify` before it closes the connection.
     assert_eq!(tokio::time::timeout(PATIENCE, idle.read(&mut first)).await.unwrap().unwrap(), 0);
     tokio::time::timeout(PATIENCE, secure.server.ended).await.unwrap().unwrap();
     drop(shaking);
@@ -416,14 +418,14 @@ async fn who_was_let_in_before_the_end_may_finish_its_handshake_and_is_answered(
     );
     let mut program = Program::start(&config);
     let address: SocketAddr = program.address.parse().unwrap();
-    // The system lets them in all the same.
+    // The kernel accepts connections while the program is stopped.
     program.signal(Signal::STOP);
     let mut clients = tokio::task::JoinSet::new();
     for n in 0..100 {
         let (stream, trusted) = (TcpStream::connect(address).await.unwrap(), certified.der.clone());
         clients.spawn(async move {
             let mut stream = shake(stream, &trusted, b"", &[&version::TLS13]).await?;
-            // Half of them are the lane's to answer, half the library's.
+            // The fast path answers half of the requests, hyper the other half.
             stream.write_all(get(if n % 2 == 0 { "/v/0" } else { "/slice/v" }, "").as_bytes()).await?;
             let mut answer = [0; 12];
             stream.read_exact(&mut answer).await.map(|_| answer)
@@ -464,7 +466,8 @@ async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
     let mut first = [0; 12];
     old.read_exact(&mut first).await.unwrap();
     let path = secure.directory.path();
-    // A pair that does not fit, one that is over, one that is early, and no certificate: none of them is ever used.
+    // A key that does not match, an expired certificate, one that is not valid yet, and a file without a certificate:
+    // the server never uses any of them.
     let (other, over, early) = (certified(), expired(), early());
     for (certificate, key) in [
         (&other.certificate, &secure.certified.key),
@@ -474,14 +477,14 @@ async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
     ] {
         fs::write(path.join("tls.crt"), certificate).unwrap();
         fs::write(path.join("tls.key"), key).unwrap();
-        // Longer than it takes to look twice.
+        // Longer than two polls of the files take.
         let until = tokio::time::Instant::now() + Duration::from_millis(2500);
         while tokio::time::Instant::now() < until {
             assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
-    // As it is renewed: one file after the other.
+    // A renewal replaces one file after the other.
     let new = certified();
     fs::write(path.join("tls.key"), &new.key).unwrap();
     assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
@@ -493,7 +496,7 @@ async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(connect(&secure, &secure.certified.der, b"http/1.1", &[&version::TLS13]).await.is_err());
-    // What was connected before goes on.
+    // Connections from before the renewal continue.
     let rest = exchange(&mut old, &get("/info/v", "Connection: close\r\n")).await;
     let received = answers(&[&first[..], &rest].concat());
     assert_eq!(received.len(), 2);
@@ -504,7 +507,7 @@ async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
 async fn a_certificate_is_exchanged_as_kubernetes_does_it() {
     let secure = Secure::start(|_| {}).await;
     let path = secure.directory.path();
-    // Files are links into `..data`, which is a link to the directory of one version, and is replaced as a whole.
+    // The files are links into `..data`. This is a link to the directory of one version, and is replaced atomically.
     let version = |name: &str, pair: &Certified| {
         fs::create_dir(path.join(name)).unwrap();
         write(&path.join(name), pair);
@@ -531,7 +534,7 @@ async fn a_certificate_is_exchanged_as_kubernetes_does_it() {
 async fn cached_answers_wait_for_a_reader_who_stops_and_are_then_given_up() {
     const ASKED: usize = 300;
     let secure = Secure::start(|config| config.server.send_timeout = Duration::from_millis(500)).await;
-    // From the second time on it is cached, and the lane's.
+    // From the second request on, the file is cached and sent by the fast path.
     for _ in 0..3 {
         assert!(ask(&secure, "/v/9/9/8").await.1 == bytes(300_000));
     }
@@ -543,7 +546,7 @@ async fn cached_answers_wait_for_a_reader_who_stops_and_are_then_given_up() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let ended = tokio::time::timeout(PATIENCE, reader.read_to_end(&mut received)).await.unwrap();
-    // What was on its way is whole answers and a part of one, and far from all.
+    // The bytes in transit are some whole answers and a part of one, far fewer than all answers.
     assert!(ended.is_err() && received.len() < ASKED * 300_000 / 2, "{ended:?} after {} bytes", received.len());
     let answer = received.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
     let body = &received[answer..received.len().min(answer + 300_000)];
@@ -551,7 +554,7 @@ async fn cached_answers_wait_for_a_reader_who_stops_and_are_then_given_up() {
     assert!(ask(&secure, "/v/9/9/8").await.1 == bytes(300_000));
 }
 
-/// The beginning of a handshake, of which the rest does not come.
+/// The beginning of a handshake whose rest never comes.
 const HALF: &[u8] = b"\x16\x03\x01\x02\x00\x01";
 
 #[tokio::test]
@@ -564,7 +567,7 @@ async fn handshakes_that_do_not_end_leave_some_to_other_clients() {
     };
     let versions = [&version::TLS13];
     let mut half = Vec::new();
-    for number in 0..2 * n5_server::config::Tls::HANDSHAKES {
+    for number in 0..2 * n5_server::config::TlsConfig::MAX_HANDSHAKES {
         let mut stream = from(2 + number % 5).await;
         stream.write_all(HALF).await.unwrap();
         half.push(stream);
@@ -573,10 +576,16 @@ async fn handshakes_that_do_not_end_leave_some_to_other_clients() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     for number in 10..13 {
         let shaking = shake(from(number).await, &secure.certified.der, b"", &versions);
-        tokio::time::timeout(Duration::from_secs(10), shaking).await.expect("there is no room").unwrap();
+        tokio::time::timeout(Duration::from_secs(10), shaking)
+            .await
+            .expect("other clients' handshakes are blocked")
+            .unwrap();
     }
     let mut shaking = std::pin::pin!(shake(from(2).await, &secure.certified.der, b"", &versions));
-    assert!(tokio::time::timeout(Duration::from_millis(500), &mut shaking).await.is_err(), "beyond its share");
+    assert!(
+        tokio::time::timeout(Duration::from_millis(500), &mut shaking).await.is_err(),
+        "a handshake beyond the client's share is served"
+    );
     drop(half);
     shaking.await.unwrap();
 }
@@ -609,7 +618,7 @@ async fn what_a_client_does_not_take_of_a_handshake_that_fails_is_dropped() {
     tokio::time::timeout(PATIENCE, comes(true)).await.expect("nothing is sent");
     // A record that cannot be decrypted.
     stream.write_all(b"\x17\x03\x03\x00\x20abcdefghijklmnopqrstuvwxyz012345").await.unwrap();
-    tokio::time::timeout(PATIENCE, comes(false)).await.expect("the kernel keeps what is not taken");
+    tokio::time::timeout(PATIENCE, comes(false)).await.expect("the kernel keeps the unread bytes");
     assert!(stream.read_to_end(&mut Vec::new()).await.is_err(), "the connection is not reset");
 }
 
@@ -639,7 +648,7 @@ async fn a_probe_that_only_connects_is_no_handshake() {
             let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
             value.parse::<f64>().unwrap() as u64
         };
-        // Nothing is left of them but what asks.
+        // Only the connection that requests the metrics is still open.
         if value("n5_connections_open") == 1 && value("n5_connections_accepted_total") >= 7 {
             assert_eq!(value("n5_tls_handshakes_total{result=\"failed\"}"), 1);
             break;

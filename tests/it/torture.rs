@@ -1,5 +1,5 @@
-//! Clients that mean harm, against the real program: each gets a status or is hung up on, the next client is served at
-//! once, and neither memory nor descriptors are lost.
+//! Hostile clients against the real program: each gets a status or its connection is closed, the next client is served
+//! at once, and neither memory nor descriptors leak.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,10 +12,10 @@ use tokio::net::TcpStream;
 
 use crate::support::writer::N5;
 
-/// Longer than anything here takes, unless it hangs.
+/// Timeout of every step. No step takes as long unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A request whose answer would repeat this was not meant to be seen as one.
+/// A request sent in place of another request's body. An answer that repeats its request id shows that it was smuggled.
 const SMUGGLED: &str = "GET /attributes.json HTTP/1.1\r\nHost: x\r\nX-Request-Id: smuggled\r\n\r\n";
 
 pub(crate) struct Program {
@@ -57,7 +57,7 @@ impl Program {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// What the kernel says under this name, in MiB: what is resident now, or was at most.
+    /// Returns a memory field of `/proc/PID/status` in MiB: `VmRSS` is the resident memory, `VmHWM` its peak.
     pub(crate) fn mib(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
@@ -68,16 +68,16 @@ impl Program {
         TcpStream::connect(&self.address).await.unwrap()
     }
 
-    /// What the server answers until it hangs up, or says no more for a while.
+    /// Sends bytes on a new connection and returns the answers up to the end of the connection as text.
     pub(crate) async fn exchange(&self, sent: &[u8]) -> String {
         String::from_utf8_lossy(&self.received(sent).await).into_owned()
     }
 
-    /// As [`Self::exchange`], as it came.
+    /// Like [`Self::exchange`], but returns bytes.
     pub(crate) async fn received(&self, sent: &[u8]) -> Vec<u8> {
         let (mut reader, mut writer) = self.connect().await.into_split();
         let sent = sent.to_vec();
-        // It may hang up before it has read all.
+        // The server may close the connection before it has read everything.
         let writing = tokio::spawn(async move {
             let _ = writer.write_all(&sent).await;
             writer
@@ -91,20 +91,20 @@ impl Program {
         received
     }
 
-    /// Somebody else is served.
+    /// Asserts that the server serves another client.
     async fn serves(&self) {
         let answer = self.exchange(b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 
-    /// After what has been done to it, it is as it was.
+    /// Asserts that the server is alive, and uses no more memory and descriptors than before the attack.
     pub(crate) async fn is_well(&mut self, before: &Before) {
         self.serves().await;
-        assert!(!self.has_ended(), "it has died");
+        assert!(!self.has_ended(), "the server has died");
         let peak = self.mib("VmHWM");
         assert!(peak <= before.most_mib, "{peak} MiB at most; before: {before:?}");
         let begun = Instant::now();
-        // Connections end in their own time.
+        // Connections end with a delay.
         loop {
             let (descriptors, resident) = (self.descriptors(), self.mib("VmRSS"));
             if descriptors <= before.descriptors + 2 && resident <= before.resident_mib + 48 {
@@ -115,16 +115,16 @@ impl Program {
         }
     }
 
-    /// How it is before an attack that should take hardly any memory.
+    /// Records the state before an attack that should take hardly any memory.
     pub(crate) async fn before(&self) -> Before {
         self.serves().await;
-        // The most memory is counted anew.
+        // Resets the peak of the resident memory.
         fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5").unwrap();
         let resident_mib = self.mib("VmRSS");
         Before { descriptors: self.descriptors(), resident_mib, most_mib: resident_mib + 64 }
     }
 
-    /// As [`Self::before`], of one that may take what the budgets and caches allow (docs/DEPLOYMENT.md).
+    /// Like [`Self::before`], for an attack that may take what the budgets and caches allow (docs/DEPLOYMENT.md).
     pub(crate) async fn before_large_answers(&self) -> Before {
         Before { most_mib: 600, ..self.before().await }
     }
@@ -149,11 +149,11 @@ fn statuses(answers: &str) -> Vec<&str> {
     after.filter_map(|text| text.strip_prefix(' ').filter(|status| status.parse::<u16>().is_ok())).collect()
 }
 
-/// What a request is named, its head, and the status of its answer. Where several are right, none is, too.
+/// Name of a request, its head, and the allowed statuses of its answer. If several are allowed, so is no answer.
 type Shape = (&'static str, String, &'static [&'static str]);
 
-/// Requests whose bodies two readers could end at different places. Each is followed by `length` bytes that only a
-/// confused reader takes for a request.
+/// Returns requests whose bodies two parsers could end at different places. Each is followed by `length` bytes that
+/// only a confused parser takes for a request.
 fn lengths(length: usize) -> Vec<Shape> {
     vec![
         ("length", format!("POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"), &["405"]),
@@ -205,7 +205,7 @@ fn lengths(length: usize) -> Vec<Shape> {
     ]
 }
 
-/// Heads that two readers could take for different ones.
+/// Returns heads that two parsers could interpret differently.
 fn heads(length: usize) -> Vec<Shape> {
     vec![
         (
@@ -277,7 +277,7 @@ async fn no_request_is_smuggled_within_another() {
     let mut server = Program::start(&["server.header_timeout=500ms"]);
     let before = server.before().await;
     for (name, head, allowed) in [lengths(SMUGGLED.len()), heads(SMUGGLED.len())].concat() {
-        // Alone, and behind one that the lane answers.
+        // Alone, and after a request that the fast path answers.
         for first in ["", "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n"] {
             let answers = server.exchange(format!("{first}{head}{SMUGGLED}").as_bytes()).await;
             assert!(!answers.contains("smuggled"), "{name}: {answers}");
@@ -294,7 +294,7 @@ async fn no_request_is_smuggled_within_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_names_one_host() {
     let server = Program::start(&[]);
-    // By the lane and by the library.
+    // By the fast path and by hyper.
     for path in ["/v/0/0", "/v/9/9", "/slice/v", "/healthz", "http://x/v/0/0"] {
         let found = if path == "/v/9/9" { "404" } else { "200" };
         for (version, hosts, expected) in [
@@ -327,11 +327,11 @@ async fn a_connection_of_http_1_does_not_become_one_of_http_2() {
             let sent = format!("HEAD {first} HTTP/1.1\r\nHost: x\r\n\r\n{preface}");
             let answers = server.exchange(sent.as_bytes()).await;
             assert_eq!(statuses(&answers).len(), 1, "{answers}");
-            // As HTTP/2, frames would follow.
+            // An HTTP/2 connection would continue with frames.
             assert!(answers.ends_with("\r\n\r\n"), "{answers:?}");
         }
     }
-    // A method of that name is none that is known, and ends nothing.
+    // `PRI` as a method is unknown, and does not end the connection.
     let get = "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n";
     for length in ["", "Content-Length: 0\r\n"] {
         let sent = format!("{get}\r\nPRI /v/0/0 HTTP/1.1\r\nHost: x\r\n{length}\r\n{get}Connection: close\r\n\r\n");
@@ -351,7 +351,7 @@ async fn requests_of_sound_framing_are_answered_each_once_and_in_turn() {
         ("an absolute target", "GET http://elsewhere/v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n", vec!["200", "200"]),
         ("an asterisk", "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", vec!["204", "200"]),
         (
-            "lane, library, lane",
+            "fast path, hyper, fast path",
             "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\nGET /slice/v HTTP/1.1\r\nHost: x\r\n\r\nGET /v/9/9 HTTP/1.1\r\nHost: x\r\n\r\n",
             vec!["200", "200", "404", "200"],
         ),
@@ -382,7 +382,7 @@ async fn a_request_with_a_body_is_the_last_of_its_connection_and_its_answer_says
         ("chunks that have not come", format!("{get}{chunked}"), "200"),
         ("a body that has not come", format!("{get}{sized}\r\n"), "200"),
         ("a part of a body", format!("{get}{sized}\r\nab"), "200"),
-        ("the library's", format!("GET /slice/v HTTP/1.1\r\nHost: x\r\n{sized}\r\n"), "200"),
+        ("a request that hyper answers", format!("GET /slice/v HTTP/1.1\r\nHost: x\r\n{sized}\r\n"), "200"),
         ("a missing key", format!("GET /v/9/9 HTTP/1.1\r\nHost: x\r\n{sized}\r\n"), "404"),
         ("HEAD", format!("HEAD /v/0/0 HTTP/1.1\r\nHost: x\r\n{sized}\r\n"), "200"),
         ("a preflight", format!("OPTIONS /v/0/0 HTTP/1.1\r\nHost: x\r\n{sized}\r\nabc"), "204"),
@@ -553,12 +553,12 @@ async fn whoever_takes_nothing_of_a_large_answer_is_hung_up_on() {
         }
     }
     server.serves().await;
-    // Without a byte read, the descriptors come back: the clients here keep theirs.
+    // The server closes its descriptors, although the clients read nothing and keep theirs open.
     server.is_well(&before).await;
     drop(clients);
 }
 
-/// HTTP/2 by hand, to say what no library says.
+/// HTTP/2 frames written by hand, to send what no library sends.
 pub(crate) mod h2 {
     pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     pub(crate) const DATA: u8 = 0;
@@ -578,7 +578,7 @@ pub(crate) mod h2 {
         [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
     }
 
-    /// `GET path`, in HPACK without compression.
+    /// Returns the header block of `GET path` in HPACK, without compression.
     pub(crate) fn get(path: &str) -> Vec<u8> {
         let length = u8::try_from(path.len()).unwrap();
         [&[0x82, 0x86, 0x04, length], path.as_bytes(), &[0x01, 1, b'x']].concat()
@@ -592,12 +592,12 @@ pub(crate) mod h2 {
         [PREFACE, &frame(SETTINGS, 0, 0, settings), &frame(SETTINGS, ACK, 0, &[])].concat()
     }
 
-    /// The kinds of the frames received.
+    /// Returns the types of the received frames.
     pub(crate) fn kinds(bytes: &[u8]) -> Vec<u8> {
         frames(bytes).into_iter().map(|(kind, ..)| kind).collect()
     }
 
-    /// The frames received: kind, flags and payload, as far as it has come.
+    /// Returns the received frames: type, flags, and the part of the payload that has arrived.
     pub(crate) fn frames(mut bytes: &[u8]) -> Vec<(u8, u8, &[u8])> {
         let mut frames = Vec::new();
         while let [a, b, c, kind, ref rest @ ..] = *bytes {
@@ -610,7 +610,7 @@ pub(crate) mod h2 {
     }
 }
 
-/// Sends `frames` again and again, `times` times in all, to whoever reads or not; what came back.
+/// Sends `frames` to the server `times` times. Returns the answer, which is empty unless the client `reads`.
 async fn flood(
     server: &Program,
     begin: Vec<u8>,
@@ -628,16 +628,16 @@ async fn flood(
     });
     let mut received = Vec::new();
     if reads {
-        // Until the server hangs up, at the latest because nothing is asked for.
+        // Until the server closes the connection, at the latest because it is idle.
         let until = async {
             let _ = reader.read_to_end(&mut received).await;
         };
         tokio::time::timeout(PATIENCE, until).await.expect("a connection that is left open");
         sending.abort();
     } else {
-        // What is not read has to stop the server some day, which then hangs up; or else it takes all.
+        // The server either blocks on the unread answers and closes the connection, or it reads all frames.
         let ended = tokio::time::timeout(PATIENCE, sending).await;
-        assert!(ended.is_ok(), "what is sent is neither taken nor refused");
+        assert!(ended.is_ok(), "the server neither reads nor refuses the frames");
     }
     received
 }
@@ -646,26 +646,26 @@ async fn flood(
 async fn floods_of_http2_frames_cost_their_sender_the_connection_or_nothing() {
     let mut server = Program::start(&["server.header_timeout=1s", "server.send_timeout=1s"]);
     let before = server.before().await;
-    // CVE-2023-44487: requests that are taken back at once.
+    // CVE-2023-44487 (rapid reset): requests that are cancelled at once.
     let reset = |number: u32| {
         let stream = 2 * number + 1;
         [h2::request(stream, "/slice/v"), h2::frame(h2::RESET, 0, stream, &8u32.to_be_bytes())].concat()
     };
     let received = flood(&server, h2::begin(&[]), 100_000, true, reset).await;
-    assert!(h2::kinds(&received).contains(&h2::GOAWAY), "requests are taken back without end");
+    assert!(h2::kinds(&received).contains(&h2::GOAWAY), "endless cancelled requests are accepted");
     server.is_well(&before).await;
 
-    // A head that never ends.
+    // A header block that never ends.
     let begun = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_STREAM, 1, &h2::get("/v/0/0"))].concat();
     let received =
         flood(&server, begun, 100_000, true, |_| h2::frame(h2::CONTINUATION, 0, 1, &[0, 1, b'a', 1, b'b'])).await;
-    assert!(h2::kinds(&received).contains(&h2::GOAWAY), "a head goes on without end");
+    assert!(h2::kinds(&received).contains(&h2::GOAWAY), "an endless header block is accepted");
     server.is_well(&before).await;
 
-    // The same in frames that hold nothing.
+    // The same with empty frames.
     let begun = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_STREAM, 1, &h2::get("/v/0/0"))].concat();
     let received = flood(&server, begun, 100_000, true, |_| h2::frame(h2::CONTINUATION, 0, 1, &[])).await;
-    assert!(h2::kinds(&received).contains(&h2::GOAWAY), "a head goes on without end");
+    assert!(h2::kinds(&received).contains(&h2::GOAWAY), "an endless header block is accepted");
     server.is_well(&before).await;
 
     for reads in [true, false] {
@@ -680,7 +680,7 @@ async fn floods_of_http2_frames_cost_their_sender_the_connection_or_nothing() {
         server.is_well(&before).await;
     }
 
-    // Compressed heads that are large: one long header in the table, named a thousand times.
+    // Header blocks that are large when decompressed: they refer thousands of times to one long header in the table.
     let long = [&[0x40, 1, b'a', 0x7f, 0x81, 0x1e][..], &[b'b'; 4000]].concat();
     let heads = move |number: u32| {
         let block = [h2::get("/v/0/0"), if number == 0 { long.clone() } else { vec![0xbe; 4000] }].concat();
@@ -690,7 +690,7 @@ async fn floods_of_http2_frames_cost_their_sender_the_connection_or_nothing() {
     server.is_well(&before).await;
 }
 
-/// The kinds of the frames that come back until one of them refuses what was sent.
+/// Sends `sent` and returns the types of the received frames, up to one that refuses it.
 async fn refused(server: &Program, name: &str, sent: &[u8]) -> Vec<u8> {
     let mut connection = server.connect().await;
     connection.write_all(&[h2::begin(&[]), sent.to_vec()].concat()).await.unwrap();
@@ -725,7 +725,7 @@ async fn frames_that_are_none_end_the_connection() {
         let kinds = refused(&server, name, &sent).await;
         assert!(kinds.contains(&h2::GOAWAY), "{name}: {kinds:?}");
     }
-    // Nor can a request be written so that its parts become headers of another protocol.
+    // Nor does the server accept fields that would become other headers in HTTP/1.
     for (name, headers) in [
         ("an upper-case name", &[0x00u8, 1, b'A', 1, b'b'][..]),
         ("a line feed in a value", &[0x00, 1, b'a', 3, b'b', b'\n', b'c']),
@@ -748,7 +748,7 @@ async fn many_hostile_clients_at_once_leave_the_server_to_the_others() {
         "server.header_timeout=1s",
         "server.send_timeout=1s",
         "server.max_connections=64",
-        // All of them have one address, and the others, too.
+        // The attackers and the other clients share one address.
         "clients.connections=0",
     ]);
     let before = server.before_large_answers().await;
@@ -765,7 +765,7 @@ async fn many_hostile_clients_at_once_leave_the_server_to_the_others() {
                     _ => vec![0xaa; 200],
                 };
                 let _ = connection.write_all(&sent).await;
-                // Waits to be hung up on, and reads nothing that is an answer.
+                // Waits until the server closes the connection. A client that requested large answers reads nothing.
                 let mut byte = [0];
                 if number % 4 == 2 {
                     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -775,7 +775,7 @@ async fn many_hostile_clients_at_once_leave_the_server_to_the_others() {
             })
         })
         .collect();
-    // With no more connections than these take, others wait, but only as long as these are borne.
+    // The attackers take all connections. Another client waits only until the server closes one of them.
     server.serves().await;
     for attack in attacks {
         tokio::time::timeout(PATIENCE, attack).await.expect("a client that is left waiting").unwrap();

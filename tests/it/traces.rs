@@ -1,4 +1,4 @@
-//! Traces as a collector gets them from the running program.
+//! Traces that the running program sends to a collector.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,10 +14,10 @@ use crate::support::writer::N5;
 const SPAN: &str = "00f067aa0ba902b7";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
-/// The spans that come to a collector, and its address.
+/// A collector of traces: its address, and the spans that it receives.
 struct Collector {
     address: String,
-    /// Message by message.
+    /// Spans of one message each.
     spans: Receiver<Vec<Value>>,
 }
 
@@ -58,7 +58,7 @@ impl Collector {
         Self { address, spans }
     }
 
-    /// The next trace of that path: the span of the request, and those of its steps.
+    /// Returns the next trace of a path: the span of the request, and its child spans.
     fn trace_of(&self, path: &str) -> (Value, Vec<Value>) {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -125,12 +125,12 @@ fn a_collector_gets_a_request_with_its_steps_and_no_token() {
     for wanted in ["storage get", "decode gzip", "encode png"] {
         assert!(done.contains(wanted), "{wanted} is not in {done:?}");
     }
-    // What needs no waiting is traced too, and a caller who is trusted may say no.
+    // Requests on the fast path are traced, too. A trusted caller can exclude a request.
     assert_eq!(connection.get("/v/0/0", &parent).unwrap().status, 200);
     assert_eq!(collector.trace_of("/v/0/0").0["traceId"], TRACE);
     let unwanted = format!("traceparent: 00-{TRACE}-{SPAN}-00\r\n");
     assert_eq!(connection.get("/v/0/1", &unwanted).unwrap().status, 200);
-    // The last ones leave before the program ends; tokens never do.
+    // The last spans are sent before the program ends. Tokens are never sent.
     let secret = "n5t_0123456789";
     assert_eq!(connection.get(&format!("/token/{secret}/v/1/0?token={secret}"), "").unwrap().status, 401);
     assert_eq!(connection.get(&format!("/v/1/1?token={secret}"), "").unwrap().status, 401);
@@ -146,7 +146,7 @@ fn a_collector_gets_a_request_with_its_steps_and_no_token() {
 #[test]
 fn a_collector_that_is_away_costs_only_its_traces() {
     let n5 = volume();
-    // Nobody listens where somebody did.
+    // The listener is dropped at once, so no process listens on this address.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut program = Program::start(&configured(&n5, &format!("http://{address}"), ""));
     for _ in 0..10 {

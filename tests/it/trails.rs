@@ -1,4 +1,5 @@
-//! Chunks of views that are at hand: answered at once, and again without being resolved as long as nothing has changed.
+//! Cached answers of view chunks: the fast path sends them without waiting, and does not resolve them again while
+//! nothing has changed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,25 +7,27 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use n5_server::container::Settings;
-use n5_server::http::quick::{self, Content, Received};
+use n5_server::http::fastpath::{self, FastOutcome, ReplyBody};
 use serde_json::json;
 
 use crate::support::writer::N5;
 use crate::support::{Client, Reply, local, options, settings};
 
-/// Longer than anything is found again without the caches' knowledge.
+/// Longer than the 100 ms for which a thread repeats an answer without a lookup in the shared cache.
 const A_MOMENT: Duration = Duration::from_millis(150);
 
-/// Status, headers and body of the answer that a connection would send at once; `None` where it would ask the router.
+/// Returns status, headers and body of the fast path's answer, or `None` if the request would go to the router.
 fn at_once(client: &Client, method: &str, path: &str, tag: Option<&str>) -> Option<(String, BTreeSet<String>, Bytes)> {
     let condition = tag.map(|tag| format!("If-None-Match: {tag}\r\n")).unwrap_or_default();
     let text = format!("{method} {path} HTTP/1.1\r\nHost: test\r\n{condition}\r\n");
-    let Received::Request(_, reply) = quick::look(&client.app, None, text.as_bytes()) else { panic!("no request") };
+    let FastOutcome::Request(_, reply) = fastpath::try_answer(&client.app, None, text.as_bytes()) else {
+        panic!("no request")
+    };
     let reply = reply?;
     let head = std::str::from_utf8(&reply.head).unwrap().to_owned();
     let (status, lines) = head.split_once("\r\n").unwrap();
     let lines = lines.split_terminator("\r\n").filter(|line| !line.is_empty()).map(str::to_owned).collect();
-    let Content::Bytes(body) = reply.body else { panic!("no chunk is a file") };
+    let ReplyBody::Bytes(body) = reply.body else { panic!("a chunk is sent as a file") };
     Some((status.split(' ').nth(1).unwrap().to_owned(), lines, body))
 }
 
@@ -32,7 +35,7 @@ fn body_at_once(client: &Client, path: &str) -> Option<Bytes> {
     at_once(client, "GET", path, None).map(|(_, _, body)| body)
 }
 
-/// What an answer of the router says, without what differs from one to the next.
+/// Returns the headers of an answer of the router, without those that differ between answers.
 fn lines(reply: &Reply) -> BTreeSet<String> {
     let lines = reply.headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()));
     comparable(lines.collect())
@@ -52,7 +55,7 @@ const CHUNKS: [&str; 6] =
     ["/as/gzip/a/1/0", "/as/zstd/a/1/0", "/as/raw,float32/a/1/0", "/zarr2/a/0/1", "/zarr3/a/c/0/1", "/zarr3/a/c/2/2"];
 
 async fn settled() {
-    // A file that may be written again within the resolution of its time is looked at more closely.
+    // The server does not trust the modification time of a file that was written within the clock's resolution.
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
@@ -76,7 +79,7 @@ async fn a_chunk_sent_before_is_sent_at_once_and_in_the_same_words() {
             let tag = reply.header("etag").unwrap();
             let (status, head, body) = at_once(&client, "GET", path, Some(tag)).unwrap();
             assert_eq!((status.as_str(), body.len()), ("304", 0), "{path}");
-            // The library takes this off before it sends a 304.
+            // hyper removes this header before it sends a 304.
             let mut expected = lines(&client.get_with(path, &[("if-none-match", tag)]).await);
             expected.remove("content-length: 0");
             assert_eq!(comparable(head), expected, "{path}");
@@ -101,7 +104,7 @@ async fn what_a_chunk_depends_on_is_compared_before_it_is_sent_again() {
             let before = client.get(path).await;
             assert_eq!(body_at_once(&client, path), Some(before.body.clone()), "{path}");
             match change {
-                // Those that are asked for become the one of another place, of the same size in elements.
+                // The requested blocks become copies of another block with the same size in elements.
                 "block" => ["1/0", "2/2"].iter().for_each(|block| {
                     fs::copy(n5.root().join("a/0/1"), n5.root().join("a").join(block)).unwrap();
                 }),
@@ -135,7 +138,7 @@ async fn what_is_not_at_hand_is_not_begun() {
     for path in CHUNKS {
         let tag = Client::of(n5.root()).get(path).await.header("etag").unwrap().to_owned();
         let client = Client::of(n5.root());
-        // The attributes are known then, the blocks are not.
+        // This caches the attributes, but no blocks.
         client.get("/info/a").await;
         for _ in 0..2 {
             assert!(at_once(&client, "GET", path, None).is_none(), "{path}");
@@ -150,7 +153,7 @@ async fn what_is_not_at_hand_is_not_begun() {
 #[tokio::test]
 async fn what_depends_on_more_than_a_dataset_is_resolved_every_time() {
     let n5 = container();
-    // A level that is called otherwise, and a dataset whose name could be a position.
+    // A level with another name, and a dataset whose name could be a part of a position.
     let level = |path: &str| {
         let multiscales = json!({"multiscales": [{"version": "0.4", "axes": [{"name": "x"}, {"name": "y"}],
             "datasets": [{"path": path, "coordinateTransformations": [{"type": "scale", "scale": [4.0, 4.0]}]}]}]});
@@ -177,7 +180,7 @@ async fn what_depends_on_more_than_a_dataset_is_resolved_every_time() {
     let part = fs::read(n5.root().join("p/part/0/0")).unwrap();
     assert!(body_at_once(&client, "/as/gzip/p/s0/0/0").is_none_or(|body| body == part));
     assert_eq!(client.get("/as/gzip/p/s0/0/0").await.body, part);
-    // Of the ways to cut the path, the one with the shorter way to the dataset wins.
+    // The path can be split in two places. The split with the shorter path of the dataset wins.
     assert!(body_at_once(&client, "/as/gzip/b/3/0/0").is_none());
     assert_eq!(client.get("/as/gzip/b/3/0/0").await.status, 404);
 }

@@ -1,4 +1,4 @@
-//! `n5-server verify` and `inspect` as people run them: every kind of damage, interruptions, memory, exit statuses.
+//! `n5-server verify` and `inspect` as users run them: every kind of damage, interruptions, memory, exit statuses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,8 +13,10 @@ use async_trait::async_trait;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use n5_server::container::{Container, Resources};
-use n5_server::store::{Filter, Inline, Key, Listing, MemoryStore, Meta, Object, Store, StoreError};
-use n5_server::verify::{Checkpoint, Earlier, Ended, Event, Job, KINDS, Listener, Totals};
+use n5_server::store::{EntryFilter, InlineLimit, Key, Listing, MemoryStore, Object, ObjectMeta, Store, StoreError};
+use n5_server::verify::{
+    Checkpoint, EventSink, FINDING_KINDS, PreviousRun, Totals, Verifier, VerifyEvent, VerifyOutcome,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -22,7 +24,7 @@ use crate::support::faulty::{Fault, Faulty};
 use crate::support::writer::{N5, encode};
 use crate::support::{Client, settings};
 
-/// Long enough for any run of these tests on a machine that has other things to do.
+/// Timeout of a run, long enough on a busy machine.
 const LONGEST: Duration = Duration::from_secs(120);
 
 fn command(arguments: &[&str]) -> Command {
@@ -39,20 +41,20 @@ fn shown(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Every line of a report, which must all be JSON.
+/// Returns every line of a report. Panics unless all are JSON.
 fn lines(report: &Path) -> Vec<Value> {
     let text = fs::read_to_string(report).unwrap();
     assert!(text.ends_with('\n'));
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
 
-/// Findings, datasets and the summary: what is the same however often a run was interrupted.
+/// Returns the findings, datasets and the summary, which do not depend on how often a run was interrupted.
 fn told(report: &Path) -> Vec<Value> {
     let kept = lines(report).into_iter().filter(|line| line["record"] != "checkpoint" && line["record"] != "run");
     kept.collect()
 }
 
-/// Verifies a container; the exit status and the kinds found, by key.
+/// Verifies a container. Returns the exit status, the kinds found for each key, and the lines of the report.
 fn verify(root: &Path, further: &[&str]) -> (i32, BTreeMap<String, BTreeSet<String>>, Vec<Value>) {
     let folder = TempDir::new().unwrap();
     let report = folder.path().join("report.jsonl");
@@ -64,7 +66,7 @@ fn verify(root: &Path, further: &[&str]) -> (i32, BTreeMap<String, BTreeSet<Stri
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for line in lines.iter().filter(|line| line["record"] == "finding") {
         assert!(!line["message"].as_str().unwrap().is_empty() && !line["advice"].as_str().unwrap().is_empty());
-        let row = KINDS.iter().find(|row| line["kind"] == row.name).unwrap();
+        let row = FINDING_KINDS.iter().find(|row| line["kind"] == row.name).unwrap();
         assert_eq!(line["severity"], row.severity.name());
         let kinds = found.entry(line["key"].as_str().unwrap().to_owned()).or_default();
         kinds.insert(line["kind"].as_str().unwrap().to_owned());
@@ -78,7 +80,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A sound container of one dataset, `a`, of 3 x 2 blocks.
+/// Creates an undamaged container of one dataset, `a`, of 3 x 2 blocks.
 fn sound() -> N5 {
     let n5 = N5::new();
     n5.dataset("a", &[14, 7], &[5, 4], "gzip").fill(|_| true, |_| false);
@@ -246,7 +248,7 @@ fn what_is_not_listed_where_blocks_would_be_is_an_error() {
     link(&n5, "a/attributes.json");
     let (status, found, _) = verify(n5.root(), &[]);
     assert!(status == 1 && found["a/attributes.json"].contains("unreadable-file"), "{found:?}");
-    // More than a listing names: none of the names told need be that of a block.
+    // A listing names 16 omitted names at most. The others may be those of blocks, even if none of the 16 is.
     let n5 = sound();
     for n in 0..40 {
         link(&n5, &format!("a/0/x{n}"));
@@ -285,7 +287,7 @@ fn statuses_are_fit_for_cron() {
         (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
     };
     assert_eq!(status(&["verify", "-q", root]), (0, String::new()));
-    // Every program has something against this dataset; nobody's data are lost.
+    // Some client refuses this dataset. That is only a warning, as no data are lost.
     let (code, text) = status(&["verify", "-q", root, "--deny", "warnings"]);
     assert!(code == 1 && text.contains("refused-by-client"), "{text}");
     n5.file("a/0/0", "");
@@ -360,7 +362,7 @@ fn a_block_beyond_the_budget_is_told_and_can_be_verified_with_more() {
     assert!(status == 0 && !found.contains_key("a/0"), "{found:?}");
 }
 
-/// Waits until the report holds a checkpoint more than before; `false` when the run ended before.
+/// Waits until the report has more than `before` checkpoints. Returns false if the run ends first.
 fn checkpointed(child: &mut Child, report: &Path, before: usize) -> bool {
     let begun = Instant::now();
     while begun.elapsed() < LONGEST {
@@ -376,7 +378,7 @@ fn checkpointed(child: &mut Child, report: &Path, before: usize) -> bool {
     panic!("no checkpoint");
 }
 
-/// A container with damage here and there, and its undisturbed report.
+/// Creates a damaged container, and the report of an uninterrupted run.
 fn damaged() -> (N5, TempDir, PathBuf) {
     let n5 = N5::new();
     for name in ["a", "b", "c/d"] {
@@ -409,7 +411,7 @@ fn a_run_that_is_killed_goes_on_where_it_stopped() {
         let terminated = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
         assert!(terminated.success());
         let status = child.wait().unwrap().code();
-        // It may just have ended.
+        // The run may have ended before the signal.
         assert!(matches!(status, Some(1 | 3)), "{status:?}");
         assert_eq!(lines(&report).last().unwrap()["complete"], json!(status == Some(1)));
     }
@@ -467,7 +469,7 @@ fn a_report_that_was_changed_is_gone_on_with_only_as_far_as_it_holds() {
     let arguments = ["verify", root, "--missing", "--report", report.to_str().unwrap(), "--resume"];
     assert_eq!(run(&arguments).status.code(), Some(1));
     let whole = told(&report);
-    // Up to its last checkpoint, as a run that was stopped leaves it.
+    // Cuts a report off after its last checkpoint, as if the run had been stopped there.
     let cut = |text: &str| {
         let at = text.rfind(r#""record":"checkpoint""#).unwrap();
         text[..=at + text[at..].find('\n').unwrap()].to_owned()
@@ -513,13 +515,16 @@ fn a_report_that_was_changed_is_gone_on_with_only_as_far_as_it_holds() {
         fs::write(&report, text).unwrap();
         let output = run(&arguments);
         assert_eq!(output.status.code(), Some(1), "{what}: {}", shown(&output));
-        assert!(shown(&output).contains("what this program has not written"), "{what}: {}", shown(&output));
+        assert!(shown(&output).contains("that this program has not written"), "{what}: {}", shown(&output));
         assert_eq!(told(&report), whole, "{what}");
     }
     fs::write(&report, &stopped).unwrap();
     let output = run(&arguments);
-    assert!(shown(&output).contains("resumed after") && !shown(&output).contains("has not written"), "it holds");
-    // What was gone on with can be gone on with again.
+    assert!(
+        shown(&output).contains("resumed after") && !shown(&output).contains("has not written"),
+        "an unchanged report is not resumed"
+    );
+    // A resumed report can be resumed again.
     fs::write(&report, cut(&fs::read_to_string(&report).unwrap())).unwrap();
     let output = run(&arguments);
     assert!(
@@ -556,7 +561,7 @@ fn attributes_that_changed_since_are_noticed_once() {
 #[test]
 fn memory_is_that_of_the_budgets() {
     let n5 = N5::new();
-    // 100 blocks of 8 MiB, each a few KiB as stored.
+    // 100 blocks of 8 MiB, each a few KiB when stored.
     let attributes =
         r#"{"dimensions":[838860800],"blockSize":[8388608],"dataType":"uint8","compression":{"type":"gzip"}}"#;
     n5.file("a/attributes.json", attributes);
@@ -581,7 +586,7 @@ fn memory_is_that_of_the_budgets() {
         std::thread::yield_now();
     };
     assert_eq!(status.code(), Some(0));
-    // What budgets lend, twice the size of the program, and threads.
+    // The budgets, twice the size of the program, and the threads.
     assert!((1024..128 << 10).contains(&most_kib), "{most_kib} KiB");
 }
 
@@ -593,7 +598,7 @@ fn a_terminal_shows_a_bar_and_a_pipe_does_not() {
     assert!(piped.stderr.is_empty(), "{}", shown(&piped));
     let line = format!("{} verify {root}", env!("CARGO_BIN_EXE_n5-server"));
     let Ok(drawn) = Command::new("script").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output() else {
-        eprintln!("left out: there is no script");
+        eprintln!("skipped: `script` is not installed");
         return;
     };
     let text = String::from_utf8_lossy(&drawn.stdout).into_owned();
@@ -618,7 +623,8 @@ fn the_corpus_of_other_programs_is_sound() {
         .collect();
     let (_, found, lines) = verify(&corpus, &["--set", "limits.decode_budget=512MiB"]);
     assert!(sound.len() > 300 && lines.last().unwrap()["datasets"].as_u64().unwrap() >= sound.len() as u64);
-    let errors: Vec<&str> = KINDS.iter().filter(|row| row.severity.name() == "error").map(|row| row.name).collect();
+    let errors: Vec<&str> =
+        FINDING_KINDS.iter().filter(|row| row.severity.name() == "error").map(|row| row.name).collect();
     for (key, kinds) in found {
         let dataset = sound.iter().find(|path| key == **path || key.starts_with(&format!("{path}/")));
         let wrong: Vec<&String> = kinds.iter().filter(|kind| errors.contains(&kind.as_str())).collect();
@@ -626,7 +632,7 @@ fn the_corpus_of_other_programs_is_sound() {
     }
 }
 
-/// A store of which some directories and files cannot be read.
+/// A store in which some directories and files cannot be read.
 #[derive(Debug)]
 struct Failing(MemoryStore);
 
@@ -641,13 +647,13 @@ impl Store for Failing {
         "failing"
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
+    async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
         self.0.head(key).await
     }
 
-    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError> {
+    async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
         match key.as_str() {
-            // As a local store answers where permission is denied.
+            // A local store answers the same if permission is denied.
             "a/1" | "closed/attributes.json" => Ok(None),
             "a/0" | "b/0/attributes.json" => Err(refuse(key)),
             _ => self.0.get(key, inline).await,
@@ -663,7 +669,7 @@ impl Store for Failing {
         key: &Key,
         after: Option<&str>,
         limit: usize,
-        keep: Filter,
+        keep: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
         match key.as_str() {
             "ill" | "c/0" => Err(refuse(key)),
@@ -677,16 +683,16 @@ impl Store for Failing {
     }
 }
 
-/// Findings, where the run stood last, and what was said.
+/// Findings as key and kind, the last checkpoint, and the messages of the findings.
 #[derive(Default)]
 struct Heard(Vec<(String, &'static str)>, Option<Checkpoint>, Vec<String>);
 
-impl Listener for Heard {
-    fn take(&mut self, event: Event<'_>) -> std::io::Result<()> {
-        if let Event::Found(finding) = event {
+impl EventSink for Heard {
+    fn record(&mut self, event: VerifyEvent<'_>) -> std::io::Result<()> {
+        if let VerifyEvent::Finding(finding) = event {
             self.0.push((finding.key.clone(), finding.kind));
             self.2.push(finding.message.clone());
-        } else if let Event::Checkpoint(checkpoint) = event {
+        } else if let VerifyEvent::Checkpoint(checkpoint) = event {
             self.1 = Some(checkpoint.clone());
         }
         Ok(())
@@ -720,9 +726,10 @@ async fn what_a_store_cannot_read_is_told_and_the_rest_verified() {
     let objects = objects.map(|(key, bytes)| (Key::parse(key).unwrap(), bytes.to_vec().into()));
     let store: Arc<dyn Store> = Arc::new(Failing(MemoryStore::new(objects, 0)));
     let container = Container::new(Arc::clone(&store), Resources::new(settings()));
-    let job = Job { container, store, roots: vec![Key::root()], missing: false, patience: Duration::ZERO };
+    let job =
+        Verifier { container, store, roots: vec![Key::root()], report_missing: false, stall_timeout: Duration::ZERO };
     let mut heard = Heard::default();
-    let Ended::Complete(totals) = job.run(None, &mut heard, std::future::pending()).await.unwrap() else {
+    let VerifyOutcome::Complete(totals) = job.run(None, &mut heard, std::future::pending()).await.unwrap() else {
         panic!("stopped")
     };
     assert_eq!((totals.blocks, totals.unverified, totals.stored_bytes), (4, 2, 28));
@@ -738,7 +745,7 @@ async fn what_a_store_cannot_read_is_told_and_the_rest_verified() {
     ] {
         assert!(heard.0.iter().any(|(key, kind)| (key.as_str(), *kind) == expected), "{expected:?}: {:?}", heard.0);
     }
-    // What nobody could look at is not said to read as zeros.
+    // Messages do not claim that unreadable blocks read as zeros.
     assert!(!heard.2.iter().any(|message| message.contains("zeros")), "{:?}", heard.2);
 }
 
@@ -752,7 +759,7 @@ impl Heard {
     }
 }
 
-/// A sound dataset, `a`, of 3 blocks, in a store that can be made to fail.
+/// Creates an undamaged dataset, `a`, of 3 blocks, in a store that can be made to fail.
 fn fallible() -> Arc<Faulty> {
     let attributes = r#"{"dimensions":[12],"blockSize":[4],"dataType":"uint8","compression":{"type":"raw"}}"#;
     let block: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 4, 1, 2, 3, 4];
@@ -761,31 +768,31 @@ fn fallible() -> Arc<Faulty> {
     Faulty::new(Arc::new(MemoryStore::new(objects, 0)))
 }
 
-fn job(store: &Arc<Faulty>, patience: Duration) -> Job {
+fn job(store: &Arc<Faulty>, patience: Duration) -> Verifier {
     let store: Arc<dyn Store> = Arc::<Faulty>::clone(store);
     let container = Container::new(Arc::clone(&store), Resources::new(settings()));
-    Job { container, store, roots: vec![Key::root()], missing: false, patience }
+    Verifier { container, store, roots: vec![Key::root()], report_missing: false, stall_timeout: patience }
 }
 
-async fn listen(store: &Arc<Faulty>, patience: Duration, earlier: Option<Checkpoint>) -> (Ended, Heard) {
+async fn listen(store: &Arc<Faulty>, patience: Duration, earlier: Option<Checkpoint>) -> (VerifyOutcome, Heard) {
     let mut heard = Heard::default();
-    let earlier = earlier.map(|checkpoint| Earlier { checkpoint, ..Earlier::default() });
+    let earlier = earlier.map(|checkpoint| PreviousRun { checkpoint, ..PreviousRun::default() });
     let running = job(store, patience).run(earlier, &mut heard, std::future::pending());
     let ended = tokio::time::timeout(LONGEST, running).await.expect("it never ends").unwrap();
     (ended, heard)
 }
 
-fn complete(ended: Ended) -> Totals {
-    let Ended::Complete(totals) = ended else { panic!("{ended:?}") };
+fn complete(ended: VerifyOutcome) -> Totals {
+    let VerifyOutcome::Complete(totals) = ended else { panic!("{ended:?}") };
     totals
 }
 
-/// Where a run stands that has passed the first block of `a`.
+/// Returns the checkpoint of a run after the first block of `a`.
 async fn within_a(store: &Arc<Faulty>) -> Checkpoint {
     struct First(Option<Checkpoint>);
-    impl Listener for First {
-        fn take(&mut self, event: Event<'_>) -> std::io::Result<()> {
-            if let Event::Checkpoint(checkpoint) = event
+    impl EventSink for First {
+        fn record(&mut self, event: VerifyEvent<'_>) -> std::io::Result<()> {
+            if let VerifyEvent::Checkpoint(checkpoint) = event
                 && checkpoint.after == "a/0"
             {
                 self.0 = Some(checkpoint.clone());
@@ -802,12 +809,12 @@ async fn within_a(store: &Arc<Faulty>) -> Checkpoint {
     first.0.unwrap()
 }
 
-/// What may pass with nothing mended but the storage as a whole.
+/// Returns transient faults: they end when the storage as a whole recovers.
 fn passing() -> [Fault; 4] {
     [
         Fault::Fails(StoreError::Stalled("read", Key::root())),
         Fault::Fails(StoreError::Timeout("read", Key::root())),
-        Fault::Fails(StoreError::Gone("it is not there".to_owned())),
+        Fault::Fails(StoreError::RootMissing("it is not there".to_owned())),
         Fault::Errno(24),
     ]
 }
@@ -821,7 +828,7 @@ async fn a_moment_without_storage_condemns_nothing() {
     let stand = within_a(&store).await;
     for fault in passing() {
         for earlier in [None, Some(stand.clone())] {
-            // Whatever is asked for fails once.
+            // The first access to every key fails.
             let asked = Mutex::new(BTreeSet::new());
             store.begin(move |key| asked.lock().unwrap().insert(key.as_str().to_owned()), fault.clone());
             let (ended, heard) = listen(&store, LONGEST, earlier.clone()).await;
@@ -845,10 +852,10 @@ async fn storage_that_answers_nobody_ends_the_run_and_a_file_alone_is_told() {
         };
         store.begin(hits, fault.clone());
         let (ended, heard) = listen(&store, Duration::ZERO, None).await;
-        assert!(matches!(&ended, Ended::GivenUp(_, why) if !why.is_empty()), "{ended:?}");
+        assert!(matches!(&ended, VerifyOutcome::StorageStalled(_, why) if !why.is_empty()), "{ended:?}");
         assert!(!heard.has_any("unreadable-file"), "{:?}", heard.0);
         store.end();
-        // What it had come to is where to go on from.
+        // The run can be resumed from its last checkpoint.
         assert_eq!(complete(listen(&store, LONGEST, heard.1).await.0), expected);
         store.begin(|key| key.as_str() == "a/2", fault);
         let (ended, heard) = listen(&store, Duration::ZERO, None).await;
@@ -865,7 +872,7 @@ async fn attributes_that_cannot_be_read_have_not_changed_and_stop_is_heard() {
     let (_, heard) = listen(&store, LONGEST, Some(stand.clone())).await;
     assert!(heard.has("a", "unreadable-file") && !heard.has_any("changed-since"), "{:?}", heard.0);
     store.begin(|key| key.as_str() == "a/attributes.json", Fault::Hangs);
-    let earlier = Earlier { checkpoint: stand, ..Earlier::default() };
+    let earlier = PreviousRun { checkpoint: stand, ..PreviousRun::default() };
     let mut heard = Heard::default();
     let stop = async {
         while store.hanging() == 0 {
@@ -873,8 +880,8 @@ async fn attributes_that_cannot_be_read_have_not_changed_and_stop_is_heard() {
         }
     };
     let stopping = job(&store, LONGEST).run(Some(earlier), &mut heard, stop);
-    let ended = tokio::time::timeout(LONGEST, stopping).await.expect("it hears no stop").unwrap();
-    assert!(matches!(ended, Ended::Stopped(_)), "{ended:?}");
+    let ended = tokio::time::timeout(LONGEST, stopping).await.expect("the run does not stop").unwrap();
+    assert!(matches!(ended, VerifyOutcome::Stopped(_)), "{ended:?}");
 }
 
 #[tokio::test]
@@ -891,7 +898,7 @@ async fn inspect_prints_what_info_says() {
     let printed = run(&["inspect", root, "a", "--json"]);
     let mut printed: Value = serde_json::from_slice(&printed.stdout).unwrap();
     let mut answered = Client::of(n5.root()).get("/info/a").await.json();
-    // These name the server.
+    // These members contain the server's address.
     for document in [&mut printed, &mut answered] {
         document["urls"].take();
         document["tensorstore"]["spec"].take();
@@ -920,7 +927,7 @@ fn what_others_wrote_moves_no_cursor_and_forges_no_line() {
     }
 }
 
-/// Answers after uneven times, and counts who waits.
+/// A store that lists after varying delays, and counts concurrent calls.
 #[derive(Debug)]
 struct Uneven {
     inner: MemoryStore,
@@ -945,11 +952,11 @@ impl Store for Uneven {
         "uneven"
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
+    async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
         self.inner.head(key).await
     }
 
-    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError> {
+    async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
         self.inner.get(key, inline).await
     }
 
@@ -962,7 +969,7 @@ impl Store for Uneven {
         key: &Key,
         after: Option<&str>,
         limit: usize,
-        keep: Filter,
+        keep: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
         self.answers().await;
         self.inner.list(key, after, limit, keep).await
@@ -973,17 +980,19 @@ impl Store for Uneven {
     }
 }
 
-/// All that is told, in its order.
+/// All findings and datasets in their order, and all checkpoints.
 #[derive(Default)]
 struct Everything(Vec<String>, Vec<Checkpoint>);
 
-impl Listener for Everything {
-    fn take(&mut self, event: Event<'_>) -> std::io::Result<()> {
+impl EventSink for Everything {
+    fn record(&mut self, event: VerifyEvent<'_>) -> std::io::Result<()> {
         match event {
-            Event::Found(finding) => self.0.push(format!("{} {} {:?}", finding.kind, finding.key, finding.range)),
-            Event::Done(tally) => self.0.push(format!("{tally:?}")),
-            Event::Passed(_) => {}
-            Event::Checkpoint(checkpoint) => self.1.push(checkpoint.clone()),
+            VerifyEvent::Finding(finding) => {
+                self.0.push(format!("{} {} {:?}", finding.kind, finding.key, finding.range));
+            }
+            VerifyEvent::DatasetDone(tally) => self.0.push(format!("{tally:?}")),
+            VerifyEvent::Progress(_) => {}
+            VerifyEvent::Checkpoint(checkpoint) => self.1.push(checkpoint.clone()),
         }
         Ok(())
     }
@@ -1001,7 +1010,7 @@ async fn directories_are_walked_at_the_same_time_and_told_in_the_order_of_names(
     for dataset in ["a", "b/c", "b/d/e"] {
         objects.push((format!("{dataset}/attributes.json"), grid.as_bytes()));
         for (x, y) in (0..6).flat_map(|x| (0..5).map(move |y| (x, y))).filter(|(x, y)| (x + y) % 4 != 3) {
-            // Some have more than waits for its turn, and some of what is here belongs to nothing.
+            // Some directories have more entries than a prefetched one may buffer, and some files are no blocks.
             objects.extend((0..40).filter(|z| z % 7 != x).map(|z| (format!("{dataset}/{x}/{y}/{z}"), block)));
             objects.push((format!("{dataset}/{x}/{y}/notes"), b"x"));
         }
@@ -1017,8 +1026,8 @@ async fn directories_are_walked_at_the_same_time_and_told_in_the_order_of_names(
     let run = async |store: Arc<dyn Store>, checkpoint: Option<Checkpoint>| {
         let mut heard = Everything::default();
         let container = Container::new(Arc::clone(&store), Resources::new(settings()));
-        let job = Job { container, store, roots: vec![Key::root()], missing: true, patience: LONGEST };
-        let earlier = checkpoint.map(|checkpoint| Earlier { checkpoint, ..Earlier::default() });
+        let job = Verifier { container, store, roots: vec![Key::root()], report_missing: true, stall_timeout: LONGEST };
+        let earlier = checkpoint.map(|checkpoint| PreviousRun { checkpoint, ..PreviousRun::default() });
         let totals = complete(job.run(earlier, &mut heard, std::future::pending()).await.unwrap());
         (totals, heard)
     };
@@ -1030,10 +1039,10 @@ async fn directories_are_walked_at_the_same_time_and_told_in_the_order_of_names(
     let store = Arc::new(uneven());
     let (totals, slowly) = run(Arc::<Uneven>::clone(&store), None).await;
     assert!(totals == expected && slowly.0 == told.0 && slowly.1 == told.1);
-    // Eight beside the one whose turn it is, on each of five levels.
+    // At most eight prefetched directories on each of five levels, and the current one.
     let most = store.most_waiting.load(Ordering::SeqCst);
     assert!((4..=5 * 8 + 1).contains(&most), "{most} at once");
-    // From anywhere.
+    // A run can be resumed from any checkpoint.
     for stand in told.1.iter().step_by(401) {
         let (totals, rest) = run(Arc::new(uneven()), Some(stand.clone())).await;
         assert!(totals == expected && told.0.ends_with(&rest.0), "from {}", stand.after);

@@ -1,10 +1,10 @@
-//! `/viewer/`: a directory's files with their compressed copies, and nothing beside them.
+//! `/viewer/`: the files of a directory with their compressed copies, and nothing outside of it.
 
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use n5_server::http::{Options, Viewer};
+use n5_server::http::{HttpOptions, Viewer};
 use tempfile::TempDir;
 
 use crate::support::program::Program;
@@ -29,8 +29,8 @@ fn built() -> TempDir {
 }
 
 fn client(n5: &N5, directory: &Path) -> Client {
-    let viewer = Viewer::find(directory).unwrap();
-    Client::new(local(n5.root()), settings(), Options { viewer, ..options() })
+    let viewer = Viewer::open(directory).unwrap();
+    Client::new(local(n5.root()), settings(), HttpOptions { viewer, ..options() })
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn whatever_else_is_not_found_or_refused() {
     for climbing in ["../beside.txt", "%2e%2e/beside.txt", "..%2fbeside.txt", "sub/../../beside.txt", "/etc/passwd"] {
         assert_eq!(client.get(&format!("/viewer/{climbing}")).await.status.as_u16(), 400, "{climbing}");
     }
-    // The listing page's own.
+    // These names are reserved for the listing page.
     let dist = directory.path().join("dist");
     fs::create_dir(dist.join("page")).unwrap();
     fs::write(dist.join("page/x.js"), "").unwrap();
@@ -135,7 +135,7 @@ async fn files_behind_links_that_leave_the_directory_are_not_there() {
     link(directory.path(), "out");
     link(Path::new("index.html"), "inside.html");
     link(Path::new("nowhere"), "dangling");
-    // A compressed copy alone.
+    // Only the compressed copy is a link that leads outside.
     fs::write(dist.join("half.js"), "plain").unwrap();
     link(Path::new("../beside.js.br"), "half.js.br");
     let client = client(&n5, &dist);
@@ -149,10 +149,10 @@ async fn files_behind_links_that_leave_the_directory_are_not_there() {
     assert_eq!(client.get("/viewer/inside.html").await.body.as_ref(), b"<!doctype html>");
     let half = client.get_with("/viewer/half.js", &[("accept-encoding", "br")]).await;
     assert_eq!((half.status.as_u16(), half.body.as_ref()), (200, b"plain".as_slice()));
-    // Nor is one served that begins outside, and the log says so.
+    // A viewer whose index file is a link that leads outside is not served, and the error says so.
     fs::rename(dist.join("index.html"), directory.path().join("index.html")).unwrap();
     link(Path::new("../index.html"), "index.html");
-    assert!(Viewer::find(&dist).unwrap_err().to_string().contains("not followed"));
+    assert!(Viewer::open(&dist).unwrap_err().to_string().contains("not followed"));
 }
 
 #[tokio::test]
@@ -165,7 +165,7 @@ async fn what_is_no_file_is_not_opened() {
     let write = format!("echo written > '{}'", pipe.display());
     let mut writer = std::process::Command::new("sh").args(["-c", &write]).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    // More than the disk has threads for.
+    // More requests than the disk pool has threads.
     for _ in 0..100 {
         let reply = tokio::time::timeout(Duration::from_secs(5), client.get("/viewer/pipe")).await;
         assert_eq!(reply.unwrap().status, 404);

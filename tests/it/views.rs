@@ -1,4 +1,4 @@
-//! The container in the forms of other programs.
+//! Views: the container in the formats of other programs.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::support::stores::Probe;
 use crate::support::writer::N5;
 use crate::support::{Client, local, options, settings};
 
-/// A pyramid, an array whose edge blocks are padded or cropped, odd sources, and what is no array.
+/// Creates a pyramid, an array with padded and cropped edge blocks, unusual and invalid datasets, and a group.
 fn container() -> N5 {
     let n5 = N5::new();
     n5.file("g/attributes.json", r#"{"n5":"4.0.0","who":"me"}"#);
@@ -31,7 +31,7 @@ fn container() -> N5 {
     n5
 }
 
-/// The payload of a stored block with two axes.
+/// Returns the payload of a stored block with two axes.
 fn payload(n5: &N5, path: &str) -> Vec<u8> {
     std::fs::read(n5.root().join(path)).unwrap()[12..].to_vec()
 }
@@ -40,7 +40,8 @@ fn payload(n5: &N5, path: &str) -> Vec<u8> {
 async fn a_full_block_in_a_known_scheme_is_passed_through() {
     let n5 = container();
     let client = Client::of(n5.root());
-    // Whole, padded at the edge; and cropped where the chunk ends with the array. Block x, y is chunk y, x.
+    // A whole block, one padded at the edge, and one cropped where the chunk ends with the array. Block (x, y) is chunk
+    // (y, x).
     for (block, chunks) in [
         ("g/a/0/0", ["/zarr2/g/a/0/0", "/zarr3/g/a/c/0/0"]),
         ("g/a/2/0", ["/zarr2/g/a/0/2", "/zarr3/g/a/c/0/2"]),
@@ -156,7 +157,7 @@ async fn a_pyramid_is_an_image_in_both_versions() {
     let transformations = json!([{"type": "scale", "scale": [40.0, 8.0, 8.0]},
         {"type": "translation", "translation": [0.0, 2.0, 2.0]}]);
     assert_eq!(image["datasets"][1], json!({"path": "s1", "coordinateTransformations": transformations}));
-    // A level has its place from the group above.
+    // A level takes its scale and units from the group above.
     let level = client.get("/zarr3/em/s1/zarr.json").await.json();
     assert_eq!(level["attributes"]["dimension_units"], json!(["40 nm", "8 nm", "8 nm"]));
     assert_eq!(level["dimension_names"], json!(["z", "y", "x"]));

@@ -1,4 +1,4 @@
-"""What is asked for, and what every answer must be: computed here, not asked for."""
+"""Requests and their expected answers, which are computed without the server."""
 
 import functools
 import io
@@ -18,7 +18,7 @@ REMEMBERED = 1 << 20
 
 @dataclass
 class Request:
-    """What is asked for, and the one right answer; `status` 404 where there is nothing."""
+    """A request and its expected answer; `status` is 404 if the key does not exist."""
 
     container: str
     path: str
@@ -26,11 +26,11 @@ class Request:
     body: bytes | None
     headers: dict = field(default_factory=dict)
     method: str = "GET"
-    # Whether a body is right, where more than one is.
+    # Returns true if a body is right, for answers of which more than one body is right.
     check: Callable[[bytes], bool] | None = None
-    # The body that is right as well while files are cut off: the file as it is then.
+    # A body that is right too while files are truncated: that of the truncated file.
     cut: bytes | None = None
-    # One that was found to be right: not looked at in detail again.
+    # A body that `check` has already accepted.
     known: bytes | None = None
 
     def is_right(self, body):
@@ -41,7 +41,7 @@ class Request:
         try:
             is_right = self.check(body)
         except Exception:
-            # Whatever a decoder says of it.
+            # A decoder may raise any exception for a wrong body.
             return False
         if is_right and len(body) <= REMEMBERED:
             self.known = body
@@ -49,12 +49,12 @@ class Request:
 
 
 def shortened(content):
-    """What `content` is cut off to."""
+    """Return the part of `content` that is left of a truncated file."""
     return content[: len(content) // 2]
 
 
 def unpacked(body):
-    """What a compressed chunk holds, by its first bytes."""
+    """Return the decompressed content of a chunk, whose codec is detected by its first bytes."""
     for magic, codec in ((b"\x1f\x8b", numcodecs.GZip()), (b"\x28\xb5\x2f\xfd", numcodecs.Zstd()), (b"BZh", numcodecs.BZ2()),
                          (b"\x02\x01", numcodecs.Blosc()), (b"\x78", numcodecs.Zlib())):  # fmt: skip
         if body.startswith(magic):
@@ -63,12 +63,12 @@ def unpacked(body):
 
 
 def orders(part):
-    """The elements in either order of bytes: which it is, the view's metadata say."""
+    """Return the bytes of the elements in both byte orders; a view's metadata tell which one it uses."""
     return [part.astype(part.dtype.newbyteorder(order)).tobytes(order="F") for order in "<>"]
 
 
 def is_chunk(part):
-    """Whether a body is a chunk with these elements; a chunk that is not compressed has that very length."""
+    """Return a check that a body is a chunk with these elements; an uncompressed chunk has exactly their length."""
     right = orders(part)
     return lambda body: (body if len(body) == len(right[0]) else unpacked(body)) in right
 
@@ -102,7 +102,7 @@ def box(start, stop):
 
 
 def requests(container, root, random):
-    """All kinds of requests for one container."""
+    """Return requests of all kinds for one container."""
     found = []
 
     def add(path, status, body=None, **more):
@@ -155,7 +155,7 @@ def of_slices(add, path, whole, random):
 
 
 def of_block(add, container, name, position, part, body):
-    """A block as it is stored, and as the views have it."""
+    """Add requests for a block as stored and in the views."""
     data_type, shape, block, codec = data.DATASETS[name]
     assert body == data.stored(codec, part)
     path, cut = f"/{container}/{name}/{'/'.join(map(str, position))}", shortened(body)
@@ -168,7 +168,7 @@ def of_block(add, container, name, position, part, body):
         add(path, 206, body[-20:], headers={"Range": "bytes=-20"}, cut=cut[-20:])
         add(path, 416, None, headers={"Range": f"bytes={len(body)}-"})
         add(path, 200, body, headers={"Range": "bytes=7-98", "If-Range": '"another"'}, cut=cut)
-    # Zarr's axes are the other way round, and so is its order; its chunks are whole where N5's blocks are cropped.
+    # Zarr's axes and element order are reversed, and its chunks are not cropped at the edge as N5's blocks are.
     whole = numpy.zeros(block, data_type)
     whole[tuple(map(slice, part.shape))] = part
     backwards = "/".join(map(str, reversed(position)))
@@ -182,7 +182,7 @@ def of_block(add, container, name, position, part, body):
 
 
 def volume(position, block, shape):
-    """The name of a chunk of a precomputed volume."""
+    """Return the name of a chunk of a precomputed volume."""
     return "_".join(f"{p * b}-{min((p + 1) * b, n)}" for p, b, n in zip(position, block, shape))
 
 
@@ -192,7 +192,7 @@ def streamed_bytes():
 
 
 def streams(container):
-    """What is too large to be held, and is sent as it is made."""
+    """Return requests for answers that are larger than the slice budget and therefore streamed."""
     whole = data.streamed()
     return [
         Request(container, f"/slice/{container}/{data.STREAMED}?format=raw", 200, streamed_bytes()),

@@ -1,4 +1,4 @@
-"""What hostile clients send, and how: each attack is a function that says what a connection sends, and how many there are."""
+"""Attacks by hostile clients: for each, the bytes that a connection sends, and the number of connections."""
 
 import collections
 import functools
@@ -43,22 +43,22 @@ from frames import (
 from records import AESGCM, APPLICATION_DATA, HANDSHAKE, Forger
 
 ATTACKERS = [f"127.0.0.{n}" for n in range(2, 7)]
-# Enough for all places of a server: one address has at most three times as many as are free.
+# Enough addresses to occupy all connections of a server: one address gets at most three times as many as are free.
 MANY = [f"127.0.{network}.{n}" for network in range(1, 21) for n in range(1, 255)]
 LARGE_BYTES = 4 << 20
 # Longest payload of a frame (RFC 9113, section 4.2).
 FRAME_BYTES = 16 << 10
-# Connections of a server with TLS: each costs an attacker more, too.
+# Maximum connections of a server with TLS. Fewer than otherwise, because each also costs an attacker more.
 TLS_PLACES = 8000
-# Where the kernel picks the port when it knows the other end (linux/in.h), there are enough for a minute.
+# With this option the kernel picks the port when it knows the peer (linux/in.h), so that ports suffice for a minute.
 IP_BIND_ADDRESS_NO_PORT = 24
 
 
 class Beneath(bytes):
-    """Bytes that are sent as they are, beneath the encryption."""
+    """Bytes that bypass the encryption of a TLS connection and are sent as they are."""
 
 
-# What a connection sends: bytes, or parts of them that may go on for ever.
+# The following functions return what a connection sends: bytes, or an iterator of parts that may be infinite.
 
 # Streams, header lists and bodies of HTTP/2.
 
@@ -78,12 +78,12 @@ def shut_windows_of_two_sizes(_):
 
 
 def shut_windows_of_many(_):
-    # From so many addresses that each would need only a few places to hold all, if small answers kept places.
+    # From so many addresses that a few requests of each would take all places, if small answers kept their places.
     return settings(0) + b"".join(headers(2 * n + 1, b"/v/attributes.json") for n in range(20))
 
 
 def many_fields(_):
-    # One field enters the table, and is then named 1,600 times in a byte each.
+    # One field enters HPACK's table, and is then referenced 1,600 times with one byte each.
     entry = b"\x40\x02ab\x02cd"
     return (
         settings(0)
@@ -98,7 +98,7 @@ def unfinished_lists(_):
 
 
 def continued_lists(n):
-    # A header list in as many frames as the library takes, which does not end: of one long string, or of many.
+    # An unfinished header list in as many frames as the library accepts: one long string, or many strings.
     much = b"\x00\x02ab" + integer(126 << 10, 7) + b"a" * (126 << 10)
     many = b"\x00\x02ab" + string(b"a" * 1024)
     fields = much if n % 2 else many * (len(much) // len(many))
@@ -112,7 +112,7 @@ def malformed_lists(_):
 
 
 def bodies(n):
-    # The first hold the memory of slices, so that the others' requests wait.
+    # The first connections hold the memory of slices, so that the requests of the others wait.
     if n < 60:
         return slow_readers_of_slices(n)
     asked = headers(1, f"/slice/large?size={LARGE_BYTES},1".encode(), flags=END_HEADERS)
@@ -123,7 +123,7 @@ def long_paths(_):
     return settings(0) + b"".join(headers(2 * n + 1, b"/" + b"a" * 15000) for n in range(64))
 
 
-# HPACK's table. Each entry takes 38 bytes of its 4,096, and may keep all of the buffer that it came in.
+# Number of entries in HPACK's table of 4,096 bytes. Each takes 38, and may keep the whole buffer in which it arrived.
 ENTRIES = 107
 
 
@@ -141,7 +141,7 @@ def indexed_paths_among_pings(_):
 
 
 def indexed_paths_among_settings(_):
-    # 1,365 settings that have no meaning.
+    # 1,365 unknown settings.
     between = frame(SETTINGS, 0, 0, struct.pack(">HI", 0xFFF0, 0) * 1365)
     yield settings(65535)
     for n in range(ENTRIES):
@@ -253,12 +253,12 @@ def churn(_):
 
 
 def cached_slices(_):
-    # Sixteen blocks each, no work for another thread: what is ready at once must not stand before others.
+    # Each covers sixteen cached blocks and needs no other thread. Requests that are ready must not delay other clients.
     return b"GET /slice/v?size=256,256&step=2,2 HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def full_accept_queue(n):
-    # Those that get a place keep it; those behind them have sent what the kernel takes.
+    # The first connections are accepted and stay open. The others wait, and send as much as the kernel buffers.
     return b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (1000 if n < 10_240 else 65_536)
 
 
@@ -293,7 +293,7 @@ def tls_idle(_):
 
 
 def tls_unfinished_hellos(_):
-    # A record of the handshake that announces 16,384 bytes, of which most come; within, a message of 65,535 bytes.
+    # An unfinished handshake record of 16,384 bytes, which contains the beginning of a message of 65,535 bytes.
     return b"\x16\x03\x01\x40\x00" + b"\x01\x00\xff\xff\x03\x03" + bytes(16_000)
 
 
@@ -301,29 +301,36 @@ SOME = settings(0) + b"".join(headers(2 * n + 1, b"/nothing/here") for n in rang
 
 
 def tls_half_records(_):
-    # A record that ends never.
+    # A record that never ends.
     yield SOME
     yield Beneath(b"\x17\x03\x03\x41\x00" + bytes(16_600))
 
 
 def tls_half_messages(forger):
-    # A message of the handshake, in parts, that ends never.
+    # A handshake message in parts, which never ends.
     yield Beneath(forger.record(APPLICATION_DATA, SOME))
     message = b"\x18" + (65_531).to_bytes(3, "big") + bytes(63_996)
     for at in range(0, len(message), 16_000):
         yield Beneath(forger.record(HANDSHAKE, message[at : at + 16_000]))
 
 
-# Whether what is received is read: never, always, or one answer, after which all is sent anew.
+# When an attack reads what it receives: never, always, or one answer at a time, after which it sends everything again.
 NEVER, ALWAYS, AGAIN = range(3)
 
 
 class Attack:
-    """`connections` at once, each of which sends what `say` gives, with a number, and is opened anew when it ends; one that
-    `closes` does so itself as soon as it has sent all. It takes `takes` bytes first, so that the server's kernel expects it to
-    take more at once. `encrypted`: over TLS, with this ALPN. `hosts`: from these addresses. One that `forges` records has `say`
-    called with what encrypts them. `places`: alone, against a server of as many connections and small caches, where what each
-    connection takes is soon beyond the bound."""
+    """`connections` concurrent connections that each send what `say(number)` returns. One that ends is replaced.
+
+    - `reads`: `NEVER`, `ALWAYS` or `AGAIN`.
+    - `takes`: bytes to receive first, so that the server's kernel allows a large send queue.
+    - `closes`: each connection closes itself after it has sent everything.
+    - `encrypted`: uses TLS with this ALPN protocol.
+    - `is_tls`: attacks a server with TLS; implied by `encrypted`.
+    - `hosts`: addresses of the connections.
+    - `forges`: `say` is called with the `Forger` of the connection instead of a number.
+    - `places`: when run alone, the server has this many connections and small caches, so that the memory of connections
+      soon exceeds the bound.
+    """
 
     def __init__(
         self, say, connections, reads=NEVER, takes=0, closes=False, encrypted=None, is_tls=False, hosts=ATTACKERS, forges=False,
@@ -336,7 +343,7 @@ class Attack:
 
     @functools.cached_property
     def contexts(self):
-        """TLS 1.2 and 1.3 in turn."""
+        """Contexts of TLS 1.2 and 1.3, which connections use in turn."""
         made = []
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -354,7 +361,7 @@ class Attack:
         return tempfile.NamedTemporaryFile("r")
 
     def last_key(self):
-        """The secret of the handshake that ended last."""
+        """Return the client's traffic secret of the handshake that ended last."""
         lines = self.keys.read().splitlines()
         return next(
             bytes.fromhex(line.split()[2]) for line in reversed(lines) if line.startswith("CLIENT_TRAFFIC_SECRET_0")
@@ -387,7 +394,7 @@ class Peer:
         self.part, self.at = b"", 0
 
     def shake(self):
-        """Goes on with the handshake; what it waits for, or nothing at its end."""
+        """Continue the handshake. Return the event that it waits for, or 0 when it has ended."""
         if not isinstance(self.socket, ssl.SSLSocket):
             context = self.attack.contexts[self.number % 2]
             self.socket = context.wrap_socket(self.socket, do_handshake_on_connect=False)
@@ -403,7 +410,7 @@ class Peer:
         return 0
 
     def send(self):
-        """Sends some; returns how many bytes, and None when there is nothing left."""
+        """Send some bytes. Return their number, or None if nothing is left to send."""
         if self.at == len(self.part):
             self.part, self.at = next(self.parts, None), 0
             if self.part is None:
@@ -411,7 +418,7 @@ class Peer:
                 return None
             if not self.part:
                 return 0
-        # A part that lies beneath the encryption goes past it.
+        # Parts of type `Beneath` bypass the encryption.
         send = socket.socket.send if isinstance(self.part, Beneath) else type(self.socket).send
         count = send(self.socket, memoryview(self.part)[self.at : self.at + 65536])
         self.at += count
@@ -419,18 +426,18 @@ class Peer:
 
 
 class Crowd:
-    """All connections of an attack."""
+    """The connections of an attack."""
 
     def __init__(self, attack, port, count):
         self.attack, self.port, self.chosen = attack, port, selectors.DefaultSelector()
         self.left, self.opened, self.sent, self.said = collections.deque(range(count)), 0, 0, {}
-        # Those that have said all: open, and nothing is read.
+        # Connections that have sent everything: they stay open, and nothing is read from them.
         self.kept = []
 
     def what(self, number):
         if self.attack.forges:
             return b""
-        # The same bytes for most: they are many.
+        # Most connections share the same bytes, because there are many of them.
         key = number if number < 60 or self.attack.reads == AGAIN or self.attack.hosts is MANY else 60
         if key not in self.said:
             said = self.attack.say(number)
@@ -476,7 +483,7 @@ class Crowd:
             before = peer.socket
             wanted = peer.shake()
             if before is not peer.socket:
-                # The same descriptor in another object.
+                # The handshake wrapped the socket: another object with the same descriptor.
                 self.chosen.unregister(descriptor)
                 self.chosen.register(peer.socket, selectors.EVENT_WRITE, peer)
             self.chosen.modify(peer.socket, wanted or self.wanted(peer, True), peer)
@@ -497,7 +504,7 @@ class Crowd:
                 return
             if self.attack.closes:
                 if random.random() < 0.5:
-                    # With a reset.
+                    # Closes the connection with a reset.
                     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 raise ConnectionError
         elif self.attack.reads != NEVER or peer.takes > 0:

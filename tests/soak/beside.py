@@ -1,4 +1,7 @@
-"""One container hangs while requests pile up before it, at default bounds: the others are as ever."""
+"""A phase with default limits in which the storage of one container hangs while clients keep sending requests for it.
+
+The other containers must not be affected.
+"""
 
 import asyncio
 import json
@@ -10,11 +13,12 @@ from system import Server
 from watch import Fault
 
 NAME = "storage hangs, default bounds"
-# Longer than it takes a container to be known for stalled: a sixth of the default of server.request_timeout.
+# Longer than the time after which a container counts as stalled: a sixth of the default server.request_timeout.
 SECONDS = 15
-# Nobody else's answer takes longer, also on a busy machine; a wait for memory in vain would be limits.budget_wait, 10 s.
+# Maximum duration of an answer from another container, also on a busy machine. A wait for memory in vain would take
+# limits.budget_wait, 10 s.
 SLOWEST = 5
-# What fills all budgets: slices, stored blocks, listings.
+# Requests that fill all budgets: slices, stored blocks, listings.
 PILED_UP = [
     "/slice/net/u8large?format=raw",
     "/slice/net/u8large?format=npy",
@@ -26,14 +30,14 @@ PILED_UP = [
 
 
 class Unbounded:
-    """Default bounds are more than the control group of the others has."""
+    """Stands in for a control group. That of the other phases is too small for the default limits."""
 
     def enter(self):
         pass
 
 
 async def pile_up(port, path, stop, seen):
-    """Asks again and again, and waits as long as the answer takes."""
+    """Send requests repeatedly, and wait for each answer without a timeout."""
     while not stop.is_set():
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -48,7 +52,7 @@ async def pile_up(port, path, stop, seen):
         except (OSError, EOFError, asyncio.IncompleteReadError):
             await asyncio.sleep(0.05)
         finally:
-            # A client that stops reading and stays would hold memory of its address.
+            # A client that stayed connected without reading would hold the memory of its address.
             writer.close()
 
 
@@ -61,7 +65,7 @@ async def run(soak):
     config.write_text(text)
     directory.mkdir()
     server, stop = Server(soak.options.binary, config, soak.shared, directory, Unbounded()), asyncio.Event()
-    # Before it is known for stalled, requests to it give way.
+    # Until the container counts as stalled, requests to it are shed in favour of others.
     metrics = (Metric("n5_requests_shed_total", (("reason", "storage"),)), Metric("n5_stores_stalled", is_gauge=True))
     fault = Fault(NAME, None, ("net",), "storage hangs", metrics, ("not ready",))
     try:

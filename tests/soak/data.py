@@ -1,4 +1,4 @@
-"""The containers that are served, written here; nothing in them comes from the server."""
+"""The containers to serve, written without the server."""
 
 import bz2
 import functools
@@ -13,7 +13,7 @@ import zlib
 import numcodecs
 import numpy
 
-# Element type, dimensions, block size, compression. Blocks at the edges of one are cropped.
+# Element type, dimensions, block size, compression. The edge blocks of u16zstd are cropped.
 DATASETS = {
     "u8raw": ("uint8", (96, 64, 32), (32, 32, 16), "raw"),
     "u16gzip": ("uint16", (96, 64, 32), (32, 32, 16), "gzip"),
@@ -25,9 +25,9 @@ DATASETS = {
     "f32blosc": ("float32", (64, 64, 16), (32, 32, 16), "blosc"),
     "u8large": ("uint8", (512, 512, 16), (512, 512, 8), "raw"),
 }
-# Larger than limits.slice_budget: all of it is sent as a stream.
+# Larger than limits.slice_budget, so that a slice of all of it is streamed.
 STREAMED, STREAMED_SHAPE, STREAMED_BLOCK = "u8streamed", (1024, 1024, 36), (512, 512, 9)
-# As much as the memory limit, in blocks of 24 MiB: too large to be held whole as they are stored.
+# About as large as the memory limit, in blocks of 24 MiB, which are too large to be held whole as stored.
 BALLAST, BALLAST_BLOCK, BALLAST_COUNT = "ballast", (4096, 6144, 1), 16
 
 ATTRIBUTES = {
@@ -65,14 +65,14 @@ def with_holes(name):
 
 @functools.cache
 def streamed():
-    """The elements of the large dataset, quickly made; along the first axis no two blocks are alike."""
+    """Return the elements of the streamed dataset, computed quickly; blocks along the first axis differ."""
     x, y, z = (numpy.arange(n, dtype=numpy.uint32) for n in STREAMED_SHAPE)
     plane = (x[:, None] * 7 + y[None, :] * 131 + x[:, None] // 512) % 241
     return (plane.astype(numpy.uint8)[:, :, None] + z.astype(numpy.uint8)[None, None, :]).astype(numpy.uint8)
 
 
 def ballast(number):
-    """A stored block of ballast."""
+    """Return a stored block of ballast."""
     size = BALLAST_BLOCK[0] * BALLAST_BLOCK[1]
     return head(BALLAST_BLOCK) + random.Random(number).randbytes(1 << 16) * (size >> 16)
 
@@ -106,7 +106,7 @@ def attributes(data_type, shape, block, codec):
 
 
 def write(root):
-    """Writes all datasets below `root`, but for the ballast."""
+    """Write all datasets below `root`, except for the ballast."""
     (root / "attributes.json").write_text('{"n5":"4.0.0"}')
     for name, (data_type, shape, block, codec) in DATASETS.items():
         describe(root / name, data_type, shape, block, codec)

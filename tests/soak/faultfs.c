@@ -1,17 +1,18 @@
-// A file system that fails on command: passes a directory on, read-only, and injects faults into what it is asked.
+// A FUSE file system that injects faults on command. It serves a directory read-only.
 //
-//   faultfs SOURCE MOUNTPOINT        (as root; speaks the kernel's FUSE protocol itself, needs no library)
+//   faultfs SOURCE MOUNTPOINT        (as root; implements the kernel's FUSE protocol itself and needs no library)
 //
-// Commands come by standard input, a line each; each is answered by a line:
-//   none                       no fault from now on; what hangs goes on
-//   slow MILLISECONDS SHARE    a share (0 to 1) of requests takes that much longer
-//   hang SHARE                 does not answer until another command comes
-//   error ERRNO SHARE          fails
-//   vanish SHARE               the name is not there
-//   short SHARE                reads end before the end of the file
-//   count                      answers how often faults were injected since the last command that began one
-// Names and pages are not remembered by the kernel, so that every look reaches this program, as on a network. Several
-// threads serve, and one more begins whenever all might hang.
+// Standard input has one command per line, each of which is answered by a line. SHARE (0 to 1) is the fraction of
+// requests that meet the fault.
+//   none                       no faults from now on; requests that hang continue
+//   slow MILLISECONDS SHARE    requests take that much longer
+//   hang SHARE                 requests are not answered until the next command other than count
+//   error ERRNO SHARE          requests fail with this error
+//   vanish SHARE               names are not found
+//   short SHARE                reads return fewer bytes than requested
+//   count                      prints the number of faults injected since the last command that started one
+// The kernel caches neither names nor pages, so that every access reaches this program, as with a network file system.
+// Several threads serve requests, and another one starts whenever all of them might hang.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -40,14 +41,14 @@ static atomic_ulong injected;
 static atomic_int idle;
 static int device;
 
-// Nodes are paths; the number of a node is its place here, from 1.
+// Paths of the nodes. The number of a node is its index, beginning with 1 for the root.
 #define NODES (1 << 20)
 static char *paths[NODES];
 static uint64_t used = 1;
 static pthread_mutex_t nodes = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t node_of(const char *path) {
-    // Open addressing over the hash of the path, never emptied: the number of files is bounded.
+    // Open addressing by the hash of the path. Entries are never removed, because the number of files is bounded.
     uint64_t hash = 1469598103934665603u;
     for (const char *c = path; *c; c++) hash = (hash ^ (unsigned char)*c) * 1099511628211u;
     pthread_mutex_lock(&nodes);
@@ -64,7 +65,7 @@ static uint64_t node_of(const char *path) {
 static void reply(uint64_t unique, int error, const void *data, size_t size) {
     struct fuse_out_header out = {.len = sizeof out + (error ? 0 : size), .error = -error, .unique = unique};
     struct iovec parts[2] = {{&out, sizeof out}, {(void *)data, error ? 0 : size}};
-    // The asker may have given up.
+    // ENOENT: the caller has given up the request.
     if (writev(device, parts, 2) < 0 && errno != ENOENT) perror("faultfs: reply");
 }
 
@@ -82,7 +83,7 @@ static void attributes(const struct stat *from, uint64_t node, struct fuse_attr 
     to->blksize = 4096;
 }
 
-// Whether this request meets the fault; waits as it says. The error for it, or 0.
+// Decides at random if this request meets the fault, and waits if the fault says so. Returns the error for it, or 0.
 static int meet(int by_name) {
     static __thread unsigned seed;
     if (!seed) seed = (unsigned)(uintptr_t)&seed ^ (unsigned)time(NULL) | 1;
@@ -97,7 +98,7 @@ static int meet(int by_name) {
     if (hit && now == HANG)
         while (epoch == begun) pthread_cond_wait(&changed, &lock);
     if (hit && now == SLOW) {
-        // When the fault ends, nothing is slow any more.
+        // Ends early when the fault ends.
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += what / 1000, until.tv_nsec += what % 1000 * 1000000;
@@ -152,7 +153,7 @@ static void answer(const struct fuse_in_header *in, const void *body) {
         out.max_write = 1 << 16;
         out.max_background = 64, out.congestion_threshold = 48;
         out.time_gran = 1;
-        // Reads of one file and look-ups in one directory side by side.
+        // Allows concurrent reads of one file and concurrent look-ups in one directory.
         out.flags = asked->flags & (FUSE_ASYNC_READ | FUSE_PARALLEL_DIROPS);
         reply(in->unique, 0, &out, sizeof out);
         return;
@@ -174,7 +175,7 @@ static void answer(const struct fuse_in_header *in, const void *body) {
         return;
     }
     case FUSE_GETATTR: {
-        // The root itself stays, so that the mount can be looked at.
+        // The attributes of the root meet no fault, so that the mount point stays accessible.
         if (in->nodeid != FUSE_ROOT_ID && (error = meet(0))) break;
         if (lstat(path, &found)) {
             error = errno;
@@ -192,7 +193,8 @@ static void answer(const struct fuse_in_header *in, const void *body) {
             error = errno;
             break;
         }
-        // Past the kernel's pages: it fills those that a short read leaves with zeros, and who reads them cannot know.
+        // Bypasses the page cache: after a short read, the kernel would fill the page with zeros, which a reader cannot
+        // detect.
         struct fuse_open_out out = {.fh = file, .open_flags = FOPEN_DIRECT_IO};
         reply(in->unique, 0, &out, sizeof out);
         return;
@@ -258,7 +260,7 @@ static void *serve(void *unused) {
         if (got < 0 && (errno == EINTR || errno == EAGAIN || errno == ENOENT)) continue;
         if (got < 0) exit(errno == ENODEV ? 0 : 1);
         pthread_t thread;
-        // Whatever this one meets, another listens.
+        // Ensures that another thread listens while this one may hang.
         if (atomic_fetch_sub(&idle, 1) == 1 && !pthread_create(&thread, NULL, serve, NULL)) pthread_detach(thread);
         answer((struct fuse_in_header *)buffer, buffer + sizeof(struct fuse_in_header));
         if (atomic_fetch_add(&idle, 1) >= 16) {
@@ -301,7 +303,7 @@ int main(int count, char **arguments) {
         else if (!strcmp(name, "hang")) sscanf(line, "hang %lf", &often), begin(HANG, 0, often);
         else if (!strcmp(name, "vanish")) sscanf(line, "vanish %lf", &often), begin(VANISH, 0, often);
         else if (!strcmp(name, "short")) sscanf(line, "short %lf", &often), begin(SHORT, 0, often);
-        else if (strcmp(name, "count")) { printf("what?\n"); fflush(stdout); continue; }
+        else if (strcmp(name, "count")) { printf("unknown command\n"); fflush(stdout); continue; }
         printf("%lu\n", atomic_load(&injected));
         fflush(stdout);
     }

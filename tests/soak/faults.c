@@ -1,11 +1,11 @@
-// Faults of the system that are not of a file system, put under a running program: LD_PRELOAD this, with FAULTS naming a
-// file of 16 numbers of 64 bits that whoever tests maps or writes, too:
+// Injects faults of system calls other than file system calls into a running program, by LD_PRELOAD. The environment
+// variable FAULTS names a file of 16 64-bit integers, which the test maps or writes:
 //
-//   0 nanoseconds that the wall clock is off      8 how often it was read so
-//   1 nanoseconds that the steady clock is ahead  9 how often
-//   2 error number of starting a thread          10 how often
-//   3 error number of writing to standard error  11 how often
-//   4 error number of accepting a connection     12 how often
+//   0 offset of the wall clock in nanoseconds            8 number of reads with this offset
+//   1 offset of the monotonic clock in nanoseconds       9 number of reads with this offset
+//   2 error number for starting a thread                10 number of failures
+//   3 error number for writing to standard error        11 number of failures
+//   4 error number for accepting a connection           12 number of failures
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

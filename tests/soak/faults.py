@@ -1,4 +1,4 @@
-"""What is injected: one function for each kind of fault, and the table of all of them."""
+"""Faults to inject: a function for each kind, and the list of all faults."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from signs import Metric, store_error
 from watch import Fault
 
 ERRNO = {"EIO": 5, "EACCES": 13, "ESTALE": 116, "ENOSPC": 28, "EAGAIN": 11, "EMFILE": 24}
-# Above the most that the process ever had.
+# Bytes by which the memory limit in `squeezed` exceeds the peak of the process.
 MARGIN = 16 << 20
 FAILED = "request failed"
 
@@ -26,7 +26,7 @@ async def take(reader):
 
 
 def halves(path, content):
-    """Writes it anew, in two pieces."""
+    """Rewrite a file in place, in two parts."""
     with open(path, "r+b") as file:
         file.write(content[: len(content) // 2])
         file.flush()
@@ -40,7 +40,7 @@ class Faults:
         self.is_mounted, self.large = soak.is_mounted, soak.large
         self.random = random.Random(soak.options.seed)
 
-    # What each fault does, until it is told to stop; how often it was met.
+    # Each fault is a coroutine that injects until `stop` is set, and returns the number of times it was met, if known.
 
     def of_fs(self, command):
         async def fault(stop):
@@ -59,14 +59,14 @@ class Faults:
             nonlocal held
             before = self.server.control(which, held + value)
             await stop.wait()
-            # What lasts adds up: next time it changes again.
+            # Values of lasting faults accumulate, so that each injection is a further change.
             held += value if lasting else 0
             return self.server.control(which, held) - before
 
         return fault
 
     async def no_threads(self, stop):
-        """While storage is so slow that more are wanted."""
+        """Make thread creation fail while storage is so slow that the server needs more threads."""
         self.fs.say("slow 50 0.5")
         met = await self.of_controls(2, ERRNO["EAGAIN"])(stop)
         self.fs.say("none")
@@ -78,7 +78,7 @@ class Faults:
         self.server.limit_descriptors(None)
 
     async def unread_log(self, stop):
-        """With requests one after the other, each of which has its line: more than can wait."""
+        """Stop reading the log, and send requests that each log a line until more lines wait than can be queued."""
         self.server.reading.clear()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         taking = asyncio.create_task(take(reader))
@@ -118,12 +118,12 @@ class Faults:
         return count
 
     def files(self):
-        """Blocks of the container on the disk, which are asked for all the time."""
+        """Return the block files of the container on the disk, which clients request continuously."""
         found = [path for name in data.DATASETS for path in (self.roots["disk"] / name).rglob("*")]
         return [path for path in found if path.is_file() and path.name != "attributes.json"]
 
     async def rewritten(self, stop):
-        """The same bytes, in new files and in old ones; and one that never comes to rest."""
+        """Write the same bytes into new files and in place, and rewrite one file all the time."""
         files, count = self.files(), 0
         end = threading.Event()
         restless = asyncio.create_task(asyncio.to_thread(self.restless, end))
@@ -144,7 +144,7 @@ class Faults:
         return count
 
     def restless(self, end):
-        """Who reads it finds it written again, a second time too."""
+        """Rewrite a file so often that a reader finds it changed, even on its second attempt."""
         path = self.roots["disk"] / "u16gzip/0/0/0"
         content = path.read_bytes()
         while not end.is_set():
@@ -152,13 +152,13 @@ class Faults:
             time.sleep(0.001)
 
     async def cut_off(self, stop):
-        """Files end in their middle for a moment."""
+        """Truncate files to half of their length for a moment."""
         files, count = self.files(), 0
         while not stop.is_set():
             path = self.random.choice(files)
             content = path.read_bytes()
             os.truncate(path, len(asked.shortened(content)))
-            # Long enough to be found at rest, or not.
+            # With the longer pause, a reader finds the file unchanged; with the shorter one, still changing.
             await asyncio.sleep(self.random.choice((0.005, 0.1)))
             with open(path, "r+b") as file:
                 file.write(content)
@@ -167,7 +167,7 @@ class Faults:
         return count
 
     async def cut_off_while_sent(self, stop):
-        """By a client that has the head, and takes the rest when the file has become shorter."""
+        """Truncate a file after a client has received the head of the answer, and before it reads the rest."""
         path, right, count = f"{data.BALLAST}/0/0/0", data.ballast(0), 0
         loop = asyncio.get_running_loop()
         while not stop.is_set():
@@ -186,21 +186,21 @@ class Faults:
                     pass
                 head, _, body = got.partition(b"\r\n\r\n")
                 is_whole = head.startswith(b"HTTP/1.1 200") and f"content-length: {len(right)}".encode() in head.lower()
-                # What was sent before, or read by then, and never a byte more.
+                # The body may be only a prefix of the old content.
                 if is_whole and not right.startswith(body):
-                    self.watch.wrong(f"files cut off while sent: {len(body)} bytes, not the first of what it was")
+                    self.watch.wrong(f"files cut off while sent: {len(body)} bytes that are not a prefix of the old content")
                 with open(self.roots["disk"] / path, "r+b") as file:
                     file.write(right)
                 count += 1
-            # Its times tell versions apart, and it may be sent again.
+            # Pauses so that the next version has other times, and the file is sent again.
             await asyncio.sleep(0.2)
         return count
 
     async def squeezed(self, stop):
-        """The limit is what the process had at its peak and a little; who reads more has the kernel take back pages."""
+        """Lower the memory limit to slightly above the peak, so that reads make the kernel reclaim pages."""
         before, limit = self.memory.reached(), int(self.memory.file.read_text())
         for number in range(data.BALLAST_COUNT):
-            # Out of memory: pages count as those of whoever reads them first.
+            # Drops the file from the page cache: pages are charged to the process that reads them first.
             with open(self.roots["disk"] / data.BALLAST / f"0/0/{number}", "rb") as file:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -217,11 +217,11 @@ class Faults:
         met = self.memory.reached() - before
         await asyncio.to_thread(self.memory.set, limit)
         if met == 0:
-            self.watch.wrong("memory limit reached: it never was")
+            self.watch.wrong("memory limit reached: the limit was never reached")
         return met
 
     async def hoarded(self, stop):
-        """Large slices that nobody takes: those who ask for others get no memory."""
+        """Request large slices without reading them, so that other requests for slices get no memory."""
 
         async def hoard():
             while not stop.is_set():
@@ -236,7 +236,7 @@ class Faults:
                     except (OSError, TimeoutError):
                         pass
 
-        # At the honest clients' own address: of memory that others take, they would still have their part.
+        # From the honest clients' own address: competing with another one, they would still get their fair share.
         await asyncio.gather(*(hoard() for _ in range(24)))
 
     def all(self):
@@ -252,13 +252,13 @@ class Faults:
         dropped, gone = Metric("n5_log_lines_dropped_total"), (503, 504, 404, 422)
         if self.fs:
             net, took = ("net",), "n5_store_request_duration_seconds"
-            # First: later there may be as many as are ever wanted.
+            # This fault comes first: later the server may already have all threads that it needs.
             fault("no threads", self.no_threads, net, "no further threads")
             fault("storage slow: 50 ms", self.of_fs("slow 50 0.5"), net, "storage is slow", Metric(took, longer="0.05"))
             fault("storage slow: 5 s", self.of_fs("slow 5000 0.02"), net, "storage takes longer",
                   store_error("timeout"), "no answer in time")
             fault("storage hangs", self.of_fs("hang 1"), net, "storage hangs", store_error("stalled"),
-                  Metric("n5_stores_stalled", is_gauge=True), "has answered nobody for a while", "not ready")
+                  Metric("n5_stores_stalled", is_gauge=True), "has not responded for a while", "not ready")
             fault("storage hangs at times", self.of_fs("hang 0.01"), net, "storage takes longer",
                   store_error("timeout"), "no answer in time")
             for name, row, kind, text, statuses in (
@@ -294,7 +294,7 @@ class Faults:
         fault("log: nobody reads", self.unread_log, (), "log on a full disk", dropped)
         fault("wall clock a day ahead", self.of_controls(0, 86400 * 10**9), (), "the wall clock jumps")
         fault("wall clock a day behind", self.of_controls(0, -86400 * 10**9), (), "the wall clock jumps")
-        # Longer than any timeout, and not much longer: the kernel does not know of it and wakes nobody earlier.
+        # Slightly longer than any timeout. The kernel does not know of the jump, and wakes no waiter earlier.
         fault("steady clock jumps 20 s", self.of_controls(1, 20 * 10**9, lasting=True), every, "the steady clock jumps",
               Metric("n5_connections_closed_total", (("reason", "idle"),)))
         return found

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 (RFC 9113, section 4.1) and header blocks (HPACK, RFC 7541), as far as attacks need them: sound and broken."""
+"""Valid and invalid HTTP/2 frames (RFC 9113, section 4.1) and header blocks (HPACK, RFC 7541), as attacks need them."""
 
 import struct
 
@@ -6,9 +6,9 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM, END_HEADERS, PADDED = 1, 4, 8
 
-# Entries of HPACK's static table, as a byte each: :method GET, :method POST, :scheme http.
+# Entries of HPACK's static table, one byte each: :method GET, :method POST, :scheme http.
 GET, POST, HTTP = b"\x82", b"\x83", b"\x86"
-# Names of it, for a literal without indexing.
+# Names from the static table, as the first byte of a literal without indexing.
 AUTHORITY, PATH = b"\x01", b"\x04"
 
 
@@ -17,7 +17,10 @@ def frame(kind, flags, stream, payload):
 
 
 def integer(value, bits, first=0):
-    """A number with a prefix of so many bits, in a byte that has the others from `first` (RFC 7541, section 5.1)."""
+    """Encode an integer with a prefix of `bits` bits (RFC 7541, section 5.1).
+
+    `first` contains the other bits of the first byte.
+    """
     most = (1 << bits) - 1
     if value < most:
         return bytes([first | value])
@@ -32,7 +35,7 @@ def string(text):
     return integer(len(text), 7) + text
 
 
-# The codes of some characters (RFC 7541, appendix B).
+# Huffman codes of some characters (RFC 7541, appendix B).
 CODES = {"0": "00000", "a": "00011", "/": "011000"}
 
 
@@ -44,12 +47,12 @@ def huffman(text):
 
 
 def field(name, value):
-    """Neither name nor value is indexed."""
+    """Encode a header field as a literal whose name and value are not indexed."""
     return b"\x00" + string(name) + string(value)
 
 
 def settings(window):
-    """The preface, with this window for each stream."""
+    """Return the connection preface with SETTINGS that set the initial window of streams."""
     return PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, window))
 
 
@@ -58,32 +61,32 @@ def headers(stream, path, more=b"", flags=END_STREAM | END_HEADERS):
 
 
 def malformed(stream):
-    """A request that is none, of a kind that depends on the stream's number."""
+    """Return a malformed request, of a kind that depends on the stream's number."""
     path, authority = PATH + string(b"/v/0/0"), AUTHORITY + string(b"x")
     kinds = [
-        # A name in upper case.
+        # An upper-case name.
         GET + HTTP + path + authority + field(b"Upper", b"1"),
-        # No :path; twice; empty.
+        # A missing :path; a repeated one; an empty one.
         GET + HTTP + authority,
         GET + HTTP + path + path + authority,
         GET + HTTP + PATH + string(b"") + authority,
-        # A pseudo-header after a field; one that does not exist; one of responses.
+        # A pseudo-header after a regular field; an unknown one; one of responses.
         GET + HTTP + field(b"a", b"b") + path + authority,
         GET + HTTP + path + authority + field(b":unknown", b"1"),
         GET + HTTP + path + authority + b"\x88",
-        # What is of a connection only (section 8.2.2); a length that is none.
+        # Connection-specific fields (section 8.2.2); an invalid content-length.
         GET + HTTP + path + authority + field(b"connection", b"close") + field(b"te", b"gzip"),
         POST + HTTP + path + authority + field(b"content-length", b"none"),
-        # Octets that no value may have.
+        # Octets that are not allowed in a value.
         GET + HTTP + path + authority + field(b"a", b"\x00\r\n"),
-        # A list beyond the limit: the library says 431.
+        # A header list beyond the limit, which the library answers with 431.
         GET + HTTP + path + authority + b"\x40\x02ab\x02cd" + b"\xbe" * 3200,
     ]
     return frame(HEADERS, END_STREAM | END_HEADERS, stream, kinds[stream // 2 % len(kinds)])
 
 
 class Client:
-    """An honest client of HTTP/2, with one request at a time."""
+    """An honest HTTP/2 client that sends one request at a time."""
 
     WINDOW = 1 << 20
 
@@ -102,7 +105,7 @@ class Client:
         return taken
 
     def get(self, path):
-        """Whether the answer is 200, and its body."""
+        """Send a GET. Return true if the status is 200, and the body."""
         self.stream += 2
         self.socket.sendall(headers(self.stream, path.encode()))
         is_good, body, flags = False, b"", 0
@@ -117,7 +120,7 @@ class Client:
             elif kind in (HEADERS, DATA) and stream == self.stream:
                 flags = head[4]
                 if kind == HEADERS:
-                    # The first field of an answer, as an index: :status 200.
+                    # The first field of an answer is its status; 0x88 is the index of `:status 200`.
                     is_good = payload[:1] == b"\x88"
                 elif payload:
                     body += payload

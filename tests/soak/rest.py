@@ -1,4 +1,4 @@
-"""What is left when nobody asks any more: nothing that belonged to a request."""
+"""Checks that after the last request no resources of requests are left."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ import time
 
 from system import config
 
-# What the process takes beside caches, budgets and connections (docs/FAULTS.md).
+# Memory of the process in addition to caches, budgets and connections (docs/FAULTS.md).
 PROCESS_BYTES = 64 << 20
 
 
@@ -26,14 +26,14 @@ def sockets(server):
 
 
 class Before:
-    """What there was before anybody asked."""
+    """Sockets and descriptors of the server before the first request."""
 
     def __init__(self, server):
         self.sockets, self.descriptors = sockets(server), server.descriptors()
 
 
 async def settle(soak, before, threads):
-    """Waits until nothing is left of requests, and looks at what is; `threads`: so many there were under load."""
+    """Wait until no resources of requests are left, and check memory. `threads` is the number of threads under load."""
     server, wrong = soak.server, soak.watch.wrong
     deadline = time.monotonic() + 60
     while True:
@@ -51,32 +51,32 @@ async def settle(soak, before, threads):
     held, cached = await asyncio.to_thread(budgets, server), await asyncio.to_thread(caches, server)
     resident = server.memory()
     for budget, cache in (("decode", "decoded"), ("transfer", "stored")):
-        # An entry has its share, and counts a little more.
+        # Each cache entry holds a share of the budget, and counts slightly more than this in the cache.
         if held[budget] > cached[cache]:
-            wrong(f"the {budget} budget lends {held[budget]:.0f} bytes, and the cache has {cached[cache]:.0f}")
+            wrong(f"the {budget} budget has lent {held[budget]:.0f} bytes, but the cache accounts for {cached[cache]:.0f}")
     await without_caches(soak)
     held_then = await asyncio.to_thread(budgets, server)
     print("budgets at rest:", shown(held), "caches:", shown(cached), "budgets without caches:", shown(held_then))
     if any(held_then.values()):
-        wrong(f"held by nobody: {held_then}")
+        wrong(f"shares are still lent without caches: {held_then}")
     empty = server.memory()
     print(f"resident memory: {resident >> 20} MiB at rest, {empty >> 20} MiB without caches, "
           f"{server.memory('VmHWM') >> 20} MiB at the peak; threads: {server.threads()} of {threads}, "
           f"descriptors: {server.descriptors()} of {before.descriptors}")  # fmt: skip
-    # Entries of attributes stay.
+    # Cached attributes remain in both cases.
     if resident > PROCESS_BYTES + sum(cached.values()) or empty > PROCESS_BYTES + cached["attributes"]:
         wrong(f"memory at rest: {resident >> 20} MiB beside caches of {shown(cached)}, then {empty >> 20} MiB without them")
 
 
 def leftovers(server, before):
-    """By what they are counted; whoever asks for the metrics is a request, with a connection."""
+    """Return the resources of requests that are left, by name, without those of the request for the metrics itself."""
     found = {name: server.metrics(name) for name in ("n5_store_calls", "n5_queue_waiting")}
     found["n5_cpu_jobs_running"] = server.metrics("n5_cpu_jobs_running")
     found = {name + label: value for name, labels in found.items() for label, value in labels.items()}
     found["n5_http_requests_in_flight"] = server.metric("n5_http_requests_in_flight") - 1
     found["n5_connections_open"] = server.metric("n5_connections_open") - 1
     found["shares of slices"] = budgets(server)["slice"]
-    # The socket of the last of these answers is open until the kernel of its client has told that it has all of it.
+    # The socket of the last of these answers stays open until the client's kernel has acknowledged all of it.
     time.sleep(0.3)
     found["sockets"] = sockets(server) - before.sockets
     found["descriptors"] = server.descriptors() - before.descriptors
@@ -96,7 +96,7 @@ def shown(sizes):
 
 
 async def without_caches(soak):
-    """Has the server take a configuration without caches; what they held is let go of."""
+    """Make the server load a configuration without caches, and wait until it has released their memory."""
     server, options = soak.server, soak.options
     loaded = await asyncio.to_thread(server.metric, "n5_config_last_reload_success_timestamp_seconds")
     soak.config.write_text(config(soak.roots, options.request_timeout, options.budget_wait, decoded="0B", stored="0B"))
@@ -106,5 +106,5 @@ async def without_caches(soak):
         now = await asyncio.to_thread(server.metric, "n5_config_last_reload_success_timestamp_seconds")
         if now > loaded and not any((await asyncio.to_thread(budgets, server)).values()):
             break
-    # Unused memory is given back every few seconds.
+    # The server returns unused memory to the system every few seconds.
     await asyncio.sleep(5)

@@ -1,5 +1,7 @@
-"""A short phase over TLS, with tokens: right answers for who may have them and none for others, while storage fails and the
-certificate is replaced."""
+"""A short phase with TLS and tokens, while storage fails and the certificate is replaced.
+
+Clients with access must get right answers, and others none.
+"""
 
 import asyncio
 import ssl
@@ -19,7 +21,7 @@ SECONDS = 5
 
 
 def but(request, status):
-    """The same for somebody who may not have it."""
+    """Return the same request with the status for a client without access."""
     return Request(request.container, request.path, status, None, request.headers, request.method)
 
 
@@ -36,7 +38,7 @@ async def run(soak):
     settings = directory / "config.toml"
     settings.write_text(config(soak.roots, soak.options.request_timeout, soak.options.budget_wait, more=more))
     secure = ssl.create_default_context()
-    # The certificate vouches for itself, and another will.
+    # The certificate is self-signed, and will be replaced by another one.
     secure.check_hostname, secure.verify_mode = False, ssl.CERT_NONE
     server, stop = Server(soak.options.binary, settings, soak.shared, directory, Unbounded(), secure), asyncio.Event()
     metrics = (store_error("io"), Metric("n5_tls_handshakes_total", (("result", "done"),)))

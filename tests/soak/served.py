@@ -1,4 +1,4 @@
-"""A server of the release build, and containers for it."""
+"""A server from the release build, and containers for it."""
 
 import contextlib
 import http.client
@@ -10,7 +10,7 @@ import struct
 import subprocess
 
 MIB = 1 << 20
-# The program itself, its threads and the kernel's part of what is mapped.
+# Memory of the program itself, its threads and the kernel's share of its mappings.
 PROCESS_BYTES = 64 * MIB
 
 
@@ -27,7 +27,7 @@ def dataset(root, name, dimensions, shape, data_type, compression):
 
 
 def certificate(directory):
-    """A new one with its key, in `both.pem`; in place of the one before at once."""
+    """Create a new certificate with its key in `both.pem`, and atomically replace the previous one."""
     subject = ["-x509", "-days", "2", "-nodes", "-subj", "/CN=soak", "-addext", "subjectAltName=IP:127.0.0.1"]
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
     new = ["-keyout", directory / "new", "-out", directory / "new"]
@@ -36,10 +36,10 @@ def certificate(directory):
 
 
 class Server:
-    """The release build on a port of its own."""
+    """The release build on a free port."""
 
     def __init__(self, program, root, *arguments, cores=None):
-        """`cores`: those that it may use, where that is not all."""
+        """Start the server. `cores` are the cores that it may use, by default all."""
         before = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
         command = [*before, program, root, "--listen", "127.0.0.1:0", "--set", "log.level=error", *arguments]
         self.process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)

@@ -1,5 +1,4 @@
-"""What the server says of a fault: a metric that grows, and a line of the log, now and then. And what docs/FAULTS.md says
-that it says."""
+"""Signs of a fault: a metric that grows, and occasional log lines. Both are compared with docs/FAULTS.md."""
 
 import asyncio
 import collections
@@ -10,21 +9,21 @@ import time
 from dataclasses import dataclass
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs/FAULTS.md"
-# Lines of one text that a fault may have written: so many, and as many more each second. Five kinds of failed requests
-# share a text and have a line a second each.
+# Maximum number of log lines with the same text during a fault: this many, plus as many per second. Five kinds of
+# failed requests share a text, and each kind may log a line per second.
 LINES = 5
-# Of these there is one for each: who was refused (docs/ACCESS.md).
+# Texts of audit lines, which are logged for each refusal (docs/ACCESS.md).
 EACH = ("access refused",)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A counter, or a gauge, which is not 0 meanwhile."""
+    """A counter that grows during a fault, or a gauge that is not 0."""
 
     name: str
     labels: tuple = ()
     is_gauge: bool = False
-    # Of a histogram: what took longer.
+    # For a histogram: counts observations longer than this bucket's bound.
     longer: str | None = None
 
     def __str__(self):
@@ -56,13 +55,13 @@ def parsed(text):
 
 
 class Signs:
-    """Looks at metrics by a connection of its own that is there before the fault, for none may be had later."""
+    """Watches metrics and log lines, over a connection opened before the fault: later none may be accepted."""
 
     def __init__(self, server, secure=None):
         self.server, self.secure, self.writer = server, secure, None
 
     async def ask(self):
-        """The body of /metrics."""
+        """Return the body of /metrics, or None if the server does not answer."""
         for attempt in range(2):
             try:
                 if self.writer is None:
@@ -73,7 +72,7 @@ class Signs:
                 length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
                 return (await asyncio.wait_for(self.reader.readexactly(length), 10)).decode()
             except (OSError, EOFError, TimeoutError, asyncio.IncompleteReadError):
-                # It was silent for too long.
+                # The connection may have been closed because it was idle; try a new one.
                 self.close()
         return None
 
@@ -89,7 +88,7 @@ class Signs:
         self.first, self.begun = len(self.server.lines), time.monotonic()
 
     async def look(self):
-        """Whether all has been seen that is to be."""
+        """Update the metrics. Return true if all expected signs have been seen."""
         text = await self.ask() if self.fault.metrics else None
         if text:
             samples = parsed(text)
@@ -102,7 +101,7 @@ class Signs:
         return sum(text in line for line in self.server.lines[self.first :])
 
     def verdict(self, watch):
-        """Two cells of the table; what is not as it has to be is a violation."""
+        """Report missing signs as violations. Return two cells of the table: metrics and log lines."""
         seconds, name = time.monotonic() - self.begun, self.fault.name
         for metric, grown in self.grown.items():
             if grown <= 0:
@@ -118,10 +117,10 @@ class Signs:
             watch.wrong(f"{name}: {missing}")
         metrics = ", ".join(f"`{metric}` {grown:.0f}" for metric, grown in self.grown.items())
         lines = ", ".join(f"`{line}` {self.said(line)}" for line in self.fault.lines)
-        # Beside it: what clients that mean harm, and the fault's own consequences, have said.
+        # Other lines are caused by hostile clients and by consequences of the fault.
         others = {text: n for text, n in texts.items() if not text.startswith((*EACH, "request failed", *self.fault.lines))}
         beside = ", ".join(f"`{text}` {count}" for text, count in others.items())
-        return metrics or "none", (lines or "none") + (f"; beside: {beside}" if beside else "")
+        return metrics or "none", (lines or "none") + (f"; other: {beside}" if beside else "")
 
 
 def text_of(line):
@@ -132,7 +131,7 @@ def text_of(line):
 
 
 def undocumented(fault):
-    """What docs/FAULTS.md does not say of the fault's metrics and lines; of one without, it has to say why."""
+    """Return what docs/FAULTS.md lacks: the fault's metrics and lines, or the reason why there are none."""
     lines = (line.strip() for line in DOCUMENT.read_text().splitlines() if line.startswith("| "))
     rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
     row = next((row for row in rows if row[0].startswith(fault.row) and len(row) == 5), None)

@@ -1,4 +1,4 @@
-"""Real traffic, hostile clients and one fault after the other against the release binary; see --help."""
+"""Test the release binary with real traffic, hostile clients and one fault after another."""
 
 import argparse
 import asyncio
@@ -24,15 +24,16 @@ from system import FaultFs, Memory, Server, compile_faults, config
 from watch import Watch
 
 WORKERS = 16
-# What has blocks of 2 MiB.
+# Dataset with blocks of 2 MiB.
 LARGE = "u8large"
 LIMIT = 400 << 20
-# For so many seconds longer a fault is injected that has not shown yet.
+# Maximum number of additional seconds for which a fault is injected if its signs have not been seen yet.
 PATIENCE = 20
-# So often a fault is injected at most until throughput is seen full again.
+# Maximum number of injections of a fault until throughput is seen to recover.
 TIMES = 3
-# The most faults after which it was not at once, as a part of all; and the least of throughput at the end, as a part of
-# that at the beginning: each fault alone may leave too little behind to be told from chance.
+# LOW is the maximum fraction of faults after which throughput did not recover at the first attempt. LEAST is the
+# minimum throughput at the end, as a fraction of that at the beginning, because the effect of a single fault may be too
+# small to be distinguished from noise.
 LOW, LEAST = 1 / 3, 0.6
 COLUMNS = ("fault", "met", "what clients saw", "metric", "lines", "throughput", "back")
 
@@ -42,7 +43,8 @@ class Soak:
         self.options, self.directory = options, directory
         self.random = random.Random(options.seed)
         self.watch = Watch()
-        # Faults; those after which the machine was too busy; and those after which throughput was not full at once.
+        # Number of faults; of those after which the machine was too busy to tell; and of those after which throughput
+        # did not recover at the first attempt.
         self.told, self.untold, self.low = 0, 0, 0
 
     def prepare(self):
@@ -69,7 +71,7 @@ class Soak:
             shutil.copytree(truth, self.roots["mnt"], dirs_exist_ok=True)
         self.requests = [r for name, root in self.roots.items() for r in asked.requests(name, root, self.random)]
         self.streams = [r for name in self.roots for r in asked.streams(name)]
-        # What slow readers ask for.
+        # Request target of slow readers.
         self.large = f"/slice/disk/{LARGE}?start=0,0,0&stop=512,512,16&format=raw"
         if self.options.break_truth:
             victim = next(r for r in self.requests if r.body and len(r.body) > 100)
@@ -96,10 +98,10 @@ class Soak:
                 print(error)
 
     async def churn(self, stop):
-        """Gives files other times, so that what is cached of them has to be read again."""
+        """Change modification times of files, so that cached data becomes stale and is read again."""
         files = [path for path in self.truth.rglob("*") if path.is_file()]
         while not stop.is_set():
-            # Never the same time twice, and none so late that the file might still be written.
+            # Times never repeat, and are old enough that no file counts as being written.
             moment = time.time_ns() - 10**12
             os.utime(self.random.choice(files), ns=(moment, moment))
             await asyncio.sleep(0.01)
@@ -110,7 +112,7 @@ class Soak:
         print(f"| {name} | {shown} | {seen} | {metrics} | {lines} | {speed} | {back} |", flush=True)
 
     async def one(self, fault, seconds):
-        """Injects it, and again where throughput was not seen full again: what a fault leaves behind does not go by chance."""
+        """Inject a fault, and repeat it if throughput did not recover: lasting damage would show every time."""
         before, low = await self.speed.before(), 0
         for _ in range(TIMES):
             is_full = await self.once(fault, seconds, before)
@@ -121,11 +123,11 @@ class Soak:
                 break
             low += is_full is not None
         else:
-            self.watch.wrong(f"after {fault.name}, {TIMES} times: not the throughput before")
+            self.watch.wrong(f"after {fault.name}, {TIMES} times: throughput did not recover")
         self.low += low > 0
 
     async def once(self, fault, seconds, before):
-        """Whether throughput was what it had been `before`, soon; `None` where that cannot be told."""
+        """Inject a fault once. Return true if throughput soon recovers to `before`, or None if that is unclear."""
         stop = asyncio.Event()
         await self.signs.begin(fault)
         self.watch.begin(fault)
@@ -140,7 +142,7 @@ class Soak:
         stop.set()
         met = await injected
         self.watch.end()
-        # What was counted at the end of it.
+        # Includes events that were counted at the end of the fault.
         await self.signs.look()
         metrics, lines = self.signs.verdict(self.watch)
         is_full, rate, back = await self.speed.after(fault.name, before, self.options.without_speed)
@@ -152,17 +154,17 @@ class Soak:
         return is_full
 
     async def stream(self):
-        """One of them in the calm, where it has to be right."""
+        """Request one streamed answer while no fault is active; it must be right."""
         port, chosen = self.server.port, [self.random.choice(self.streams)]
         await traffic.honest(port, chosen, self.watch, asyncio.Event(), 0, times=1)
 
     def clients(self, stop):
         port, watch = self.server.port, self.watch
         tasks = [traffic.honest(port, self.requests, watch, stop, n) for n in range(WORKERS)]
-        # A large answer takes them as long as a thousand small ones: those are for the others, and for streams.
+        # The HTTP/2 clients request no large answers, because one takes them as long as a thousand small ones.
         small = [request for request in self.requests if LARGE not in request.path]
         tasks += [traffic.multiplexing(port, small, watch, stop, n) for n in (98, 99)]
-        # Begun in faults only: else what is answered in a second would be a matter of chance.
+        # Streams are requested only during faults: otherwise the number of answers per second would vary at random.
         tasks.append(traffic.honest(port, self.streams, watch, stop, 97, pause=1, in_faults=True))
         tasks.append(traffic.multiplexing(port, self.streams, watch, stop, 96, at_once=1, pause=1, in_faults=True))
         tasks += [traffic.hostile(port, stop, kind, self.large) for kind in traffic.HOSTILE]
@@ -187,7 +189,7 @@ class Soak:
                 await self.one(fault, seconds)
                 self.told += 1
                 if server.process.poll() is not None:
-                    self.watch.wrong(f"the server ended: {server.process.returncode}")
+                    self.watch.wrong(f"the server exited: {server.process.returncode}")
                     break
             if time.monotonic() > end or server.process.poll() is not None:
                 break
@@ -203,7 +205,7 @@ class Soak:
             self.end()
 
     def judge(self, first, last):
-        """Whether it became slower by and by, and whether that could be told."""
+        """Report a violation if throughput decreased during the run, or if the machine was too busy to tell."""
         untold = f"the machine was too busy to tell: after {self.untold} of {self.told} faults"
         print(f"at the end: {last}; {last.part(first):.0%} of the beginning; {untold}")
         if self.options.without_speed:
@@ -212,11 +214,11 @@ class Soak:
         if last.part(first) < LEAST:
             self.watch.wrong(f"at the end throughput is {last.part(first):.0%} of that at the beginning")
         if self.low > max(TIMES - 1, LOW * self.told):
-            self.watch.wrong(f"after {self.low} of {self.told} faults throughput was not seen full again at once")
+            self.watch.wrong(f"after {self.low} of {self.told} faults throughput did not recover at the first attempt")
         if self.untold > self.told / 4:
-            self.watch.wrong("the machine is too busy to tell throughput (--without-speed does not)")
+            self.watch.wrong("the machine is too busy to measure throughput (--without-speed skips this)")
         if not any(seen[304] for seen in self.watch.seen.values()):
-            self.watch.wrong("nobody was told that nothing has changed")
+            self.watch.wrong("no request was answered with 304")
 
     def end(self):
         server = self.server
@@ -234,13 +236,13 @@ class Soak:
 
 def main():
     parser = argparse.ArgumentParser(prog="tests/soak/run", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=6, help="about how long (every fault once at least)")
-    parser.add_argument("--hours", type=float, help="the same in hours")
+    parser.add_argument("--minutes", type=float, default=6, help="approximate duration; every fault is injected at least once")
+    parser.add_argument("--hours", type=float, help="duration in hours")
     parser.add_argument("--binary", default="target/release/n5-server")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", help="only faults with this in their names")
-    parser.add_argument("--without-speed", action="store_true", help="throughput is shown, and may be anything")
-    parser.add_argument("--request-timeout", default="3s", help="the server's; a calm machine never takes as long (3s)")
+    parser.add_argument("--only", help="only faults whose names contain this")
+    parser.add_argument("--without-speed", action="store_true", help="show throughput without judging it")
+    parser.add_argument("--request-timeout", default="3s", help="the server's request_timeout; an idle machine never takes as long (3s)")
     parser.add_argument("--budget-wait", default="2s", help="how long the server lets a request wait for memory (2s)")
     parser.add_argument("--break-truth", action="store_true", help="expect one wrong byte: the run must fail")
     options = parser.parse_args()
@@ -252,7 +254,7 @@ def main():
             soak.prepare()
             is_chosen = {module: not options.only or options.only in module.NAME for module in (beside, secure)}
             if not (soak.fs and any(is_chosen.values())) and not soak.faults:
-                print(f"no fault that can be had here has {options.only!r} in its name")
+                print(f"no fault that is available here has {options.only!r} in its name")
                 return 2
             for line in (COLUMNS, ["---"] * len(COLUMNS)):
                 print("|", " | ".join(line), "|")

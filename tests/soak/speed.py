@@ -1,5 +1,7 @@
-"""Throughput, against what the machine itself gave: virtual ones are quick at one time and slow at another, and others work
-on them."""
+"""Throughput, relative to the current speed of the machine.
+
+The speed of virtual machines varies, and other programs run on them.
+"""
 
 import asyncio
 import hashlib
@@ -11,24 +13,24 @@ from dataclasses import dataclass
 import numpy
 
 PIECE = bytes(1 << 18)
-# More than caches hold: a neighbour that takes memory's time slows this as it slows the server.
+# Larger than processor caches: a neighbour that uses memory bandwidth slows this down as it does the server.
 LARGE = [numpy.ones(8 << 20, numpy.uint8) for _ in range(2)]
 LOOK = 0.25
-# A window, in seconds; and the least of the throughput before that counts as all of it.
+# Duration of a window in seconds, and the minimum fraction of previous throughput that counts as full.
 WINDOW, FULL = 3.0, 0.9
-# Nothing can be told where others have so much of the machine, or so little is left of the processor time that was used
-# before, or where the same work takes so much more of it: then the next window is looked at.
+# A window is not judged if other programs use this fraction of the machine, if less than this fraction of the
+# previously used processor time is available, or if a fixed piece of work takes this many times as long.
 OTHERS, LEFT, SLOWER = 0.4, 0.6, 1.2
 WINDOWS = 6
-# Of so many windows, the median is no chance.
+# Number of windows whose median is reliable.
 MANY = 5
-# The most processor time for an answer, against its clients', as a part of that at the beginning.
+# Maximum processor time per answer, relative to that of the clients, as a multiple of that at the beginning.
 MORE = 1.25
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def effort():
-    """Processor time that a fixed piece of work takes now, in seconds: a few milliseconds, of computing and of memory."""
+    """Return the processor seconds of a fixed piece of work: a few milliseconds of computing and memory access."""
     begun = time.thread_time()
     hashlib.sha256(PIECE).digest()
     sum(range(10_000))
@@ -43,7 +45,7 @@ def processor_seconds(process):
 
 
 def idle_seconds():
-    """Of all processors together."""
+    """Return the idle time of all processors together."""
     with open("/proc/stat") as file:
         _, _, _, idle, waiting, *_ = map(int, file.readline().split()[1:])
     return (idle + waiting) / TICKS
@@ -51,16 +53,16 @@ def idle_seconds():
 
 @dataclass
 class Window:
-    # Answers a second, for as much time as the fixed piece of work takes now.
+    # Answers per second, scaled by how much longer than usual the fixed piece of work takes.
     rate: float
-    # What that piece takes.
+    # Processor time of the fixed piece of work in seconds.
     effort: float
-    # Processors that clients, server and file system had, and that nobody wanted.
+    # Number of processors used by clients, server and file system, and number of idle ones.
     used: float
     idle: float
-    # Answers by when, from the beginning on.
+    # Pairs of seconds and answers since the beginning of the window.
     looks: list
-    # Processors, by whom.
+    # Number of processors used by each process.
     shares: dict
 
     def __str__(self):
@@ -69,11 +71,11 @@ class Window:
         return f"{self.rate:.0f} requests a second; {spent}; yardstick {self.effort * 1e3:.1f} ms"
 
     def left(self, before):
-        """The part of the processor time used before that could be had: others may take it, an idle server leaves it."""
+        """Return the fraction of the previously used processor time that is available: used by this run, or idle."""
         return min(1.0, (self.used + self.idle) / before.used)
 
     def part(self, before):
-        """Throughput as a part of that before, for the processor time that could be had."""
+        """Return throughput as a fraction of that before, relative to the available processor time."""
         return self.rate / (before.rate * self.left(before))
 
     def is_ours(self):
@@ -110,7 +112,7 @@ class Speed:
         return Window(rate * now / self.usual, now, sum(shares.values()), idle, looks, shares)
 
     async def telling(self, moment, is_told):
-        """The first long window by which something can be told of that moment, of a few; else the last one."""
+        """Return the first long window that `is_told` accepts, or after some attempts the last one."""
         for _ in range(WINDOWS):
             window = await self.window(2 * WINDOW)
             if is_told(window):
@@ -119,16 +121,18 @@ class Speed:
         return window
 
     async def before(self):
-        """What it is before a fault: by a new window and the last ones."""
+        """Return the throughput before a fault, as the median of a new window and the last ones."""
         self.windows = [*self.windows[-4:], await self.window()]
         used = statistics.median(window.used for window in self.windows)
         rate = used * statistics.median(window.rate / window.used for window in self.windows)
         return Window(rate, statistics.median(window.effort for window in self.windows), used, 0.0, [], {})
 
     async def after(self, name, before, is_any):
-        """Looks at the windows from a second after a fault on, until one is full; whether one was (`None` where the machine was
-        too busy in each), and two cells of the table. One alone may be low by chance: of the first ones, `judge` takes the
-        median."""
+        """Measure windows from a second after a fault on, until one has full throughput.
+
+        Returns true if one has (or None if the machine was too busy in each), and two cells of the table. A single
+        window may be low by chance, so `judge` takes the median of the first windows after all faults.
+        """
         first, shown, parts, is_full = await self.window(1.0), [], [], False
         for _ in range(WINDOWS):
             window = await self.window()
@@ -145,13 +149,13 @@ class Speed:
         return is_full if parts or is_any else None, ", ".join(shown), self.back(before, first)
 
     def judge(self, first, last):
-        """What all faults together say, and whether the server takes more for an answer at the end, against its clients."""
+        """Report violations over all faults: low throughput, or more processor time per answer at the end."""
         for moment in self.untold:
-            self.watch.wrong(f"{moment}: the machine is too busy to tell throughput (--without-speed does not)")
+            self.watch.wrong(f"{moment}: the machine is too busy to measure throughput (--without-speed skips this)")
         parts = [part for _, part in self.firsts]
         middle, times = statistics.median(parts or [1.0]), [w.shares["server"] / w.shares["clients"] for w in (first, last)]
-        print(f"from one second after each fault on: {middle:.0%} of the throughput before, in the median; processor time of the "
-              f"server for that of its clients: {times[0]:.2f} at the beginning, {times[1]:.2f} at the end")  # fmt: skip
+        print(f"median throughput from one second after each fault: {middle:.0%} of that before; processor time of the "
+              f"server relative to its clients: {times[0]:.2f} at the beginning, {times[1]:.2f} at the end")  # fmt: skip
         if len(parts) >= MANY and middle < FULL:
             self.watch.wrong(f"throughput one second after faults: {middle:.0%} in the median")
         for name in {name for name, _ in self.firsts}:
@@ -162,7 +166,7 @@ class Speed:
             self.watch.wrong(f"the server takes {times[1] / times[0]:.2f} times the processor time that it took at the beginning")
 
     def back(self, before, first):
-        """When the first half a second began in which throughput was full; a cell of the table."""
+        """Return the beginning of the first half second with full throughput, as a cell of the table."""
         looks = [(0.0, 0), *first.looks]
         least = FULL * before.rate * first.left(before) * self.usual / first.effort
         for (begun, few), _, (ended, many) in zip(looks, looks[1:], looks[2:]):

@@ -1,4 +1,4 @@
-"""The server under test: started in bounded memory, with faults that can be put under it, and looked at from outside."""
+"""The server under test: runs in bounded memory, with faults injected, and is monitored from outside."""
 
 import json
 import mmap
@@ -24,7 +24,7 @@ def compile_faults(directory):
 
 
 class Memory:
-    """A control group of bounded memory, of version 1 or 2; without either, the process is only watched."""
+    """A control group of version 1 or 2 with a memory limit. Without either, the process is only monitored."""
 
     def __init__(self, limit_bytes):
         self.group, self.limit = None, limit_bytes
@@ -42,14 +42,14 @@ class Memory:
             break
 
     def describe(self):
-        return f"control group {self.group}" if self.group else "no control group can be made here: RSS is watched"
+        return f"control group {self.group}" if self.group else "no control group can be created here: only RSS is monitored"
 
     def enter(self):
         if self.group:
             (self.group / "cgroup.procs").write_text(str(os.getpid()))
 
     def set(self, limit_bytes):
-        """Another limit; what is beyond it is taken from the pages of files, which may take some tries."""
+        """Change the limit. The kernel reclaims pages of files beyond it, which may take several attempts."""
         for _ in range(20):
             try:
                 self.file.write_text(str(limit_bytes))
@@ -60,7 +60,7 @@ class Memory:
         raise failed
 
     def reached(self):
-        """How often the limit was met."""
+        """Return how often the limit was reached."""
         failures = self.group / "memory.failcnt"
         return int(failures.read_text()) if failures.exists() else self.event("memory.events", "max ")
 
@@ -78,7 +78,7 @@ class Memory:
 
 
 class FaultFs:
-    """A directory, passed on by a program that can fail."""
+    """A FUSE mount of a directory, with faults injected by faultfs.c."""
 
     def __init__(self, program, source, mountpoint):
         self.mountpoint = mountpoint
@@ -86,7 +86,7 @@ class FaultFs:
             [program, source, mountpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         if self.process.stdout.readline() != "mounted\n":
-            raise OSError("no file system of our own can be mounted here")
+            raise OSError("no FUSE file system can be mounted here")
 
     def say(self, command):
         self.process.stdin.write(command + "\n")
@@ -108,7 +108,7 @@ class Server:
             self.map = mmap.mmap(file.fileno(), 128)
         self.reading = threading.Event()
         self.reading.set()
-        # Those that tell of something; a line for each request is counted only.
+        # Log lines other than those about a single request, which are only counted.
         self.lines, self.line_count = [], 0
         environment = dict(os.environ, LD_PRELOAD=str(shared), FAULTS=str(self.controls))
         self.process = subprocess.Popen(
@@ -131,7 +131,7 @@ class Server:
             self.reading.wait()
 
     def control(self, which, value):
-        """Sets a number of faults.c; how often it was met before."""
+        """Set a control value of faults.c. Return how often the fault was met so far."""
         met = struct.unpack_from("<q", self.map, (which + 8) * 8)[0]
         struct.pack_into("<q", self.map, which * 8, value)
         return met
@@ -145,7 +145,7 @@ class Server:
             return error.code, error.read().decode()
 
     def metrics(self, name):
-        """Those of that name, by their labels as they are written."""
+        """Return the values of a metric, by their labels as written."""
         lines = (line.rsplit(" ", 1) for line in self.get("/metrics")[1].splitlines() if line)
         return {key[len(name) :]: float(value) for key, value in lines if key.split("{")[0] == name}
 
@@ -159,12 +159,12 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
     def memory(self, name="VmRSS"):
-        """Bytes of resident memory; VmHWM: at the peak."""
+        """Return the resident memory in bytes; with VmHWM, its peak."""
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split(f"{name}:")[1].split()[0]) << 10
 
     def limit_descriptors(self, count):
-        """Leaves so many beyond those that are open; the limits before."""
+        """Limit descriptors to `count` more than are open, or restore the limit if `count` is None."""
         old = resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE)
         wanted = old[1] if count is None else self.descriptors() + count
         resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (wanted, old[1]))
@@ -182,7 +182,7 @@ class Server:
 
 
 def config(containers, request_timeout, budget_wait, decoded="32MiB", stored="16MiB", more=""):
-    """A configuration with small bounds, so that a few hundred MiB hold it all."""
+    """Return a configuration with small limits, so that a few hundred MiB suffice."""
     text = f"""
 [server]
 listen = "127.0.0.1:0"

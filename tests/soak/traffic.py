@@ -1,4 +1,4 @@
-"""Clients, honest and hostile. The honest have every byte checked."""
+"""Honest and hostile clients. Every byte that honest clients receive is checked."""
 
 import asyncio
 import itertools
@@ -7,14 +7,14 @@ import socket
 import struct
 import time
 
-# The part of requests that say what the client has already.
+# Fraction of requests that are conditional.
 CONDITIONAL = 0.1
-# Where hostile clients are: memory is shared out by address.
+# Address of hostile clients. It differs from that of honest ones, because memory is shared fairly between addresses.
 ELSEWHERE = "127.0.0.2"
 
 
 async def answer(reader, method):
-    """Status, entity tag and body."""
+    """Read an answer. Return its status, entity tag and body."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status, length, tag = int(head[0].split(" ")[1]), 0, None
     for line in head[1:]:
@@ -30,7 +30,7 @@ async def answer(reader, method):
 
 
 def condition(watch, request, chance):
-    """The tag of what is known already, for one request in a few: the answer then is that it still is so."""
+    """Return the known entity tag of the path for some requests, else None. The answer to a request with it is 304."""
     is_plain = request.method == "GET" and not request.headers
     return watch.tags.get(request.path) if is_plain and chance < CONDITIONAL else None
 
@@ -42,8 +42,10 @@ async def paused(watch, stop, seconds, in_faults):
 
 
 async def honest(port, requests, watch, stop, seed, pause=0.0, in_faults=False, times=None, secure=None, more=None):
-    """One keep-alive connection after the other, HTTP/1.1; `secure` with TLS, `more` headers with every request. Without `stop`,
-    so many `times`."""
+    """Run an honest HTTP/1.1 client over keep-alive connections until `stop` is set, or for `times` requests.
+
+    `secure` is a TLS context, and `more` are headers for every request.
+    """
     choose, writer = random.Random(seed), None
     for _ in itertools.count() if times is None else range(times):
         if stop.is_set():
@@ -71,7 +73,7 @@ async def honest(port, requests, watch, stop, seed, pause=0.0, in_faults=False, 
         if pause:
             await paused(watch, stop, pause, in_faults)
         if in_faults and writer:
-            # It may have been idle for too long.
+            # The connection may have been idle for too long.
             writer.close()
             writer = None
     if writer:
@@ -79,7 +81,7 @@ async def honest(port, requests, watch, stop, seed, pause=0.0, in_faults=False, 
 
 
 async def multiplexing(port, requests, watch, stop, seed, at_once=8, pause=0.0, in_faults=False):
-    """HTTP/2, several requests at a time."""
+    """Run an honest HTTP/2 client with `at_once` concurrent requests."""
     import h2.exceptions
     import httpx
 
@@ -88,7 +90,7 @@ async def multiplexing(port, requests, watch, stop, seed, at_once=8, pause=0.0, 
     limits = httpx.Limits(max_connections=1)
 
     async def one(client):
-        """Whether the connection is good for more."""
+        """Send one request. Return true if the connection can still be used."""
         request, begun = choose.choice(requests), time.monotonic()
         known = condition(watch, request, choose.random())
         headers = {"accept-encoding": "identity", **request.headers, **({"if-none-match": known} if known else {})}
@@ -110,7 +112,7 @@ async def multiplexing(port, requests, watch, stop, seed, at_once=8, pause=0.0, 
 
 
 async def hostile(port, stop, kind, path):
-    """One misbehaving client after the other; nothing is expected of the answers."""
+    """Run one misbehaving client after another. Their answers are not checked."""
     loop = asyncio.get_running_loop()
     while not stop.is_set():
         client = socket.socket()
@@ -156,7 +158,7 @@ async def garbage(loop, client, _path):
 
 
 async def rapid_reset(loop, client, path):
-    """HTTP/2 streams that are opened and reset at once, by hand: no library sends that."""
+    """Open HTTP/2 streams and reset them immediately. Frames are written by hand, because no library sends this."""
 
     def frame(kind, flags, stream, payload):
         return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload

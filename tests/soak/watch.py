@@ -1,4 +1,4 @@
-"""What clients saw, and what they must not have seen."""
+"""The answers that clients got, and violations of what they must get."""
 
 import collections
 import math
@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 @dataclass
 class Fault:
     name: str
-    # Injects until an event is set; how often it was met, where that can be counted.
+    # Injects the fault until an event is set. Returns how often the fault was met, if that can be counted.
     inject: Callable[..., Awaitable[int | None]]
-    # Whose requests may fail meanwhile.
+    # Containers whose requests may fail during the fault.
     suffering: tuple
-    # The beginning of its row in docs/FAULTS.md, which says of what has neither metric nor line why.
+    # Beginning of the fault's row in docs/FAULTS.md, which also explains why a fault has no metric or no log line.
     row: str
-    # What must grow, and what must be said, by signs.py.
+    # Metrics that must grow and log lines that must appear; see signs.py.
     metrics: tuple = ()
     lines: tuple = ()
-    # How they may fail.
+    # Statuses with which requests may fail.
     statuses: tuple = (503, 504)
-    # Files are cut off: as they are then, they are right.
+    # true if files are truncated: the truncated content is then a right answer.
     cuts: bool = False
-    # Names are not there, or not to be looked at: listings and descriptions say less, where they are answered.
+    # true if names are missing or inaccessible: listings and descriptions may then be incomplete.
     hides: bool = False
 
     def excuses(self, request, status, body):
@@ -39,14 +39,14 @@ class Fault:
 @dataclass
 class Watch:
     fault: Fault | None = None
-    # The last ones: fault, beginning, end; the newest last.
+    # The most recent faults as fault, beginning and end; the newest last.
     faults: list = field(default_factory=list)
     seen: dict = field(default_factory=lambda: collections.defaultdict(collections.Counter))
     violations: list = field(default_factory=list)
     answered: int = 0
     checked_bytes: int = 0
     slowest: float = 0.0
-    # Entity tags of answers that were right, by path.
+    # Entity tags of right answers, by path.
     tags: dict = field(default_factory=dict)
 
     def begin(self, fault):
@@ -55,11 +55,11 @@ class Watch:
 
     def end(self):
         self.fault = None
-        # For a second longer, what has begun before may meet it.
+        # Requests may meet the fault for another second.
         self.faults[-1][2] = time.monotonic() + 1
 
     def met_since(self, begun):
-        """The faults that a request which began then may have met."""
+        """Return the faults that a request that began at `begun` may have met."""
         return [fault for fault, _, end in self.faults if end >= begun]
 
     def phase(self, begun):
@@ -74,13 +74,13 @@ class Watch:
             print("VIOLATION", text, flush=True)
 
     def check(self, request, begun, status, body, tag=None, known=None):
-        """Judges an answer to a request that began then, and told that it had what has the tag `known`."""
+        """Judge the answer to a request that began at `begun` with the entity tag `known`, if any."""
         phase = self.phase(begun)
         self.seen[phase][status] += 1
         self.answered += 1
         what = f"{phase}: {request.method} {request.path} {request.headers}: {status}"
         if known and status == 304 and request.status == 200:
-            # What has that tag was right.
+            # The answer from which the tag was taken was right.
             return
         if status == request.status and request.is_right(body):
             self.checked_bytes += len(body)

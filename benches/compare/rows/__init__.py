@@ -1,4 +1,4 @@
-"""What a row of the comparison is. Every module in this package has `rows(stage)`, which yields rows and tables."""
+"""Rows of the comparison. Every module in this package has a function `rows(stage)` that yields rows and tables."""
 import statistics
 from dataclasses import dataclass, field
 
@@ -6,16 +6,16 @@ BETTER = ('higher', 'lower')
 
 
 class LeftOut(Exception):
-    """Something that a row needs is not on this machine; no fault of the server or of the comparison."""
+    """A requirement of a row is missing on this machine. This is not a fault of the server or the comparison."""
 
 
 @dataclass
 class Row:
-    """One piece of work, done by n5-server and by what it is compared with, in turn.
+    """A piece of work that n5-server and another contestant do in turn.
 
-    `ratio_samples` has one number a round. Where `better` is 'higher' the target is their least median, else their
-    greatest. `ours` and `theirs` are what was measured, in `unit`, one number a round. `limit` names a bound, with its
-    figure, that was measured in the same run and shows that more is impossible; empty where there is none.
+    `ratio_samples` has one ratio per round. If `better` is 'higher', `target` is the least acceptable median of the
+    ratios, otherwise the greatest. `ours` and `theirs` are the measurements in `unit`, one per round. `limit` describes
+    a bound that was measured in the same run and shows that more is impossible; it is empty if there is none.
     """
     work: str
     against: str
@@ -44,7 +44,7 @@ class Row:
         return 'met' if met else 'limit' if self.limit else 'missed'
 
     def cells(self):
-        """The row as text, in the order of `HEADER`."""
+        """Return the cells of the row as text, in the order of `HEADER`."""
         sign = '≥' if self.better == 'higher' else '≤'
         spread = f'{min(self.ratio_samples):.2f}..{max(self.ratio_samples):.2f}'
         notes = '; '.join(n for n in (self.note, self.limit and f'limit: {self.limit}') if n)
@@ -57,7 +57,7 @@ HEADER = ['work', 'against', 'ours', 'theirs', 'unit', 'ratio', 'min..max', 'tar
 
 @dataclass
 class Table:
-    """How a cost grows. `flat` is the verdict and `rule` what it means; `lines` are below `header`."""
+    """A table of how a cost grows. `flat` is the verdict, and `rule` explains it; `lines` are below `header`."""
     title: str
     header: list[str]
     lines: list[list[str]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Table:
 
 @dataclass
 class Missing:
-    """A row that was not measured, and why. A fault makes the whole comparison fail."""
+    """A row that was not measured, with the reason. A fault makes the whole comparison fail."""
     work: str
     why: str
     fault: bool = False
@@ -82,12 +82,12 @@ class Missing:
 
 
 def against(work, contestant, target, better, ours, theirs, unit, note='', limit='', inverted=False):
-    """A row of two lists of samples. The ratio is ours / theirs; `inverted` makes it theirs / ours, for times."""
+    """Return a row from two lists of samples. The ratio is ours / theirs, or for times, `inverted`."""
     ratios = [b / a if inverted else a / b for a, b in zip(ours, theirs, strict=True)]
     return Row(work, contestant, target, better, ratios, ours, theirs, unit, note, limit)
 
 
 def number(samples):
-    """The median of the samples, with three digits that mean something."""
+    """Return the median of the samples with about three significant digits."""
     value = statistics.median(samples)
     return f'{value:,.0f}' if abs(value) >= 100 else f'{value:.1f}' if abs(value) >= 10 else f'{value:.3g}'

@@ -1,4 +1,4 @@
-"""Slices whose blocks are cached, decoded."""
+"""Slices whose decoded blocks are cached."""
 import statistics
 
 from contest import SendOnly, alternate
@@ -11,7 +11,7 @@ TIMES = 8
 
 
 def reading(port, path, size):
-    """A job: the median of some readings over one connection, as MiB/s."""
+    """Return a client and a job that reads `path` repeatedly and returns the median rate in MiB/s."""
     client = Slurp(port, size).__enter__()
 
     def job():
@@ -22,7 +22,7 @@ def reading(port, path, size):
 
 
 def large(stage, ours, stale, theirs):
-    """64 MiB of decoded blocks as one answer."""
+    """Yield rows for one answer of 64 MiB of decoded blocks."""
     path = '/slice/em16-512/gzip?start=0,0,0&size=512,256,256'
     with SendOnly() as sender:
         clients, jobs = zip(*(reading(port, p, MIB_64) for port, p in [
@@ -32,7 +32,7 @@ def large(stage, ours, stale, theirs):
         finally:
             for client in clients:
                 client.__exit__()
-    # A slice is in memory, not in a file: what only sends as many bytes from memory cannot be beaten.
+    # A slice is in memory, not in a file, so a server that only sends as many bytes from memory is an upper bound.
     best = statistics.median(s / t for s, t in zip(bound, b))
     limit = f'a server that only sends as much from memory is at {best:.2f} of nginx' if best < 0.9 else ''
     for samples, says in ((a, ''), (also, f'; {STALE_NOTE}')):

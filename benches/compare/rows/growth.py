@@ -1,4 +1,4 @@
-"""How costs grow: with open connections, blocks touched, and the grid. They should not."""
+"""Growth of costs with open connections, blocks touched, and the size of the grid. They should not grow."""
 import resource
 import socket
 import statistics
@@ -17,14 +17,14 @@ TOUCHED = [0, 10**5, 10**6]
 SMALL_SLICE = '?start=8,8,8&size=16,16,16'
 SIDE = 10
 SWEEPERS = 4
-# Each latency is the lowest of the rounds, and that the median of some hundred requests, client and server on one core:
-# of processes that do the same such figures differ by a twentieth.
+# Each latency is the lowest of all rounds, and each round's latency the median of some hundred requests, with client
+# and server on one core. Such figures differ by a twentieth between identical processes.
 FLAT = 1.5
 RULE = 'flat means at most 1.5 times the latencies of the first line; it is {:.2f}.'
 
 
 class Idle:
-    """So many connections that have each had an answer and now wait."""
+    """`count` connections that have each received an answer and are now idle."""
 
     def __init__(self, port, count):
         self.port, self.count = port, count
@@ -45,7 +45,7 @@ class Idle:
 
 
 def connections(stage):
-    """Requests per second of 32 connections while others are open."""
+    """Measure requests per second of 32 connections while others are open."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 500
     paths = blocks('small', 16, 512)
     counts = [count for count in OPEN if count <= most]
@@ -69,10 +69,10 @@ def connections(stage):
 
 
 def touch(port, count):
-    """Asks for that many distinct blocks of the grid of 10^12, none of which exists; returns how many it were.
+    """Request `count` distinct absent blocks of the grid of 10^12. Return their number.
 
-    The first 10^5 in requests of their own, at random, the others a thousand at a time, in slices that take one element
-    of each of 10 x 10 x 10 blocks along the diagonal.
+    The first 10^5 are requested singly at random positions, the others a thousand at a time, by slices that take one
+    element of each of 10 x 10 x 10 blocks along the diagonal.
     """
     done = 0
     while done < min(count, 10**5):
@@ -92,7 +92,7 @@ def touch(port, count):
 
 
 def touched(stage):
-    """Latencies of servers that have been asked for more and more blocks."""
+    """Measure latencies of servers after requests for more and more blocks."""
     works = {'block': ('/0/0/0', 200), 'absent block': ('/0/9/9', 404)}
     paths = [('/sparse/grid12' + path, status) for path, status in works.values()]
     paths.append((f'/slice/sparse/grid12{SMALL_SLICE}', 200))
@@ -114,7 +114,7 @@ def touched(stage):
 
 
 def grids(stage):
-    """Latencies of the same requests to larger and larger grids."""
+    """Measure latencies of the same requests for larger and larger grids."""
     works = {'/info': '/info/sparse/{}', 'block': '/sparse/{}/0/0/0', 'absent block': '/sparse/{}/0/0/9',
              'slice of 16^3': '/slice/sparse/{}' + SMALL_SLICE}
     jobs = []

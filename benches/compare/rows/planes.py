@@ -1,7 +1,7 @@
-"""Planes as pictures, and cut-outs, from blocks that are in memory already.
+"""Planes as images, and cut-outs, from blocks that are already in memory.
 
-Each contestant is asked for planes next to each other that lie in the same 64 blocks, once before it counts: blocks are
-decoded then, and no picture has been made. One request at a time.
+Each contestant produces adjacent planes that lie in the same 64 blocks. The first round does not count. After it, the
+blocks are decoded, but the images of later planes do not exist yet. Requests are sequential.
 """
 import contextlib
 import gzip
@@ -25,9 +25,10 @@ from rows.slices import tensorstore, timed
 from tools import H2N5, h2n5
 
 DATASET = 'em8-512/gzip'
-# Axes to the right and down, and the one that is stepped along.
+# Horizontal axis, vertical axis, and the axis to step along.
 PLANES = {'xy': (0, 1, 2), 'xz': (0, 2, 1), 'yz': (1, 2, 0)}
-# The first is compared; rounds take the next ones, so that nobody is asked twice for a picture (in up to 7 rounds).
+# The images of the first plane are compared. Rounds use the next ones, so that no image is requested twice (in up to 7
+# rounds).
 FIRST, STEPS = 192, range(193, 256)
 EACH = 7
 SIDE = 64
@@ -35,7 +36,7 @@ SIDE = 64
 
 @contextlib.contextmanager
 def container(dataset):
-    """A root with a version, on which h2n5 and zarr 2 insist, and the dataset as `data`."""
+    """Create a root with a version, which h2n5 and zarr 2 require, and with the dataset as `data`."""
     with tempfile.TemporaryDirectory() as place:
         root = pathlib.Path(place)
         (root / 'attributes.json').write_text(json.dumps({'n5': '2.0.0'}))
@@ -44,7 +45,7 @@ def container(dataset):
 
 
 class H2n5:
-    """h2n5 with its cache of decoded blocks, which it has off by default, and two threads."""
+    """h2n5 with two threads and its cache of decoded blocks, which is off by default."""
     name = f'h2n5 {H2N5}'
 
     def __init__(self, binary, root):
@@ -65,21 +66,21 @@ class H2n5:
 
 
 def our_path(axes, at):
-    """A plane as n5-server is asked for it."""
+    """Return the path of a plane for n5-server."""
     select = [':'] * 3
     select[axes[2]] = str(at)
     return f'/slice/{DATASET}?select={",".join(select)}&format=png'
 
 
 def their_path(axes, at):
-    """A plane as h2n5 is asked for it."""
+    """Return the path of a plane for h2n5."""
     start = [0] * 3
     start[axes[2]] = at
     return f'/tile/data/{axes[0]}_{axes[1]}/512_512/{"/".join(map(str, start))}.png'
 
 
 def picture(store, axes, at):
-    """A plane with TensorStore and Pillow, as a PNG of Pillow's defaults."""
+    """Return a plane, read by TensorStore, as a PNG with Pillow's defaults."""
     index = [slice(None)] * 3
     index[axes[2]] = at
     plane = store[tuple(index)].read(order='F').result()
@@ -89,7 +90,7 @@ def picture(store, axes, at):
 
 
 def planes(stage, server, other, theirs):
-    """Rows for each orientation; `theirs(axes, at)` makes one picture of the other and returns it."""
+    """Yield a row for each orientation. `theirs(axes, at)` returns an image made by the other contestant."""
     with Slurp(server.port) as client:
         for name, axes in PLANES.items():
             sizes, steps = [0, 0], [itertools.cycle(STEPS), itertools.cycle(STEPS)]
@@ -109,13 +110,13 @@ def planes(stage, server, other, theirs):
 
 
 def cut_outs(stage, root):
-    """What n5ng does: a region, decoded anew each time, and its bytes compressed with gzip at level 5.
+    """Measure the work of n5ng: decoding a region anew each time and compressing its bytes with gzip at level 5.
 
-    n5ng itself has no release: it is a script in a repository, for Flask's server for development, that today opens
-    Zarr of five axes alone; before that it opened N5 with z5py, which is on conda alone. Its job is done here by the
-    reader for N5 that pip has, zarr 2, in process and without HTTP, which is less than n5ng did.
+    n5ng has no release: it is a script for Flask's development server that now opens only Zarr with five axes; before,
+    it opened N5 with z5py, which is available from conda only. Here zarr 2, the N5 reader that pip can install, does
+    its work in process and without HTTP, which is less work than n5ng did.
     """
-    warnings.simplefilter('ignore', FutureWarning)  # of its end, with zarr 3
+    warnings.simplefilter('ignore', FutureWarning)  # zarr 3 removes the N5 reader
     array = zarr.open(zarr.N5FSStore(str(root)), mode='r')['data']
     corners = np.random.default_rng(5).integers(0, 512 - SIDE, (EACH, 3)).tolist()
 
@@ -129,7 +130,7 @@ def cut_outs(stage, root):
 
     def theirs():
         for x, y, z in corners:
-            # Zarr has the axes the other way round.
+            # Zarr's axes are reversed.
             cut = array[z:z + SIDE, y:y + SIDE, x:x + SIDE].tobytes()
             gzip.compress(cut, 5)
         return cut
@@ -140,14 +141,14 @@ def cut_outs(stage, root):
             raise Failed('n5-server and zarr 2 differ')
         a, b = ([s / len(corners) * 1e3 for s in samples] for samples in alternate(
             stage.rounds, lambda: timed(lambda: ours(client)), lambda: timed(theirs)))
-    # No ratio is asked for, other than to be ahead of every alternative.
+    # The target is only to be faster than the alternative.
     yield against(f'cut-out {SIDE}^3 across blocks as gzip, nothing cached', "n5ng's job (zarr 2)", 1.0, 'higher', a, b,
                   'ms', 'n5ng itself has no release; its level 5, in process; ours at its own level', inverted=True)
 
 
 def rows(stage):
     with container(stage.n5 / DATASET) as root:
-        # 16 MiB of blocks in each orientation: the defaults hold them.
+        # 16 MiB of blocks in each orientation, which fit the default caches.
         with stage.server() as server:
             store = tensorstore(stage.n5 / DATASET, 1 << 30)
             yield from planes(stage, server, 'TensorStore+Pillow', lambda axes, at: picture(store, axes, at))

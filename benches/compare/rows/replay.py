@@ -1,9 +1,9 @@
-"""A session of Neuroglancer, recorded in a browser, replayed as fast as the server answers.
+"""A session of Neuroglancer, recorded in a browser and replayed as fast as the server answers.
 
-Pauses are left out: what counts is the time to the last byte of everything that was asked. Requests leave in the
-recorded order, up to 6 at once as a browser's connections allow over HTTP/1.1, or 100, as Neuroglancer would have
-it. `cold` is the first replay of a server that has just been started, with the files in the page cache; `warm` is a
-later one. The third contestant only sends.
+The result is the time to the last byte of all answers; pauses are left out. Requests are sent in the recorded order, up
+to 6 concurrently, as a browser's connections allow over HTTP/1.1, or up to 100, Neuroglancer's own limit. `cold` is the
+first replay after a start of the server, with the files in the page cache; `warm` is a later one. The third contestant
+only sends.
 """
 import re
 import statistics
@@ -14,35 +14,35 @@ from rows import against
 from rows.stored import STALE
 from session import SendSession, replay, session
 
-# Replays that make one sample: one alone takes hundredths of a second.
+# Number of replays per sample, because one replay takes only hundredths of a second.
 TIMES = 9
 MIB = 1 << 20
-# Settings of three sizes, small, default and large; the last holds the session in every form.
+# Settings for small, default and large caches. The large ones hold the session in every form.
 SIZES = {'cache of 20 MiB': ('cache.decoded=16MiB', 'cache.stored=4MiB'), 'default cache': (),
          'cache of 1 GiB': ('cache.decoded=768MiB', 'cache.stored=256MiB')}
-# What the caches are filled with besides: blocks made anew in other encodings, and regions cut from decoded ones.
+# Requests that fill the caches in addition: re-encoded blocks, and regions cut from decoded blocks.
 VIEWS = ('/as/raw,uint32', '/as/zstd')
 REGIONS = [f'/slice/em16-512/raw?start=0,0,{z}&size=512,512,128' for z in range(0, 512, 128)]
 
 
 def cold(make, requests, connections):
-    """Milliseconds of the first replay, the median of several servers."""
+    """Return the milliseconds of the first replay, as the median of several servers."""
     def once():
         with make() as server:
             seconds = replay(server.port, requests, connections).seconds
             if isinstance(server, Server):
-                server.process.kill()  # its orderly end takes a second
+                server.process.kill()  # a graceful shutdown takes a second
         return seconds * 1e3
     return statistics.median(once() for _ in range(TIMES))
 
 
 def warm(server, requests, connections):
-    """Milliseconds of a replay, the median of several."""
+    """Return the milliseconds of a replay, as the median of several."""
     return statistics.median(replay(server.port, requests, connections).seconds * 1e3 for _ in range(TIMES))
 
 
 def row(state, connections, target, samples, note=''):
-    """Ours against nginx; the third list is that of the server that only sends."""
+    """Return a row of our server against nginx. The third list of samples is of the server that only sends."""
     ours, theirs, sent = samples
     least = statistics.median(c / b for b, c in zip(theirs, sent))
     reached = statistics.median(c / a for a, c in zip(ours, sent))
@@ -55,20 +55,20 @@ def row(state, connections, target, samples, note=''):
 
 
 def bound(process):
-    """Bytes that the server says its caches and budgets take at most."""
+    """Return the maximum size of caches and budgets in bytes that the server announces."""
     line = process.stdout.readline()
     return int(re.search(r'take at most (\d+) MiB', line).group(1)) * MIB
 
 
 def memory(stage, requests):
-    """The most memory that was resident while caches were filled and the session replayed; against the budget."""
+    """Compare peak resident memory, while the caches are filled and the session is replayed, with the budget."""
     for name, settings in SIZES.items():
         with stage.server(*settings) as server:
             allowed = bound(server.process) + 150 * MIB
             for connections in (6, 100):
                 replay(server.port, requests, connections)
             for view in VIEWS:
-                # What is encoded anew has other lengths than the files.
+                # Re-encoded blocks differ in length from the files.
                 replay(server.port, requests, 100, prefix=view, exact=False)
             with Slurp(server.port, 64 * MIB) as client:
                 for region in REGIONS:

@@ -1,14 +1,14 @@
 """A whole volume as one slice, cold, against TensorStore in process.
 
-Cold is a server whose caches are switched off, `cache.decoded=0` and `cache.stored=0`, and TensorStore with a cache of
-no bytes: every round reads and decodes every block, from files in the page cache. A restarted server would be as cold,
-but its first answer would also show what starting costs, and TensorStore's process is not restarted either.
+Cold means that the server's caches are disabled (`cache.decoded=0`, `cache.stored=0`) and that TensorStore's cache has
+no bytes: every round reads and decodes every block, from files in the page cache. A restarted server would be cold too,
+but its first answer would include the cost of starting, and TensorStore's process is not restarted either.
 
-The answer of ours crosses loopback HTTP, TensorStore's does not. So two more contestants take part in the same rounds:
-a server that only sends as many bytes to the same client, and the bare codec on both cores. Where the first takes more
-than a quarter of TensorStore's time the target is half of what it reaches. Both keep both cores busy, so nobody can do
-the one and the other in less time than the two take together: where that is more than the target allows, a row that
-reaches 0.85 of the bound says `limit`.
+Our answer crosses loopback HTTP, while TensorStore's does not. Therefore two more contestants take part in the same
+rounds: a server that only sends as many bytes to the same client, and the bare codec on both cores. If the former takes
+more than a quarter of TensorStore's time, the target is half of the ratio that it reaches. Both keep both cores busy,
+so that no server can take less than the sum of their times. If that sum exceeds what the target allows, a row that
+reaches 0.85 of the bound has the verdict `limit`.
 """
 import statistics
 import time
@@ -24,14 +24,14 @@ from rows import against
 from tools import imagecodecs
 
 TYPES = {'em8': '|u1', 'em16': '<u2', 'seg64': '<u8'}
-# Turns in a round: what takes hundredths of a second differs more from turn to turn.
+# TIMES is the number of turns in a round, except for the SLOW compressions: short measurements vary more.
 SLOW, TIMES = ('bzip2', 'xz'), 5
 TARGET, FREE, REACHED = 2.0, 4.0, 0.85
 COLD = ('cache.decoded=0', 'cache.stored=0')
 
 
 def tensorstore(path, cache_bytes=0):
-    """A dataset as TensorStore opens it, on both cores."""
+    """Open a dataset with TensorStore, on both cores."""
     context = ts.Context({'cache_pool': {'total_bytes_limit': cache_bytes}, 'data_copy_concurrency': {'limit': 2}})
     spec = {'driver': 'n5', 'kvstore': {'driver': 'file', 'path': f'{path}/'}}
     return ts.open(spec, context=context, open=True, read=True).result()
@@ -44,7 +44,7 @@ def timed(job):
 
 
 def row(work, ours, theirs, sent, bare, library):
-    """Ours against TensorStore's seconds; `sent` and `bare` set the target and the bound."""
+    """Return a row of our seconds against TensorStore's. `sent` and `bare` determine the target and the bound."""
     free = statistics.median(t / s for t, s in zip(theirs, sent))
     codec = statistics.median(t / b for t, b in zip(theirs, bare))
     bound = statistics.median(t / (s + b) for t, s, b in zip(theirs, sent, bare))
@@ -53,7 +53,7 @@ def row(work, ours, theirs, sent, bare, library):
     note = f'send only {free:.2f}, bare {library} {codec:.2f}, {ratio / bound:.2f} of both together'
     limit = ''
     if ratio < target and bound < target and ratio >= REACHED * bound:
-        limit = f'{library} on both cores, and then sending, makes {bound:.2f}'
+        limit = f'{library} on both cores, followed by sending, reaches {bound:.2f}'
     milliseconds = [[1e3 * s for s in samples] for samples in (ours, theirs)]
     return against(work, 'TensorStore', round(target, 2), 'higher', *milliseconds, 'ms', note, limit, inverted=True)
 

@@ -1,4 +1,4 @@
-"""Time to a first answer of the process, size of the binary, time to the first byte of large slices."""
+"""Time from start to first answer, size of the binary, and time to the first byte of large slices."""
 import pathlib
 import socket
 import statistics
@@ -15,9 +15,9 @@ REQUEST = b'GET /em8/gzip/attributes.json HTTP/1.1\r\nHost: localhost\r\n\r\n'
 
 
 def first_answer(words, port):
-    """Seconds from exec to an answer of 200; asks again as soon as it is refused."""
+    """Return the seconds from exec to an answer with status 200. Retries immediately while connections are refused."""
     process = spawn(words, stdout=subprocess.DEVNULL)
-    # Popen has returned because exec has succeeded: forking this process is not the server's time.
+    # Popen returns after exec has succeeded, so the time to fork this process is not included.
     started = time.perf_counter()
     try:
         while True:
@@ -48,7 +48,7 @@ def start_nginx(stage):
 
 
 def several(job, *arguments, times=TIMES):
-    """A job: the median of some, in milliseconds."""
+    """Return a job that calls another repeatedly and returns the median in milliseconds."""
     return lambda: statistics.median(job(*arguments) for _ in range(times)) * 1e3
 
 

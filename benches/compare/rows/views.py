@@ -1,16 +1,16 @@
-"""What views send against the same as files: blocks re-encoded and kept, chunks passed through."""
+"""Answers of views against equal files: re-encoded blocks from the cache, and chunks passed through."""
 from load import Slurp
 from race import STALE, STALE_NOTE, Runner, blocks, race
 
 
 def total(port, paths):
-    """Bytes of all answers. Reads every path once: what is made at the first reading is made after this."""
+    """Return the bytes of all answers. Reads every path once, so that later reads find derived data in the cache."""
     with Slurp(port) as client:
         return sum(client.get(path) and len(client.body) for path in paths)
 
 
 def reencoded(stage, work, target, path, block, other, root):
-    """Rows of a view's paths against files of nginx that hold the same. The first is made of `block`."""
+    """Yield rows of a view's paths against equal files behind nginx. The first path is derived from `block`."""
     with stage.server() as ours, stage.server(*STALE) as stale, stage.nginx(root) as nginx:
         sizes = [total(port, paths) for port, paths in ((ours.port, path), (stale.port, path), (nginx.port, other))]
         note = f'{sizes[0] / sizes[2]:.2f} of the bytes' if abs(sizes[0] / sizes[2] - 1) >= 0.005 else ''

@@ -1,6 +1,6 @@
-"""zarr-python 3 and dask reading the Zarr view of N5, against the same reading a Zarr copy behind nginx.
+"""zarr-python 3 and dask reading the Zarr view of N5, against the same readers with a Zarr copy behind nginx.
 
-The copy has the same chunks in the same codec. Opening the array is part of the time, as it is of a user's.
+The copy has the same chunks in the same codec. The time includes opening the array, as it does for a user.
 """
 import json
 import pathlib
@@ -13,12 +13,12 @@ from rows import LeftOut, against
 
 READERS = {'with_zarr': 'zarr-python 3', 'with_dask': 'dask'}
 SCRIPT = pathlib.Path(__file__).resolve().parents[1] / 'read_zarr.py'
-# Of one reading there are so many in a round; the median of them is its sample.
+# Number of readings in a round; their median is the sample.
 TIMES = 3
 
 
 def readings(python, rounds, *urls):
-    """What read_zarr.py prints; it is ended with this process."""
+    """Run read_zarr.py and return its results. It ends with this process."""
     process = spawn([python, '-B', SCRIPT, rounds, *urls], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         printed, complaint = process.communicate(timeout=300)

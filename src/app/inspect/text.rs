@@ -1,13 +1,13 @@
-//! `/info` as aligned text.
+//! Renders `/info` as aligned text.
 
 use std::fmt::Write as _;
 
 use indicatif::{BinaryBytes, HumanCount};
 use serde_json::Value;
 
-use super::super::visible::visible;
+use super::super::escape_control::escape_control_chars;
 
-/// Programs, as the document and as people name them.
+/// Programs, by their keys in the document and their usual names.
 const READERS: [(&str, &str); 5] = [
     ("neuroglancer", "Neuroglancer"),
     ("tensorstore", "TensorStore"),
@@ -17,24 +17,24 @@ const READERS: [(&str, &str); 5] = [
 ];
 
 /// A level of a pyramid.
-pub(super) struct Level {
-    /// Its path below the pyramid.
+pub(super) struct LevelReport {
+    /// Path relative to the pyramid.
     pub(super) path: String,
-    /// Its own document.
+    /// The level's own document.
     pub(super) info: Value,
 }
 
-/// What is below a group.
+/// Groups and datasets below a group.
 #[derive(Default)]
-pub(super) struct Tree {
-    /// A line for each group and dataset: name, and what it is.
+pub(super) struct TreeListing {
+    /// A line for each group and dataset: its name and its description.
     pub(super) lines: Vec<(String, String)>,
-    /// Whether there is more.
-    pub(super) is_cut: bool,
+    /// True if there are more groups and datasets than lines.
+    pub(super) is_truncated: bool,
 }
 
-/// A line of a tree.
-pub(super) fn line(name: &str, depth: usize, info: &Value) -> (String, String) {
+/// Returns the line of a group or dataset in a tree.
+pub(super) fn tree_line(name: &str, depth: usize, info: &Value) -> (String, String) {
     let slash = if info["kind"] == "dataset" { "" } else { "/" };
     let what = match info["kind"].as_str() {
         Some("dataset") => format!("{}  {}", elements(info), compression(info)),
@@ -47,12 +47,15 @@ pub(super) fn line(name: &str, depth: usize, info: &Value) -> (String, String) {
         }
         _ => String::new(),
     };
-    (format!("{:indent$}{}{slash}", "", visible(name), indent = 2 * depth), visible(&what).into_owned())
+    (
+        format!("{:indent$}{}{slash}", "", escape_control_chars(name), indent = 2 * depth),
+        escape_control_chars(&what).into_owned(),
+    )
 }
 
-/// Everything about a group or dataset.
-pub(super) fn shown(path: &str, info: &Value, levels: &[Level], tree: Option<&Tree>) -> String {
-    let mut out = format!("{}: {}\n", visible(path), text(&info["kind"]));
+/// Renders everything about a group or dataset.
+pub(super) fn render(path: &str, info: &Value, levels: &[LevelReport], tree: Option<&TreeListing>) -> String {
+    let mut out = format!("{}: {}\n", escape_control_chars(path), text(&info["kind"]));
     let mut rows: Vec<(&str, String)> = Vec::new();
     if info["kind"] == "dataset" {
         rows.push(("elements", elements(info)));
@@ -61,7 +64,12 @@ pub(super) fn shown(path: &str, info: &Value, levels: &[Level], tree: Option<&Tr
         let blocks = grid.iter().fold(1_u64, |all, n| all.saturating_mul(*n));
         rows.push((
             "blocks",
-            format!("{} in a grid of {}: {}", by(&info["block_size"]), by(&info["grid"]), HumanCount(blocks)),
+            format!(
+                "{} in a grid of {}: {}",
+                join_by_x(&info["block_size"]),
+                join_by_x(&info["grid"]),
+                HumanCount(blocks)
+            ),
         ));
         rows.push(("compression", compression(info)));
     }
@@ -97,7 +105,7 @@ pub(super) fn shown(path: &str, info: &Value, levels: &[Level], tree: Option<&Tr
     let own = info["attributes"].as_u64().unwrap_or(0);
     rows.push(("attributes", format!("{own} (--json shows them)")));
     for (name, value) in rows {
-        let _ = writeln!(out, "  {name:<12} {}", visible(&value));
+        let _ = writeln!(out, "  {name:<12} {}", escape_control_chars(&value));
     }
     if !levels.is_empty() {
         out.push_str("\nlevels\n");
@@ -108,24 +116,24 @@ pub(super) fn shown(path: &str, info: &Value, levels: &[Level], tree: Option<&Tr
                 "{}  {}  factors {}  voxel {}",
                 elements(&level.info),
                 compression(&level.info),
-                by(&of["factors"]),
-                by(&of["resolution"])
+                join_by_x(&of["factors"]),
+                join_by_x(&of["resolution"])
             );
-            (visible(&level.path).into_owned(), visible(&what).into_owned())
+            (escape_control_chars(&level.path).into_owned(), escape_control_chars(&what).into_owned())
         });
         columns(&mut out, &lines.collect::<Vec<_>>());
     }
     if let Some(tree) = tree.filter(|tree| !tree.lines.is_empty()) {
         out.push_str("\nbelow\n");
         columns(&mut out, &tree.lines);
-        if tree.is_cut {
+        if tree.is_truncated {
             out.push_str("  ... and more: name a group to see what is below it\n");
         }
     }
     if let Some(problems) = info["problems"].as_array().filter(|problems| !problems.is_empty()) {
-        out.push_str("\nto know\n");
+        out.push_str("\nnotes\n");
         for problem in problems {
-            let _ = writeln!(out, "  - {}", visible(text(problem)));
+            let _ = writeln!(out, "  - {}", escape_control_chars(text(problem)));
         }
     }
     out
@@ -139,10 +147,10 @@ fn columns(out: &mut String, lines: &[(String, String)]) {
 }
 
 fn elements(info: &Value) -> String {
-    format!("{} {}", text(&info["data_type"]), by(&info["dimensions"]))
+    format!("{} {}", text(&info["data_type"]), join_by_x(&info["dimensions"]))
 }
 
-/// `gzip (level 5)`: the scheme and its parameters.
+/// Returns the scheme and its parameters, such as `gzip (level 5)`.
 fn compression(info: &Value) -> String {
     let Some(members) = info["compression"].as_object() else { return String::new() };
     let parameters: Vec<String> = members
@@ -163,7 +171,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A value without quotes.
+/// Returns a value as text, a string without quotes.
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -172,8 +180,8 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
 }
 
-/// `512 x 512 x 64`.
-fn by(value: &Value) -> String {
+/// Joins the elements of an array, such as `512 x 512 x 64`.
+fn join_by_x(value: &Value) -> String {
     let all: Vec<String> = value.as_array().into_iter().flatten().map(plain).collect();
     if all.is_empty() { "(no axes)".to_owned() } else { all.join(" x ") }
 }

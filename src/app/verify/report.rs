@@ -1,5 +1,5 @@
-//! The report: a JSON object a line, appended as it is found. Checkpoints stand among the findings, so that what is after
-//! the last of them can be cut off and found again.
+//! The report: one JSON object per line, appended as findings are made. It contains checkpoints, so that everything
+//! after the last one can be cut off and verified again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
@@ -12,34 +12,35 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::reading::{Kept, MAX_LINE, Sum, is_run, read};
+use super::recovery::{MAX_LINE_BYTES, RecoveredReport, ReportChecksum, is_header, recover};
 use crate::config::{ContainerConfig, Symlinks};
 use crate::store::Key;
-use crate::verify::{Earlier, Event, Totals};
+use crate::verify::{PreviousRun, Totals, VerifyEvent};
 
-/// Version of the form of reports.
-const VERSION: u64 = 1;
+/// Version of the report format.
+const REPORT_VERSION: u64 = 1;
 
-/// After that time there is a checkpoint: the most that is done again after an interruption. Not more often, since
-/// everything waits until one is on the disk.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of checkpoints, and thus the most work that is repeated after an interruption. It is not shorter because
+/// the run waits until each checkpoint is on the disk.
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The first line of a report: what it is of.
+/// The first line of a report, which identifies its job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Header {
+pub(super) struct ReportHeader {
     version: u64,
     root: String,
     pub(super) roots: Vec<String>,
     missing: bool,
-    /// The program's version, and what else decides what is found.
+    /// Version of the program. Like the two settings below, it affects the findings.
     server: String,
     symlinks: String,
     decode_budget: u64,
 }
 
-impl Header {
-    /// A report of these groups and datasets of the container in `place`; `decode_budget` is in bytes.
-    #[expect(clippy::disallowed_methods, reason = "the same container by whatever path")]
+impl ReportHeader {
+    /// Returns the header of a report on these groups and datasets of the container at `place`; `decode_budget` is in
+    /// bytes.
+    #[expect(clippy::disallowed_methods, reason = "one container may have several paths")]
     pub(super) fn new(
         place: &ContainerConfig,
         roots: &[Key],
@@ -55,7 +56,7 @@ impl Header {
             Symlinks::Follow => "follow",
         };
         Ok(Self {
-            version: VERSION,
+            version: REPORT_VERSION,
             root: root.to_string_lossy().into_owned(),
             roots,
             missing,
@@ -65,10 +66,10 @@ impl Header {
         })
     }
 
-    /// Why a run cannot go on with what `earlier` has found; `None` where it can.
-    pub(super) fn differs(&self, earlier: &Self) -> Option<String> {
+    /// Returns why a run cannot continue the report with the header `earlier`; `None` if it can.
+    pub(super) fn resume_mismatch(&self, earlier: &Self) -> Option<String> {
         let say = |what: &str, then: &dyn std::fmt::Display, now: &dyn std::fmt::Display| {
-            Some(format!("was written with {what} {then}, and this run has {now}: give it another name"))
+            Some(format!("was written with {what} {then}, but this run has {now}: choose another name"))
         };
         if self == earlier {
             None
@@ -79,128 +80,130 @@ impl Header {
         } else if self.decode_budget != earlier.decode_budget {
             say("limits.decode_budget =", &earlier.decode_budget, &self.decode_budget)
         } else {
-            Some("is of another container, or of another job: give it another name".to_owned())
+            Some("belongs to another container or another job: choose another name".to_owned())
         }
     }
 }
 
-/// A report that is being written.
+/// Writes a report.
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct ReportWriter {
     file: File,
-    /// When there was a checkpoint; the first file gives the first.
-    kept: Option<Instant>,
-    /// Of all lines.
-    sum: Sum,
+    /// Time of the last checkpoint. `None` at the start, so that the first file causes one.
+    last_checkpoint: Option<Instant>,
+    /// Covers all lines.
+    checksum: ReportChecksum,
 }
 
-/// A report to be written, and what it holds already.
+/// A report opened for writing, and the run recovered from it.
 #[derive(Debug, Default)]
-pub(super) struct Begun {
-    pub(super) report: Option<Report>,
-    pub(super) earlier: Option<Earlier>,
-    /// Why the report is not gone on with to its end, or at all.
+pub(super) struct OpenedReport {
+    pub(super) report: Option<ReportWriter>,
+    pub(super) previous: Option<PreviousRun>,
+    /// Why the report is resumed only in part, or not at all.
     pub(super) fault: Option<String>,
 }
 
-impl Report {
-    /// Opens the report at `path`, with `resume` where its run stopped if that was the same job and had not ended.
+impl ReportWriter {
+    /// Opens the report at `path`. With `resume`, continues where its run stopped, if that was the same job and was not
+    /// completed.
     ///
     /// # Errors
-    /// In words: it cannot be opened, is inside the container, is being written, or is the report of another job.
-    pub(super) fn begin(path: &Path, header: &Header, resume: bool) -> Result<Begun, String> {
+    /// Describes why not: it cannot be opened, is inside the container, is being written, or is the report of another
+    /// job.
+    pub(super) fn open(path: &Path, header: &ReportHeader, resume: bool) -> Result<OpenedReport, String> {
         let shown = path.display();
         let of = |error: io::Error| format!("the report {shown}: {error}");
-        let mut file = open(path, header)?;
+        let mut file = open_file(path, header)?;
         file.try_lock().map_err(|error| format!("the report {shown} is being written by another run: {error}"))?;
         let read = if resume {
-            read(&file, header).map_err(|why| format!("the report {shown} {why}"))?
+            recover(&file, header).map_err(|why| format!("the report {shown} {why}"))?
         } else {
-            let is_ours = first_line(&file).map_err(of)?.is_none_or(|line| is_run(&line));
+            let is_ours = first_line(&file).map_err(of)?.is_none_or(|line| is_header(&line));
             if !is_ours {
-                return Err(format!("{shown} is no report of verify, and is not overwritten: give another name"));
+                return Err(format!("{shown} is not a report of verify and is not overwritten: choose another name"));
             }
-            Kept::default()
+            RecoveredReport::default()
         };
-        let Kept { earlier, fault } = read;
+        let RecoveredReport { previous: earlier, fault } = read;
         let fault = fault.map(|why| {
             let then = if earlier.is_some() {
-                "what follows the last checkpoint before is done again"
+                "everything after the last checkpoint before it is verified again"
             } else {
                 "the run begins anew"
             };
             format!("the report {shown} {why}: {then}")
         });
         let (earlier, len, sum) =
-            earlier.map_or((None, 0, Sum::default()), |(earlier, len, sum)| (Some(earlier), len, sum));
+            earlier.map_or((None, 0, ReportChecksum::default()), |(earlier, len, sum)| (Some(earlier), len, sum));
         file.set_len(len).and_then(|()| file.seek(SeekFrom::End(0))).map_err(of)?;
-        let mut report = Self { file, kept: None, sum };
+        let mut report = Self { file, last_checkpoint: None, checksum: sum };
         if earlier.is_none() {
-            #[expect(clippy::disallowed_methods, reason = "the report says when it was begun")]
+            #[expect(clippy::disallowed_methods, reason = "the report states when its run was started")]
             let started = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
             let mut line = json!({ "started": started });
-            merge(&mut line, header);
-            report.line("run", &line).map_err(of)?;
-            // Without this line nobody would take the file for a report again.
+            extend_object(&mut line, header);
+            report.write_line("run", &line).map_err(of)?;
+            // Without this line, a later run would not recognize the file as a report.
             report.file.sync_data().map_err(of)?;
         }
-        Ok(Begun { report: Some(report), earlier, fault })
+        Ok(OpenedReport { report: Some(report), previous: earlier, fault })
     }
 
     pub(super) fn wants_checkpoint(&self) -> bool {
-        self.kept.is_none_or(|kept| kept.elapsed() >= INTERVAL)
+        self.last_checkpoint.is_none_or(|kept| kept.elapsed() >= CHECKPOINT_INTERVAL)
     }
 
-    pub(super) fn take(&mut self, event: &Event<'_>) -> io::Result<()> {
+    pub(super) fn record(&mut self, event: &VerifyEvent<'_>) -> io::Result<()> {
         match event {
-            Event::Found(finding) => self.line("finding", &json!(finding)),
-            Event::Done(tally) => self.line("dataset", &json!(tally)),
-            Event::Checkpoint(checkpoint) => {
-                // What has been found must be on the disk before it is passed over.
-                let mut line = json!({ "sum": self.sum.with(checkpoint) });
-                merge(&mut line, checkpoint);
-                self.line("checkpoint", &line)?;
+            VerifyEvent::Finding(finding) => self.write_line("finding", &json!(finding)),
+            VerifyEvent::DatasetDone(tally) => self.write_line("dataset", &json!(tally)),
+            VerifyEvent::Checkpoint(checkpoint) => {
+                // Findings must be on the disk before a checkpoint lets a later run skip them.
+                let mut line = json!({ "sum": self.checksum.with_checkpoint(checkpoint) });
+                extend_object(&mut line, checkpoint);
+                self.write_line("checkpoint", &line)?;
                 self.file.sync_data()?;
-                self.kept = Some(Instant::now());
+                self.last_checkpoint = Some(Instant::now());
                 Ok(())
             }
-            Event::Passed(_) => Ok(()),
+            VerifyEvent::Progress(_) => Ok(()),
         }
     }
 
-    /// The last line.
-    pub(super) fn end(&mut self, totals: &Totals, complete: bool) -> io::Result<()> {
+    /// Writes the last line.
+    pub(super) fn finish(&mut self, totals: &Totals, complete: bool) -> io::Result<()> {
         let mut line = json!({ "complete": complete });
-        merge(&mut line, totals);
-        self.line("summary", &line)?;
+        extend_object(&mut line, totals);
+        self.write_line("summary", &line)?;
         self.file.sync_data()
     }
 
-    /// Writes a line in one call, so that whoever follows the file sees whole ones.
-    fn line(&mut self, record: &str, members: &Value) -> io::Result<()> {
+    /// Writes a line in one call, so that a program that follows the file sees only complete lines.
+    fn write_line(&mut self, record: &str, members: &Value) -> io::Result<()> {
         let mut line = json!({ "record": record });
-        merge(&mut line, members);
+        extend_object(&mut line, members);
         let mut text = line.to_string();
         text.push('\n');
-        self.sum.add(text.as_bytes());
+        self.checksum.update(text.as_bytes());
         self.file.write_all(text.as_bytes())
     }
 }
 
-fn merge(line: &mut Value, further: &impl Serialize) {
+fn extend_object(line: &mut Value, further: &impl Serialize) {
     if let (Some(line), Ok(Value::Object(further))) = (line.as_object_mut(), serde_json::to_value(further)) {
         line.extend(further);
     }
 }
 
-/// Opens the file for a report at `path`, made where there is none; nothing of it is changed.
+/// Opens the file for a report at `path`, creating it if it does not exist. Changes nothing in an existing file.
 ///
 /// # Errors
-/// In words: it cannot be opened, is no file of its own, or is inside the container.
-fn open(path: &Path, header: &Header) -> Result<File, String> {
+/// Describes why not: it cannot be opened, is no regular file of a single name, or is inside the container.
+fn open_file(path: &Path, header: &ReportHeader) -> Result<File, String> {
     let shown = path.display();
     let of = |error: io::Error| format!("the report {shown}: {error}");
-    let inside = || format!("the report {shown} would be inside the container, in which nothing is written");
+    let inside = || format!("the report {shown} would be inside the container, to which nothing is written");
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     #[expect(clippy::disallowed_methods, reason = "a report must not be inside the container")]
     let parent = std::fs::canonicalize(parent).map_err(|error| format!("the directory of {shown}: {error}"))?;
@@ -208,7 +211,7 @@ fn open(path: &Path, header: &Header) -> Result<File, String> {
         return Err(inside());
     }
     let name = path.file_name().ok_or_else(|| format!("the report {shown} has no name"))?;
-    // A link could lead anywhere, also into the container.
+    // A symbolic link could lead anywhere, including into the container.
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).unwrap_or(0);
     let opened = OpenOptions::new()
@@ -221,15 +224,17 @@ fn open(path: &Path, header: &Header) -> Result<File, String> {
     let file = match opened {
         Ok(file) => file,
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
-            return Err(format!("the report {shown} is a symbolic link, which is not followed: name the file"));
+            return Err(format!("the report {shown} is a symbolic link, which is not followed: name the file itself"));
         }
         Err(error) => return Err(of(error)),
     };
     let metadata = file.metadata().map_err(of)?;
     if !metadata.is_file() || metadata.nlink() > 1 {
-        return Err(format!("the report {shown} is no file, or one of several names (hard links): give another name"));
+        return Err(format!(
+            "the report {shown} is not a regular file, or has several names (hard links): choose another name"
+        ));
     }
-    // The directory may have been replaced since it was looked at.
+    // The directory may have been replaced since it was checked.
     let at = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     if at.is_ok_and(|at| at.starts_with(&header.root)) {
         return Err(inside());
@@ -237,10 +242,10 @@ fn open(path: &Path, header: &Header) -> Result<File, String> {
     Ok(file)
 }
 
-/// The first line of a file; `None` where it is empty.
+/// Returns the first line of a file; `None` if the file is empty.
 fn first_line(file: &File) -> io::Result<Option<Vec<u8>>> {
     let (mut reader, mut text) = (BufReader::new(file), Vec::new());
-    let len = io::Read::take(&mut reader, MAX_LINE).read_until(b'\n', &mut text)?;
+    let len = io::Read::take(&mut reader, MAX_LINE_BYTES).read_until(b'\n', &mut text)?;
     Ok((len > 0).then_some(text))
 }
 
@@ -251,13 +256,20 @@ mod tests {
 
     #[test]
     fn files_alone_want_no_checkpoint() {
-        let mut report = Report { file: tempfile::tempfile().unwrap(), kept: None, sum: Sum::default() };
+        let mut report = ReportWriter {
+            file: tempfile::tempfile().unwrap(),
+            last_checkpoint: None,
+            checksum: ReportChecksum::default(),
+        };
         assert!(report.wants_checkpoint());
-        report.take(&Event::Checkpoint(&Checkpoint::default())).unwrap();
+        report.record(&VerifyEvent::Checkpoint(&Checkpoint::default())).unwrap();
         for _ in 0..10_000 {
-            report.take(&Event::Passed(&Totals::default())).unwrap();
+            report.record(&VerifyEvent::Progress(&Totals::default())).unwrap();
         }
-        // Unless the machine has taken as long.
-        assert!(!report.wants_checkpoint() || report.kept.is_some_and(|kept| kept.elapsed() >= INTERVAL));
+        // Unless the machine was so slow that the interval has passed.
+        assert!(
+            !report.wants_checkpoint()
+                || report.last_checkpoint.is_some_and(|kept| kept.elapsed() >= CHECKPOINT_INTERVAL)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What people see: findings on standard output, progress on standard error where that is a terminal.
+//! Terminal output: findings on standard output, and progress on standard error if that is a terminal.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,101 +8,110 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 
-use super::super::visible::visible;
-use crate::verify::{Checkpoint, Event, Finding, KINDS, Severity, Totals};
+use super::super::escape_control::escape_control_chars;
+use crate::verify::{Checkpoint, FINDING_KINDS, Finding, Severity, Totals, VerifyEvent};
 
-/// Findings of one kind that are shown for one dataset or group; the report has all.
-const SHOWN: u64 = 20;
+/// Maximum number of findings of one kind shown for one dataset or group; the report has all.
+const MAX_SHOWN_PER_KIND: u64 = 20;
 
-/// How often progress is drawn.
-const FRAME: Duration = Duration::from_millis(100);
+/// Shortest interval between two updates of the progress bar.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
-const STYLE: &str = "{percent:>3}% [{bar:30}] {human_pos}/{human_len} blocks  {msg}  {eta} left";
+const PROGRESS_TEMPLATE: &str = "{percent:>3}% [{bar:30}] {human_pos}/{human_len} blocks  {msg}  {eta} left";
 
 #[derive(Debug)]
 pub(super) struct Terminal {
-    /// The least severity that is shown, where not all is.
-    quiet: Option<Severity>,
+    /// Lowest severity that is shown; `None` shows all.
+    min_severity: Option<Severity>,
     bar: Option<ProgressBar>,
-    drawn: Instant,
-    begun: Instant,
-    /// What had been counted before this process began.
-    before: Totals,
+    last_drawn: Instant,
+    started: Instant,
+    /// Totals of the run before it was resumed.
+    resumed_totals: Totals,
     /// Findings of each kind in the dataset or group that is being walked.
-    shown: BTreeMap<(String, &'static str), u64>,
-    held_back: u64,
+    shown_counts: BTreeMap<(String, &'static str), u64>,
+    suppressed: u64,
 }
 
 impl Terminal {
-    pub(super) fn new(quiet: Option<Severity>) -> Self {
-        let bar = (quiet.is_none() && io::stderr().is_terminal()).then(|| {
-            let style = ProgressStyle::with_template(STYLE).unwrap_or_else(|_| ProgressStyle::default_bar());
+    pub(super) fn new(min_severity: Option<Severity>) -> Self {
+        let bar = (min_severity.is_none() && io::stderr().is_terminal()).then(|| {
+            let style =
+                ProgressStyle::with_template(PROGRESS_TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new(0).with_style(style)
         });
         let now = Instant::now();
-        Self { quiet, bar, drawn: now, begun: now, before: Totals::default(), shown: BTreeMap::new(), held_back: 0 }
+        Self {
+            min_severity,
+            bar,
+            last_drawn: now,
+            started: now,
+            resumed_totals: Totals::default(),
+            shown_counts: BTreeMap::new(),
+            suppressed: 0,
+        }
     }
 
     pub(super) fn shows_progress(&self) -> bool {
         self.bar.is_some()
     }
 
-    /// How many blocks there may be.
-    pub(super) fn expect(&self, blocks: u64) {
+    /// Sets the estimated number of blocks.
+    pub(super) fn set_expected_blocks(&self, blocks: u64) {
         if let Some(bar) = &self.bar {
             bar.set_length(blocks);
             bar.tick();
         }
     }
 
-    /// The run goes on where another has stopped.
+    /// Reports that the run continues where an earlier one has stopped.
     pub(super) fn resumed(&mut self, checkpoint: &Checkpoint) {
-        self.before = checkpoint.totals.clone();
-        if self.quiet.is_none() {
+        self.resumed_totals = checkpoint.totals.clone();
+        if self.min_severity.is_none() {
             self.say(&format!("resumed after {:?}", checkpoint.after));
         }
         if let Some(bar) = &self.bar {
-            bar.set_position(self.before.blocks.saturating_add(self.before.missing));
+            bar.set_position(self.resumed_totals.blocks.saturating_add(self.resumed_totals.missing));
             bar.reset_eta();
         }
     }
 
-    /// Not all of the report is gone on with.
-    pub(super) fn doubted(&self, why: &str) {
-        self.say(&visible(why));
+    /// Warns that not all of the report is resumed.
+    pub(super) fn warn_report_fault(&self, why: &str) {
+        self.say(&escape_control_chars(why));
     }
 
-    pub(super) fn take(&mut self, event: &Event<'_>) {
+    pub(super) fn show(&mut self, event: &VerifyEvent<'_>) {
         match event {
-            Event::Found(finding) => self.found(finding),
-            Event::Passed(totals) => self.progress(totals),
-            Event::Done(_) => self.shown.clear(),
-            Event::Checkpoint(_) => {}
+            VerifyEvent::Finding(finding) => self.found(finding),
+            VerifyEvent::Progress(totals) => self.progress(totals),
+            VerifyEvent::DatasetDone(_) => self.shown_counts.clear(),
+            VerifyEvent::Checkpoint(_) => {}
         }
     }
 
     fn found(&mut self, finding: &Finding) {
-        if self.quiet.is_some_and(|least| finding.severity < least) {
+        if self.min_severity.is_some_and(|least| finding.severity < least) {
             return;
         }
         let whose = finding.dataset.clone().unwrap_or_default();
-        let count = self.shown.entry((whose, finding.kind)).or_default();
+        let count = self.shown_counts.entry((whose, finding.kind)).or_default();
         *count += 1;
-        if *count > SHOWN {
-            self.held_back += 1;
+        if *count > MAX_SHOWN_PER_KIND {
+            self.suppressed += 1;
             return;
         }
         let key = if finding.key.is_empty() { "/" } else { &finding.key };
         let Finding { severity, kind, message, .. } = finding;
-        let (key, message) = (visible(key), visible(message));
+        let (key, message) = (escape_control_chars(key), escape_control_chars(message));
         self.say(&format!("{:<7}  {kind:<19}  {key}: {message}", severity.name()));
     }
 
     fn progress(&mut self, totals: &Totals) {
-        let Some(bar) = self.bar.as_ref().filter(|_| self.drawn.elapsed() >= FRAME) else { return };
-        self.drawn = Instant::now();
-        let seconds = self.begun.elapsed().as_secs().max(1);
-        let rate = totals.decoded_bytes.saturating_sub(self.before.decoded_bytes) / seconds;
+        let Some(bar) = self.bar.as_ref().filter(|_| self.last_drawn.elapsed() >= REDRAW_INTERVAL) else { return };
+        self.last_drawn = Instant::now();
+        let seconds = self.started.elapsed().as_secs().max(1);
+        let rate = totals.decoded_bytes.saturating_sub(self.resumed_totals.decoded_bytes) / seconds;
         let position = totals.blocks.saturating_add(totals.missing);
         if bar.length().is_some_and(|length| position > length) {
             bar.set_length(position);
@@ -111,28 +120,31 @@ impl Terminal {
         bar.set_position(position);
     }
 
-    /// The run ends because the storage does not answer.
+    /// Reports that the run ends because the storage does not answer.
     pub(super) fn given_up(&self, after: Duration, why: &str) {
         self.say(&format!("given up: the storage has not answered for {}: {why}", humantime::format_duration(after)));
     }
 
-    /// The last lines.
+    /// Prints the summary.
     pub(super) fn end(&mut self, totals: &Totals, complete: bool, found: bool, report: Option<&Path>) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
-        if self.quiet.is_some() && !found && complete {
+        if self.min_severity.is_some() && !found && complete {
             return;
         }
-        if self.held_back > 0 {
+        if self.suppressed > 0 {
             let all = report
                 .map_or_else(|| "--report FILE keeps all".to_owned(), |path| format!("{} has all", path.display()));
-            self.say(&format!("... and {} more of kinds shown {SHOWN} times: {all}", HumanCount(self.held_back)));
+            self.say(&format!(
+                "... and {} more findings of kinds shown {MAX_SHOWN_PER_KIND} times: {all}",
+                HumanCount(self.suppressed)
+            ));
         }
         let mut text = String::new();
-        for row in KINDS {
+        for row in FINDING_KINDS {
             if let Some(count) =
-                totals.kinds.get(row.name).filter(|_| self.quiet.is_none_or(|least| row.severity >= least))
+                totals.kinds.get(row.name).filter(|_| self.min_severity.is_none_or(|least| row.severity >= least))
             {
                 let _ = write!(text, "\n{count:>7}  {:<19}  {}", row.name, row.advice);
             }
@@ -150,9 +162,9 @@ impl Terminal {
             HumanCount(*unverified),
             HumanCount(*missing),
         ));
-        let seconds = self.begun.elapsed().as_secs_f64();
-        #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
-        let rate = blocks.saturating_sub(self.before.blocks) as f64 / seconds.max(0.001);
+        let seconds = self.started.elapsed().as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "an approximate rate for display")]
+        let rate = blocks.saturating_sub(self.resumed_totals.blocks) as f64 / seconds.max(0.001);
         self.say(&format!("{seconds:.1} s, {rate:.0} blocks/s"));
         let Totals { errors, warnings, notes, .. } = totals;
         let plural = |count: &u64, word| format!("{count} {word}{}", if *count == 1 { "" } else { "s" });
@@ -160,15 +172,19 @@ impl Terminal {
         match (complete, report) {
             (true, _) => self.say(&counted),
             (false, Some(report)) => {
-                self.say(&format!("interrupted; so far {counted}. --report {} --resume goes on", report.display()));
+                self.say(&format!(
+                    "interrupted; so far {counted}. Continue with --report {} --resume",
+                    report.display()
+                ));
             }
             (false, None) => {
-                self.say(&format!("interrupted; so far {counted}. With --report FILE it could be resumed"));
+                self.say(&format!("interrupted; so far {counted}. A run with --report FILE can be resumed"));
             }
         }
     }
 
-    /// Prints a line above the progress. Nobody may be reading; the report has it, too.
+    /// Prints a line above the progress bar. Write errors are ignored: standard output may be closed, and the report
+    /// has all findings.
     fn say(&self, line: &str) {
         let print = || drop(writeln!(io::stdout().lock(), "{line}"));
         match &self.bar {

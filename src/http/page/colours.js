@@ -1,6 +1,6 @@
-// Elements to pixels.
+// Conversion of elements to pixels.
 
-/** Random but fixed colours, bright enough on black. */
+/** Pseudorandom but fixed colours, bright enough on black. */
 const PALETTE = Uint32Array.from({ length: 4096 }, (_, n) => {
   const hue = ((n * 0.61803398875) % 1) * 6;
   const saturation = 0.5 + 0.5 * (((n * 37) % 64) / 63);
@@ -12,21 +12,21 @@ const PALETTE = Uint32Array.from({ length: 4096 }, (_, n) => {
   return (0xff000000 | (channel(1) << 16) | (channel(3) << 8) | channel(5)) >>> 0;
 });
 
-/** A well mixed hash of a label's two halves. */
+/** Returns a well-mixed hash of the two 32-bit halves of a label. */
 function hash(low, high) {
   let h = Math.imul(low ^ (low >>> 16), 0x7feb352d) ^ Math.imul(high, 0x846ca68b);
   h = Math.imul(h ^ (h >>> 15), 0x846ca68b);
   return (h ^ (h >>> 16)) >>> 0;
 }
 
-/** The 32-bit words of the elements: [array, words per element]. */
+/** Returns the elements as 32-bit words, or unchanged if they are narrower: [array, words per element]. */
 function words(data) {
   if (data.BYTES_PER_ELEMENT === 8) return [new Int32Array(data.buffer), 2];
   if (data.BYTES_PER_ELEMENT === 4) return [new Int32Array(data.buffer), 1];
   return [data, 1];
 }
 
-/** Labels: a colour each, 0 is transparent. */
+/** Paints labels: one colour per label; 0 is transparent. */
 function segmentation(plane, pixels) {
   const [array, each] = words(plane.data);
   const { width, height, strides } = plane;
@@ -41,7 +41,7 @@ function segmentation(plane, pixels) {
   }
 }
 
-/** Grey or red, green, blue: `low` is black and `high` is white. */
+/** Paints an image in grey or in red, green and blue. `low` is black and `high` is white. */
 function image(plane, [low, high], bytes) {
   const { data, width, height, strides } = plane;
   const big = typeof data[0] === "bigint";
@@ -54,7 +54,7 @@ function image(plane, [low, high], bytes) {
       for (let channel = 0; channel < 3; channel += 1) {
         const value = data[at + channels[channel]];
         const level = scale ? ((big ? Number(value) : value) - low) * scale : value > low ? 255 : 0;
-        // A clamped array rounds, and takes NaN for 0.
+        // A clamped array rounds values and stores NaN as 0.
         bytes[n + channel] = level;
       }
       bytes[n + 3] = 255;
@@ -62,7 +62,7 @@ function image(plane, [low, high], bytes) {
   }
 }
 
-/** Draws a plane into a canvas, a pixel an element. */
+/** Draws a plane into a canvas, one pixel per element. */
 export function draw(canvas, plane, kind, window) {
   if (canvas.width !== plane.width || canvas.height !== plane.height) {
     canvas.width = plane.width;

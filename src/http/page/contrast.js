@@ -1,4 +1,4 @@
-// Which values are black and white: a histogram with two handles.
+// The contrast control: a histogram with two handles for the values shown as black and as white.
 
 import { number } from "./describe.js";
 import { h } from "./dom.js";
@@ -7,7 +7,7 @@ const STEPS = 1000;
 const BINS = 64;
 const SAMPLES = 20000;
 
-/** Range, percentiles and histogram of what planes hold, for servers and datasets without statistics. */
+/** Computes range, percentiles and histogram of planes, for use if the server has no statistics of the dataset. */
 export function measure(planes) {
   const every = Math.max(1, Math.floor(planes.reduce((sum, plane) => sum + plane.data.length, 0) / SAMPLES));
   const values = [];
@@ -26,7 +26,7 @@ export function measure(planes) {
   return { min, max, low: rank(1), high: rank(99.9), histogram: { min, max, counts } };
 }
 
-/** The same of the answer of /stats; null where it has no values. */
+/** Converts a response of `/stats` to the same form; null if it has no values. */
 export function fromStats(stats) {
   if (!stats || stats.min === null || stats.min === undefined) return null;
   const at = (percent, otherwise) => Number(stats.percentiles?.[percent] ?? otherwise);
@@ -34,7 +34,7 @@ export function fromStats(stats) {
   return { min, max, low: at("1", min), high: at("99.9", max), histogram: stats.histogram };
 }
 
-/** The control. `change` is called when black or white has changed. */
+/** The contrast control. `change` is called when the black or the white value has changed. */
 export class Contrast {
   constructor(dataType, change) {
     this.change = change;
@@ -62,7 +62,7 @@ export class Contrast {
     this.show();
   }
 
-  /** Takes over what was measured; a window that a person has chosen stays. */
+  /** Adopts measured statistics. A window chosen by the user is kept. */
   know(measured, final) {
     if (!measured || this.final) return;
     this.final = final;

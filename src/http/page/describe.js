@@ -1,4 +1,4 @@
-// Numbers and metadata in words.
+// Formatting of numbers and metadata as text.
 
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
@@ -17,7 +17,7 @@ export function shape(dimensions) {
   return dimensions.length ? dimensions.join(" × ") : "a single element";
 }
 
-/** A number as short as it can be said without misleading. */
+/** Formats a number: integers exactly, other numbers with five significant digits. */
 export function number(value) {
   if (typeof value === "bigint" || Number.isInteger(value)) return String(value);
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
@@ -30,7 +30,7 @@ export function unit(name) {
   return MICRO.test(name) ? "µm" : name;
 }
 
-/** Voxel size: `8 × 8 × 32 nm`, or with a unit per axis where they differ. */
+/** Formats a voxel size: `8 × 8 × 32 nm`, or with one unit per axis if the units differ. */
 export function voxel(resolution, units) {
   if (!resolution) return null;
   const names = (units ?? []).map(unit);
@@ -49,7 +49,10 @@ export function compression(info) {
   return type === "blosc" && cname ? `blosc (${cname})` : type ?? "unknown";
 }
 
-/** What an entry is: its kind, a name it gives itself, facts. `finest` is what is known of a pyramid's finest level. */
+/**
+ * Summarizes an entry: its kind, the name in its attributes, and further facts. `finest` is the `/info` of a pyramid's
+ * finest level.
+ */
 export function summary(info, finest = null) {
   const text = (key) => (typeof info.attributes?.[key] === "string" ? info.attributes[key] : null);
   const dataset = info.kind === "dataset" ? info : finest;

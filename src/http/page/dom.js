@@ -1,8 +1,8 @@
-// Building elements.
+// Helpers that build DOM elements.
 
 /**
- * An element. `attributes`: `class`, `text`, `on` (listeners by event) and any attribute; `false`, `null` and
- * `undefined` leave one out, `true` sets it empty.
+ * Builds an element. `attributes` may have `text`, `on` (listeners by event) and any HTML attribute. The values
+ * `false`, `null` and `undefined` omit an attribute; `true` sets it to the empty string.
  */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -16,7 +16,7 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** `f` that runs the first time only. */
+/** Wraps `f` so that it runs only on the first call. */
 export function once(f) {
   let done = false;
   return () => {
@@ -26,7 +26,7 @@ export function once(f) {
   };
 }
 
-/** A button that copies `text()` and says so. */
+/** Builds a button that copies `text()` to the clipboard and confirms it. */
 export function copyButton(label, text) {
   const button = h("button", { type: "button", class: "quiet", "aria-label": label, text: "Copy" });
   button.addEventListener("click", async () => {
@@ -34,17 +34,17 @@ export function copyButton(label, text) {
       await navigator.clipboard.writeText(text());
       button.textContent = "Copied";
     } catch {
-      // Without a secure context there is no clipboard: select the text for the person to copy.
+      // Browsers provide the clipboard only in a secure context. Otherwise select the text for the user to copy.
       const target = button.parentElement?.querySelector("code");
       if (target) getSelection().selectAllChildren(target);
-      button.textContent = target ? "Selected" : "Not allowed";
+      button.textContent = target ? "Selected" : "Copy failed";
     }
     setTimeout(() => (button.textContent = "Copy"), 1500);
   });
   return button;
 }
 
-/** A group of radio buttons that looks like one control; `change` gets the value chosen. */
+/** Builds a group of radio buttons that looks like one control. `change` receives the chosen value. */
 export function choice(name, label, options, value, change) {
   const inputs = options.map(([key, text]) =>
     h(

@@ -1,16 +1,16 @@
-// The listing: what each entry is, and search within it.
+// The listing: details of each entry, and a search field.
 
 import { summary } from "./describe.js";
 import { h } from "./dom.js";
 import { thumbnail } from "./thumbnail.js";
 import { infoOf, join, path, token, withToken } from "./server.js";
 
-/** Most entries asked about at once. */
+/** Maximum number of concurrent requests for details of entries. */
 const AT_ONCE = 4;
 
-/** The entries of the listing that are directories, by name. */
+/** Returns the names of the directories in the listing. */
 export function directories() {
-  // The address may end in a token, the text does not.
+  // Uses the text of the links, because their URLs may end in a token.
   const names = [...document.querySelectorAll("#entries a")].map((link) => link.textContent);
   return names.filter((name) => name.endsWith("/")).map((name) => name.slice(0, -1));
 }
@@ -56,13 +56,13 @@ async function describe(item, info) {
   );
 }
 
-/** The link to the first part of a listing in parts. */
+/** Builds the link to the first page of a listing that has several pages. */
 function fromStart() {
   const blocks = new URLSearchParams(location.search).get("blocks");
-  return h("a", { href: withToken(blocks === null ? "./" : `./?blocks=${encodeURIComponent(blocks)}`), text: "From the start" });
+  return h("a", { href: withToken(blocks === null ? "./" : `./?blocks=${encodeURIComponent(blocks)}`), text: "Back to the first page" });
 }
 
-/** Turns the plain list into one with details and a search field. */
+/** Adds details, thumbnails and a search field to the plain list. */
 export function enliven(heading) {
   const list = document.querySelector("#entries");
   const items = [...list.children].map((element) => {
@@ -84,7 +84,7 @@ export function enliven(heading) {
   const part = more !== null || after !== null;
   const search = h("input", {
     type: "search", placeholder: part ? "Search this page" : "Search",
-    "aria-label": part ? "Search in this page of the listing" : "Search in this listing", autocomplete: "off", spellcheck: "false",
+    "aria-label": part ? "Search this page of the listing" : "Search this listing", autocomplete: "off", spellcheck: "false",
   });
   const filter = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);

@@ -1,4 +1,4 @@
-// Links that open volumes in Neuroglancer with everything set.
+// Links that open volumes in Neuroglancer with axes, position, contrast and layers set.
 
 import { fromStats } from "./contrast.js";
 import { carriesToken, directory, rebase, root, token } from "./server.js";
@@ -6,34 +6,34 @@ import { ITEM_BYTES, isColour, kindOf } from "./volume.js";
 
 const PUBLIC = "https://neuroglancer-demo.appspot.com/";
 
-/** Where Neuroglancer is: on this server where it has one, else the public one. */
+/** Returns the URL of Neuroglancer: the server's own copy if it has one, otherwise the public one. */
 export function viewerBase() {
   return "viewer" in document.querySelector("main").dataset ? new URL("viewer/", root).href : PUBLIC;
 }
 
-/** What a person should know of the link: that it tells the token to another host, or that it cannot work. */
+/** Returns warnings about the link: `blocked` if it cannot work, `tellsToken` if it sends the token to another host. */
 export function viewerAdvice() {
   if (viewerBase() !== PUBLIC) return {};
   const loopback = /^(localhost|.*\.localhost|127(\.\d+){3}|\[::1\])$/.test(location.hostname);
-  // A page of https may not load from http, save from the same machine.
+  // A page served over https may not load from http, except from the same machine.
   return { blocked: location.protocol === "http:" && !loopback, tellsToken: token !== null || carriesToken };
 }
 
-/** Whether Neuroglancer can show it. */
+/** Returns true if Neuroglancer can show the volume. */
 export function isOpenable(info, volume) {
   if (volume.rank === 0 || volume.dimensions.includes(0) || !volume.dimensions.every(Number.isSafeInteger)) return false;
   if (!Object.hasOwn(ITEM_BYTES, volume.dataType)) return false;
   return Boolean(info.urls.recommended) || info.readable?.neuroglancer === true;
 }
 
-/** The source that this volume should be opened with. */
+/** Returns the Neuroglancer source URL for this volume. */
 function sourceOf(info, volume, stats) {
   const recommended = info.urls.recommended?.source;
   if (recommended) {
     const [, scheme, address] = /^(\w+:\/\/)(.*)$/.exec(recommended);
     return `${scheme}${rebase(address, info)}`;
   }
-  // Neuroglancer has no int64; what is not negative is the same as uint64.
+  // Neuroglancer does not support int64. Non-negative values are the same in uint64.
   if (volume.dataType === "int64" && stats && Number(stats.min) >= 0 && info.urls.as) {
     return `n5://${directory("as/gzip,uint64", info.path)}`;
   }
@@ -45,7 +45,7 @@ const LONG = { nanometer: "nm", nanometre: "nm", nanometers: "nm", micrometer: "
   micron: "um", microns: "um", millimeter: "mm", millimetre: "mm", millimeters: "mm", meter: "m", metre: "m", second: "s",
   seconds: "s", sec: "s", millisecond: "ms" };
 
-/** A voxel's size as Neuroglancer writes it; null for a unit that it does not know. */
+/** Converts a voxel size to Neuroglancer's form, [size, unit]; null if Neuroglancer does not know the unit. */
 function scaleOf(resolution, unit) {
   const name = LONG[unit.toLowerCase()] ?? unit.replace("µ", "u");
   if (name === "") return [1, ""];
@@ -53,7 +53,7 @@ function scaleOf(resolution, unit) {
   return METRES.test(name) || /^[munpk]?s$/.test(name) ? [resolution, name] : null;
 }
 
-// What Neuroglancer takes: with anything else in a link it opens empty.
+// Axis names and scales that Neuroglancer accepts. If a link contains any others, Neuroglancer opens empty.
 // Source: ng:coordinate_transform.ts, isValidDimensionName.
 const NAME = /^[A-Za-z][A-Za-z0-9_]*['^]?$/;
 const isScale = (size) => Number.isFinite(size) && size >= 1e-30 && size <= 1e30;
@@ -62,11 +62,11 @@ function hasNames(volume) {
   return volume.axes.every((name) => NAME.test(name)) && new Set(volume.axes).size === volume.rank;
 }
 
-/** The axes as Neuroglancer's dimensions; null where it would not take them. */
+/** Returns the axes as Neuroglancer's dimensions; null if Neuroglancer would not accept them. */
 function spaceOf(volume) {
   if (!hasNames(volume)) return null;
   const known = volume.axes.map((name, axis) => [name, scaleOf(volume.resolution[axis], volume.units[axis])]);
-  // Without units Neuroglancer assumes some of its own, which this page would contradict.
+  // If no axis has a unit, Neuroglancer assumes its own units, and the dimensions given here would contradict them.
   if (known.some(([, scale]) => scale === null) || known.every(([, scale]) => scale[1] === "")) return null;
   if (!known.every(([, [size]]) => isScale(size))) return null;
   return Object.fromEntries(known);
@@ -76,15 +76,16 @@ function isNgff(source, info) {
   return /^zarr[23]?:/.test(source) && info.kind === "multiscale";
 }
 
-/** Voxels from the origin to the volume; N5 sources are at the origin, whatever their metadata say. */
+/** Returns the offset of the volume in voxels. N5 sources are at the origin, regardless of their metadata. */
 function offsets({ info, volume, stats }) {
   if (!isNgff(sourceOf(info, volume, stats), info)) return volume.axes.map(() => 0);
   return volume.axes.map((_, axis) => info.multiscale.levels[0].translation[axis] / volume.resolution[axis]);
 }
 
 /**
- * OME-NGFF puts the centre of the first voxel at the origin, N5 its corner: between the two Neuroglancer sees half a
- * voxel. Moved by that, pyramids lie over N5 sources and positions mean the same. The axes of Zarr are N5's reversed.
+ * Returns the transform that shifts an OME-NGFF pyramid by half a voxel; undefined if it cannot be expressed. OME-NGFF
+ * places the centre of the first voxel at the origin, N5 its corner. Without the shift, Neuroglancer shows them half a
+ * voxel apart. The shift aligns pyramids with N5 sources. The axis order of Zarr is the reverse of N5's.
  */
 function halfVoxel(volume) {
   const space = spaceOf(volume);
@@ -100,7 +101,7 @@ function layerOf({ info, volume, stats }, name) {
     return { type: "segmentation", source, name, tab: "source", selectedAlpha: 0.4 };
   }
   const space = spaceOf(volume);
-  // The transform names the axes in the order of the source, which N5's is.
+  // The transform lists the axes in the order of the source, which is N5 order here.
   if (isColour(volume) && source.url.startsWith("n5://")) {
     const names = volume.axes.map((name, axis) => (hasNames(volume) ? name : axis === volume.channel ? "c" : `d${axis + 1}`));
     const dimensions = names.map((name, axis) => [
@@ -120,13 +121,13 @@ function layerOf({ info, volume, stats }, name) {
   return layer;
 }
 
-/** Whether volumes can be seen together: the same axes, at least two of them in space. */
+/** Returns true if several volumes can be opened together: they have the same axes, at least two. */
 export function together(volumes) {
   const key = ({ volume }) => volume.axes.join() + volume.units.map((unit) => Boolean(unit)).join();
   return volumes.length > 1 && volumes[0].volume.rank >= 2 && new Set(volumes.map(key)).size === 1;
 }
 
-/** The state: `volumes` are {info, volume, stats}; images come first, segmentations over them. */
+/** Returns Neuroglancer's state for `volumes` ({info, volume, stats}). Segmentations are layered over images. */
 export function stateOf(volumes) {
   const isOver = ({ info, volume, stats }) => kindOf(info, volume, stats) === "segmentation";
   const count = ({ volume }) => volume.dimensions.reduce((a, b) => a * b, 1);
@@ -134,7 +135,7 @@ export function stateOf(volumes) {
   const sorted = [...images, ...volumes.filter(isOver)];
   const names = sorted.map(({ info }) => info.path.split("/").pop() || "volume");
   const layers = sorted.map((one, n) => layerOf(one, names[n]));
-  // One image below the segmentations; further ones are there to be switched on.
+  // Only the first image is visible. The user can switch on the others.
   layers.filter((layer) => layer.type === "image").slice(1).forEach((layer) => (layer.visible = false));
   const state = { layers, layout: sorted[0].volume.axes.length > 2 && !isColour(sorted[0].volume) ? "4panel" : "xy" };
   const { volume } = sorted[0];
@@ -154,13 +155,13 @@ export function stateOf(volumes) {
   return state;
 }
 
-/** The link; the address of a private volume holds its token. */
+/** Returns the link that opens the volumes. For a private volume it contains the token. */
 export function linkTo(volumes) {
   const encoded = encodeURIComponent(JSON.stringify(stateOf(volumes))).replace(/%3A/g, ":").replace(/%2C/g, ",").replace(/%2F/g, "/");
   return `${viewerBase()}#!${encoded}`;
 }
 
-/** The address to paste into Neuroglancer's source field. */
+/** Returns the URL to paste into Neuroglancer's source field. */
 export function sourceText(info, volume, stats) {
   return sourceOf(info, volume, stats);
 }

@@ -1,4 +1,4 @@
-// The page of a directory: what the listing is for a person.
+// The page that a browser shows for a directory, built on the plain listing.
 
 import { fromStats } from "./contrast.js";
 import * as describe from "./describe.js";
@@ -10,7 +10,7 @@ import { ask, directory, infoOf, join, path, statsOf, withToken } from "./server
 import { snippets } from "./snippets.js";
 import { ITEM_BYTES, volumeOf } from "./volume.js";
 
-/** Most children of a group that are looked at for volumes to open together, and most volumes then opened. */
+/** Maximum number of children of a group that are checked for volumes, and of volumes that are opened together. */
 const CHILDREN = 40;
 const LAYERS = 12;
 
@@ -50,9 +50,9 @@ function facts(info, volume) {
     const names = { neuroglancer: "Neuroglancer", tensorstore: "TensorStore", java: "Java / Fiji", zarr: "zarr-python 2", z5: "z5" };
     const marks = Object.entries(info.readable).map(([key, reads]) =>
       h("li", { class: reads ? "yes" : "no" }, h("span", { "aria-hidden": "true", text: reads ? "✓ " : "✗ " }), names[key] ?? key,
-        h("span", { class: "unseen", text: reads ? " reads it" : " does not read it" })),
+        h("span", { class: "unseen", text: reads ? " can read it" : " cannot read it" })),
     );
-    add("As stored, read by", h("ul", { class: "readers" }, marks));
+    add("Readable as stored by", h("ul", { class: "readers" }, marks));
   }
   return h("dl", { class: "facts" }, rows);
 }
@@ -61,7 +61,7 @@ function attributes(info) {
   if (Object.keys(info.attributes).length === 0) return null;
   let text = JSON.stringify(info.attributes, null, 2);
   const code = h("code", { text });
-  // What is copied is what is stored: a script's numbers hold integers up to 2^53 only.
+  // The stored text is copied, because JavaScript's numbers are exact only for integers up to 2^53.
   const read = async () => {
     const address = directory("n5", info.path).replace(/(\?|$)/, "attributes.json$1");
     text = await ask(address).then((answer) => answer.text()).catch(() => text);
@@ -73,7 +73,7 @@ function attributes(info) {
     "details",
     { class: "attributes", on: { toggle: once(() => read().catch(() => null)) } },
     h("summary", { text: "Attributes" }),
-    h("div", { class: "code" }, h("pre", { tabindex: 0, "aria-label": "Attributes" }, code), copyButton("Copy the attributes", () => text)),
+    h("div", { class: "code" }, h("pre", { tabindex: 0, "aria-label": "Attributes" }, code), copyButton("Copy attributes", () => text)),
   );
 }
 
@@ -82,22 +82,23 @@ function problems(info) {
   return h(
     "details",
     { class: "problems" },
-    h("summary", { text: `${info.problems.length} ${info.problems.length === 1 ? "remark" : "remarks"}` }),
+    h("summary", { text: `${info.problems.length} ${info.problems.length === 1 ? "compatibility note" : "compatibility notes"}` }),
     h("ul", {}, info.problems.map((text) => h("li", { text }))),
   );
 }
 
 /**
- * The link to Neuroglancer, or why there is none. Contrast is added to it once statistics are there, which of several
- * volumes are asked for when it seems to be wanted: they cost the server something.
+ * Builds the link to Neuroglancer, or a note that explains why there is none. Contrast is added when the statistics
+ * arrive. Statistics are expensive for the server, so for several volumes they are requested only when the link is
+ * hovered, focused or clicked.
  */
 function opener(text, volumes) {
   const { blocked, tellsToken } = viewerAdvice();
   if (blocked) {
-    return h("p", { class: "note", text: "Neuroglancer cannot read from here: browsers keep its page, which is https, from this http address. "
-      + "Run viewer/build for a Neuroglancer on this server, or serve this by https." });
+    return h("p", { class: "note", text: "The public Neuroglancer cannot read this server: browsers block an https page from loading data over http. "
+      + "Build Neuroglancer into this server with viewer/build, or serve over https." });
   }
-  const told = tellsToken ? `${text.replace("in Neuro", "in the public Neuro")} (gives it this page's token)` : text;
+  const told = tellsToken ? `${text.replace("in Neuro", "in the public Neuro")} (sends it this page's token)` : text;
   const link = h("a", { class: "primary", href: linkTo(volumes), text: told });
   const improve = once(async () => {
     for (const one of volumes) {
@@ -128,7 +129,7 @@ function header(info, subtitle, ...actions) {
   );
 }
 
-/** A page of a dataset or pyramid. */
+/** Shows the page of a dataset or pyramid. */
 async function showVolume(info) {
   const volume = await volumeOf(info);
   if (!volume) return showGroup(info);
@@ -143,7 +144,7 @@ async function showVolume(info) {
   const layout = h("div", { class: "columns" }, aside);
   document.querySelector(".contents").before(layout);
   const stats = viewable ? statsOf(info.path) : Promise.resolve(null);
-  const why = empty ? "There are no elements to show." : large ? "This is too large to preview here." : "There is no preview of this.";
+  const why = empty ? "This volume has no elements." : large ? "This volume is too large to preview here." : "No preview is available for this volume.";
   if (viewable) layout.prepend(new Preview(info, volume, stats).element);
   else layout.prepend(h("section", { class: "preview card" }, h("p", { class: "note", text: why })));
   stats.then((known) => {
@@ -156,7 +157,7 @@ async function showVolume(info) {
   return undefined;
 }
 
-/** A page of a group; volumes among its children can be opened together. */
+/** Shows the page of a group, with a link that opens all volumes among its children together. */
 async function showGroup(info) {
   const top = header(info, []);
   main.prepend(top);
@@ -183,7 +184,7 @@ async function start() {
     info = await infoOf(path);
   } catch (error) {
     main.prepend(breadcrumb());
-    title.after(h("p", { class: "note", role: "alert", text: `Nothing more is known about this directory: ${error.message}` }));
+    title.after(h("p", { class: "note", role: "alert", text: `Details of this directory could not be loaded: ${error.message}` }));
     main.dataset.ready = "";
     return;
   }
@@ -191,7 +192,7 @@ async function start() {
   try {
     await (info.kind === "group" ? showGroup(info) : showVolume(info));
   } catch (error) {
-    const note = h("p", { class: "note", role: "alert", text: `This cannot be shown in full: ${error.message}` });
+    const note = h("p", { class: "note", role: "alert", text: `Part of this page could not be loaded: ${error.message}` });
     if (title.closest("header")) title.closest("header").after(note);
     else {
       main.prepend(breadcrumb());

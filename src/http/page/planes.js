@@ -1,4 +1,4 @@
-// Fetching planes: decoded by the server, typed arrays here.
+// Fetching of planes. The server decodes them; here they become typed arrays.
 
 import { ask, url } from "./server.js";
 
@@ -7,12 +7,12 @@ const TYPES = {
   uint64: BigUint64Array, int64: BigInt64Array, float32: Float32Array, float64: Float64Array,
 };
 
-/** Planes that were fetched, the latest last. */
+/** Cache of fetched planes, the most recently used last. */
 const kept = new Map();
 const KEPT_BYTES = 64 << 20;
 let keptBytes = 0;
 
-/** The plane of a request made by `cut`: the request with `data`. */
+/** Fetches the plane of a request made by `cut`. Resolves to the request with `data` added. */
 export async function fetchPlane(request, signal) {
   const found = kept.get(request.key);
   if (found) {
@@ -23,7 +23,7 @@ export async function fetchPlane(request, signal) {
   const response = await ask(url("slice", request.path, request.query), signal);
   const data = new TYPES[request.dataType](await response.arrayBuffer());
   const plane = { ...request, data };
-  // Another request for the same may have been faster.
+  // Another request for the same plane may have finished first.
   if (kept.has(request.key)) return kept.get(request.key);
   kept.set(request.key, plane);
   keptBytes += data.byteLength;
@@ -39,14 +39,14 @@ export function isKept(request) {
   return kept.has(request.key);
 }
 
-/** The element at column and row of a plane. */
+/** Returns the element at a column and row of a plane. */
 export function elementAt(plane, column, row, channel = 0) {
   return plane.data[column * plane.strides[0] + row * plane.strides[1] + channel * plane.strides[2]];
 }
 
-/** One place in the preview: shows the latest wish; a request that is overtaken soon ends. */
+/** A place in the preview that shows the latest requested plane. A request is aborted soon after a newer one. */
 export class Slot {
-  /** `show(plane)` and `fail(error)` are called when the wish is answered. */
+  /** `show(plane)` or `fail(error, request)` is called when a request ends, `busy(flag)` when work starts or ends. */
   constructor(show, fail, busy) {
     Object.assign(this, { show, fail, busy, running: null, wish: null });
   }
@@ -60,7 +60,7 @@ export class Slot {
     }
     if (this.running) {
       this.wish = request;
-      // A short while, so that dragging shows something on its way.
+      // The delay lets some requests finish during a drag, so that planes are shown on the way.
       this.running.timer ??= setTimeout(() => this.running?.controller.abort(), 200);
       return;
     }

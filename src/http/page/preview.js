@@ -1,4 +1,4 @@
-// The preview of a volume: planes through one point, a slider for every axis.
+// The preview of a volume: orthogonal planes through one point, and a slider for every axis.
 
 import { Contrast, fromStats, measure } from "./contrast.js";
 import { draw } from "./colours.js";
@@ -51,8 +51,8 @@ export class Preview {
   }
 
   hint() {
-    const keys = "Arrow keys move the point within a plane, Page Up and Page Down go through the planes, + and − zoom.";
-    return this.planes.length > 1 ? `Click into a plane to move the others; the wheel then goes through it. ${keys}` : keys;
+    const keys = "Arrow keys move the point within a plane. Page Up and Page Down step through the planes. + and − zoom.";
+    return this.planes.length > 1 ? `Click in a plane to move the others; the mouse wheel then steps through the planes parallel to it. ${keys}` : keys;
   }
 
   makeModes() {
@@ -117,7 +117,7 @@ export class Preview {
     return { element, show };
   }
 
-  /** The position along an axis with its unit, empty where none is known. */
+  /** Formats the position along an axis with its unit; empty if the unit is unknown. */
   physical(axis, position = this.position) {
     const { units, resolution } = this.volume;
     return units[axis] ? `${number(position[axis] * resolution[axis])} ${unit(units[axis])}` : "";
@@ -174,7 +174,7 @@ export class Preview {
     });
     canvas.addEventListener("pointerleave", () => this.tellHere());
     canvas.addEventListener("wheel", (event) => {
-      // Only a focused plane keeps the page from scrolling.
+      // Without focus on the plane, the wheel scrolls the page.
       if (document.activeElement !== canvas || event.ctrlKey || event.deltaY === 0) return;
       event.preventDefault();
       this.stepThrough(plane, Math.sign(event.deltaY));
@@ -200,7 +200,10 @@ export class Preview {
     event.preventDefault();
   }
 
-  /** The axis that a plane stands across: the third spatial one, else the first other that has a length. */
+  /**
+   * Returns the axis perpendicular to a plane: the axis that only the other planes show, otherwise the first axis not
+   * shown that has more than one element.
+   */
   normal(plane) {
     const shown = new Set(this.axes.flat());
     const candidates = [...shown].filter((axis) => axis !== null && !plane.axes.includes(axis));
@@ -220,14 +223,14 @@ export class Preview {
       this.position[axis] = Math.min(this.volume.dimensions[axis] - 1, Math.max(0, Math.round(value)));
     }
     if (Object.keys(changes).length) this.moved = Object.keys(changes).map(Number);
-    // What is shown stays while the point is dragged.
+    // The displayed part does not move while the point is dragged.
     if (!this.dragging) this.centre = [...this.position];
     this.update();
   }
 
-  // ---------------------------------------------------------------- what is shown
+  // ---------------------------------------------------------------- display
 
-  /** Sizes of the planes for the width there is. */
+  /** Sizes the planes to fit the available width. */
   layout() {
     const width = this.grid.clientWidth;
     if (!width || width === this.width) return;
@@ -245,7 +248,7 @@ export class Preview {
     }
     if (z !== undefined) {
       this.grid.style.gridTemplateColumns = `${pixels(x)}px ${pixels(z)}px`;
-      // The fourth corner is free: what is at the point goes there where it fits.
+      // The fourth corner is free. It holds the readout if there is enough room.
       const fits = pixels(z) >= 150;
       this.readout.classList.toggle("corner", fits);
       if (fits) this.grid.append(this.readout);
@@ -260,7 +263,7 @@ export class Preview {
     return cut(this.volume, plane.axes, position, pixels, this.colour, options);
   }
 
-  /** The voxels of the finest level at fractions of what a plane shows. */
+  /** Converts fractions of the displayed part of a plane to voxels of the finest level. */
   voxelsAt(plane, fractions) {
     return plane.shown.box.map(([from, to], n) => {
       const axis = plane.axes[n];
@@ -268,7 +271,7 @@ export class Preview {
     });
   }
 
-  /** Where the point is in a plane, as fractions of what it shows; may lie outside while it is fetched. */
+  /** Returns the point as fractions of the displayed part of a plane. It may lie outside until a new plane arrives. */
   fractionsOf(plane) {
     return plane.shown.box.map(([from, to], n) =>
       plane.axes[n] === null ? 0 : (this.position[plane.axes[n]] + 0.5 - from) / (to - from),
@@ -303,7 +306,7 @@ export class Preview {
   }
 
   failed(plane, error, request) {
-    // A coarser level may be cheap enough, or a part.
+    // A coarser level, or a smaller part of the plane, may be within the server's limit.
     if (error.status === 413 && !request.last && plane.coarser < 8) {
       plane.coarser += 1;
       plane.slot.want(this.request(plane));
@@ -316,9 +319,9 @@ export class Preview {
     }
     plane.shown = null;
     const why = {
-      413: "This plane is too much to decode. ",
+      413: "This plane is too large to decode. ",
       422: "A stored block is damaged. ",
-      501: "The server cannot decode this. ",
+      501: "The server cannot decode this volume. ",
     };
     plane.message.textContent = `${why[error.status] ?? ""}${error.message}`;
     plane.message.hidden = false;
@@ -345,7 +348,7 @@ export class Preview {
     plane.lines[0].hidden = plane.axes[1] === null;
   }
 
-  /** The value and position at fractions of a plane. */
+  /** Shows the value and position at fractions of a plane. */
   tell(plane, fractions) {
     const { shown } = plane;
     if (!shown) return;
@@ -379,7 +382,7 @@ export class Preview {
     );
   }
 
-  /** The planes beside the one last moved through, while nothing else is wanted. */
+  /** Fetches the next plane on either side along the axis of the last move, unless another request is running. */
   async prefetch() {
     const plane = this.planes.find((candidate) => candidate.size && (this.moved ?? []).includes(this.normal(candidate)));
     if (!plane?.shown) return;

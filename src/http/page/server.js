@@ -1,20 +1,20 @@
-// Where the server is and how it is asked.
+// URLs of the server, and requests to it.
 
 const main = document.querySelector("main");
 
-/** Path of this directory in the container, without slashes at its ends. */
+/** Path of this directory in the container, without leading or trailing slashes. */
 export const path = main.dataset.path;
 
-/** The server's root as this browser sees it. */
+/** URL of the server's root as seen by this browser. */
 export const root = new URL(main.dataset.base, location.href.split(/[?#]/)[0]);
 
-/** The token of private data: it stays on every link and request. */
+/** The access token in this page's query; it is added to every link and request. */
 export const token = new URLSearchParams(location.search).get("token");
 
-/** Whether the path itself carries a token. */
+/** True if the path of this page contains a token. */
 export const carriesToken = main.dataset.token !== undefined;
 
-/** A name with everything encoded that the server encodes in its listings; quotes, too, for lines of shells. */
+/** Percent-encodes a name as the server's listings do, including quotes, so that it is safe in shell commands. */
 export function encodeName(name) {
   return encodeURIComponent(name).replace(/[!'()*]/g, (c) => "%" + c.charCodeAt(0).toString(16).toUpperCase());
 }
@@ -27,39 +27,39 @@ export function join(...parts) {
   return parts.filter(Boolean).join("/");
 }
 
-/** `text` with the token, for a URL that may have a query. */
+/** Appends the token to a URL that may have a query. */
 export function withToken(text) {
   if (token === null) return text;
   return `${text}${text.includes("?") ? "&" : "?"}token=${encodeName(token)}`;
 }
 
-/** URL of `path` in a view; `query` is appended as it is. */
+/** Returns the URL of `path` in a view. `query` is appended unchanged. */
 export function url(view, path, query = "") {
   return withToken(`${root.href}${view}/${encodePath(path)}${query && "?"}${query}`);
 }
 
-/** URL of a directory, with a slash at its end. */
+/** Returns the URL of a directory, with a trailing slash. */
 export function directory(view, path) {
   return withToken(`${root.href}${view}/${path && `${encodePath(path)}/`}`);
 }
 
-/** A URL that the server made of its own idea of its address, as this browser must ask it. */
+/** Replaces the base of a URL from `/info`, the server's own view of its address, by the one seen by this browser. */
 export function rebase(address, info) {
   const made = info.urls.info;
   const base = made.slice(0, made.length - `info/${encodePath(info.path)}`.length);
   return withToken(address.replace(base, root.href));
 }
 
-/** What the server says instead of an answer. */
+/** An error response of the server. */
 export class Problem extends Error {
   constructor(status, document) {
-    super(document?.detail ?? `The server answered ${status}.`);
+    super(document?.detail ?? `The server responded with status ${status}.`);
     this.status = status;
     this.document = document;
   }
 }
 
-/** Fetches; anything but success is a Problem. */
+/** Fetches a URL. Throws a `Problem` unless the response is successful. */
 export async function ask(address, signal) {
   const response = await fetch(address, { signal });
   if (response.ok) return response;
@@ -69,7 +69,7 @@ export async function ask(address, signal) {
 
 const infos = new Map();
 
-/** `/info` of a path, asked for once. */
+/** Returns `/info` of a path, requested only once. */
 export function infoOf(path) {
   let info = infos.get(path);
   if (info === undefined) {
@@ -82,7 +82,7 @@ export function infoOf(path) {
 
 const stats = new Map();
 
-/** `/stats` of a path, asked for once; null where the server has none. */
+/** Returns `/stats` of a path, requested only once; null if the request fails. */
 export function statsOf(path) {
   if (!stats.has(path)) {
     const answer = ask(url("stats", path)).then((response) => response.json());

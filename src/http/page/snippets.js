@@ -1,30 +1,30 @@
-// Lines to copy: how other programs read this dataset.
+// Code to copy that reads this dataset in other programs.
 
 import { copyButton, h } from "./dom.js";
 import { directory, encodePath, rebase, token, url } from "./server.js";
 
-/** Longest side of the plane that the examples read. */
+/** Maximum side length, in elements, of the plane that the examples read. */
 const SIDE = 512;
 
-/** What stands for an end of line somewhere, or for nothing that is seen. */
+/** Characters that some programs treat as a line break, and invisible characters. */
 const UNSEEN = /[\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
-/** A text as Python writes it. */
+/** Returns a text as a Python string literal. */
 function quoted(text) {
   return JSON.stringify(text).replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
-/** A dictionary of texts as Python writes it. */
+/** Returns an object of texts as a Python dictionary literal. */
 function python(members) {
   return `{${Object.entries(members).map(([key, text]) => `"${key}": ${quoted(text)}`).join(", ")}}`;
 }
 
-/** The names of the axes for a comment, which nothing stored may end. */
+/** Returns axis names that are safe in a code comment: a stored name could otherwise end the comment. */
 function commented(axes) {
   return axes.map((name, axis) => (/^[\p{L}\p{M}\p{N}_^' -]+$/u.test(name) ? name : `d${axis + 1}`));
 }
 
-/** An index of the middle plane: `:512` and `20`, an item per axis; and what is left, by name. */
+/** Returns the index of the middle plane, such as `0:512` or `20` per axis, and the names of the plane's axes. */
 function middle(volume) {
   const spatial = [...volume.axes.keys()].slice(0, 2);
   const items = volume.dimensions.map((n, axis) => (spatial.includes(axis) ? [0, Math.min(n, SIDE)] : Math.floor((n - 1) / 2)));
@@ -52,7 +52,7 @@ print(dataset.dtype.name, dataset.shape, plane.shape)  # plane[${names.join(", "
 `;
 }
 
-/** TensorStore's path is the one before percent-encoding. */
+/** Decodes a URL path, because TensorStore takes paths without percent-encoding. */
 function decode(pathname) {
   return decodeURIComponent(pathname);
 }
@@ -86,16 +86,16 @@ function curl(finest, volume, { items }, window) {
   const png = whole ? "png" : window ? `png&window=${window.join(",")}` : null;
   const lines = [
     ["a plane for NumPy", `curl -fsS -o plane.npy '${slice("npy")}'`],
-    png && ["the same as an image", `curl -fsS -o plane.png '${slice(png)}'`],
-    ["what is known about it", `curl -fsS '${url("info", finest.path)}'`],
-    ["its attributes as stored", `curl -fsS '${directory("n5", finest.path).replace(/(\?|$)/, "attributes.json$1")}'`],
+    png && ["the same plane as an image", `curl -fsS -o plane.png '${slice(png)}'`],
+    ["a description of the dataset", `curl -fsS '${url("info", finest.path)}'`],
+    ["the attributes as stored", `curl -fsS '${directory("n5", finest.path).replace(/(\?|$)/, "attributes.json$1")}'`],
   ];
   return lines.filter(Boolean).map(([comment, command]) => `# ${comment}\n${command}\n`).join("");
 }
 
 function fiji(info) {
   const [address, query] = directory("n5", "").split("?");
-  // Nothing in a name may end the macro's string.
+  // A name could otherwise end the macro's string.
   const path = /^[\w./-]*$/.test(info.path) ? info.path : encodePath(info.path);
   return `// Plugins > New > Macro, or File > Import > HDF5/N5/Zarr/OME-NGFF... with the address after url=
 run("HDF5/N5/Zarr/OME-NGFF ... ", "url=n5://${address}?${query ? `${query}&` : ""}${path} virtual");
@@ -110,7 +110,7 @@ function addresses(info, neuroglancer) {
   return rows.filter(([, text]) => text);
 }
 
-/** A row of tabs; the arrow keys go from one to the next. */
+/** Builds a row of tabs with its panels. The arrow keys move from tab to tab. */
 function tabs(label, pages) {
   const buttons = pages.map(([name], n) =>
     h("button", { type: "button", role: "tab", id: `tab-${n}`, "aria-controls": `panel-${n}`, text: name }),
@@ -139,7 +139,7 @@ function tabs(label, pages) {
   return [h("div", { role: "tablist", "aria-label": label }, buttons), ...panels];
 }
 
-/** The section. `window` is what is black and white, for images of types that have no obvious one. */
+/** Builds the section. `window` has the values shown as black and as white, for types that have no obvious ones. */
 export function snippets(info, volume, { window, neuroglancer }) {
   const { finest } = volume;
   const read = middle(volume);
@@ -156,19 +156,19 @@ export function snippets(info, volume, { window, neuroglancer }) {
       "div",
       { class: "code" },
       h("pre", {}, h("code", { "data-tool": name, "data-language": language, text })),
-      copyButton(`Copy the lines for ${name}`, () => text),
+      copyButton(`Copy the code for ${name}`, () => text),
     ),
   ]);
   pages.push([
-    "Addresses",
+    "URLs",
     h(
       "dl",
       { class: "addresses" },
       addresses(info, neuroglancer).map(([label, text]) =>
-        h("div", {}, h("dt", { text: label }), h("dd", {}, h("code", { text }), copyButton(`Copy: ${label}`, () => text))),
+        h("div", {}, h("dt", { text: label }), h("dd", {}, h("code", { text }), copyButton(`Copy ${label}`, () => text))),
       ),
     ),
   ]);
-  return h("section", { class: "snippets card", "aria-label": "Read it elsewhere" }, h("h2", { text: "Read it elsewhere" }), tabs("Programs", pages));
+  return h("section", { class: "snippets card", "aria-label": "Open in other programs" }, h("h2", { text: "Open in other programs" }), tabs("Programs", pages));
 }
 

@@ -1,4 +1,4 @@
-// A small picture of a volume for the listing, where one is cheap.
+// Thumbnails of volumes for the listing, for volumes whose thumbnail is cheap to make.
 
 import { draw } from "./colours.js";
 import { measure } from "./contrast.js";
@@ -6,19 +6,19 @@ import { h } from "./dom.js";
 import { fetchPlane } from "./planes.js";
 import { ITEM_BYTES, cut, extents, isColour, kindOf, planesOf, volumeOf } from "./volume.js";
 
-/** Longest side on the screen. */
+/** Length of the longest side, in CSS pixels. */
 const SIDE = 56;
 
-/** Most bytes that the server may have to decode for one. */
+/** Maximum number of bytes that the server decodes for one thumbnail. */
 const DECODED_BYTES = 8 << 20;
 
-/** What the blocks that a plane touches hold, decoded. */
+/** Returns the decoded size in bytes of the blocks that a plane intersects. */
 function decodedBytes(level, axes) {
   const blocks = axes.reduce((product, axis) => product * (axis === null ? 1 : level.info.grid[axis]), 1);
   return blocks * level.info.block_size.reduce((a, b) => a * b, ITEM_BYTES[level.info.data_type]);
 }
 
-/** A canvas, or null where there is nothing to show or it would cost too much. */
+/** Builds a canvas with the thumbnail; null if there is nothing to show or it is too expensive. */
 export async function thumbnail(info) {
   if (info.kind !== "dataset" && info.kind !== "multiscale") return null;
   const volume = await volumeOf(info);

@@ -1,14 +1,14 @@
-// What is shown of a dataset or pyramid: its axes, its levels, and which part of which level a plane needs.
+// The volume that a dataset or pyramid shows: axes, levels, and the part of a level that a plane needs.
 
 import { encodePath, infoOf, join } from "./server.js";
 
-/** Most elements asked for at once. */
+/** Maximum number of elements in one request. */
 const PLANE_ELEMENTS = 1 << 20;
 
-// The names that Neuroglancer gives to axes without names.
+// Neuroglancer's names for unnamed axes.
 const AXES = ["x", "y", "z", "t", "c"];
 const SPATIAL = ["x", "y", "z"];
-// Breaks of lines and what cannot be seen: the stored name of an axis may hold anything.
+// Line breaks and invisible characters. A stored axis name may contain any character.
 const ILLEGIBLE = /[\p{C}\p{Zl}\p{Zp}]/u;
 const CHANNEL = /^(c|c'|c\^|ch|channel|channels)$/i;
 
@@ -17,8 +17,8 @@ export const ITEM_BYTES = {
 };
 
 /**
- * The volume that `info` describes. `levels`: finest first, each with `path`, `info`, `dimensions`, `factors`. Lists have one
- * entry per axis, N5 order. Null where there is nothing to show; throws the Problem that stands in the way.
+ * Returns the volume that `info` describes; null if there is nothing to show. `levels` has the finest level first, each
+ * with `path`, `info`, `dimensions` and `factors`. Lists have one entry per axis, in N5 axis order.
  */
 export async function volumeOf(info) {
   let levels = [{ path: info.path, factors: null, info }];
@@ -57,14 +57,14 @@ export async function volumeOf(info) {
   };
 }
 
-/** Whether it is a colour image: three channels of 8 bits. */
+/** Returns true if the volume is a colour image: three channels of 8 bits. */
 export function isColour(volume) {
   return volume.channel >= 0 && volume.dataType === "uint8" && volume.dimensions[volume.channel] === 3;
 }
 
 const LABEL_NAME = /(label|seg|mask|annotation|supervoxel|fragment|neuron|nuclei|instance|(^|[^a-z])(gt|ids?)([^a-z]|$))/i;
 
-/** `image` or `segmentation`: what the server says, else what name, type and statistics suggest. */
+/** Returns `image` or `segmentation`, as given by the server or else derived from name, type and statistics. */
 export function kindOf(info, volume, stats) {
   if (info.volume) return info.volume;
   if (volume.dataType.startsWith("float") || isColour(volume)) return "image";
@@ -75,7 +75,7 @@ export function kindOf(info, volume, stats) {
   return volume.dataType === "uint64" ? "segmentation" : "image";
 }
 
-/** The axes of the planes, as [to the right, down]; `null` for no axis. At most three. */
+/** Returns the axes of at most three planes, each as [right, down]; `null` stands for no axis. */
 export function planesOf(volume) {
   const others = [...volume.axes.keys()].filter((axis) => axis !== volume.channel);
   const named = SPATIAL.map((name) => volume.axes.findIndex((axis) => axis.toLowerCase() === name)).filter((axis) => axis >= 0);
@@ -87,7 +87,7 @@ export function planesOf(volume) {
   return [[x, y], [z, y], [x, z]];
 }
 
-/** Length of each axis on the screen, in arbitrary units: physical where the units allow it. */
+/** Returns the length of each axis on the screen in arbitrary units, proportional to physical size if units agree. */
 export function extents(volume) {
   const shown = [...new Set(planesOf(volume).flat())].filter((axis) => axis !== null);
   const same = new Set(shown.map((axis) => volume.units[axis])).size === 1;
@@ -96,12 +96,12 @@ export function extents(volume) {
   return lengths.map((length) => Math.max(length, longest / 10));
 }
 
-/** Index along `axis` of a level that shows the finest level's voxel `position`. */
+/** Returns the index along `axis` of a level that contains the voxel `position` of the finest level. */
 function indexAt(level, axis, position) {
   return Math.min(level.dimensions[axis] - 1, Math.max(0, Math.floor(position[axis] / level.factors[axis])));
 }
 
-/** The part of an axis of `n` voxels around `at` that is shown: it moves by half its length at a time. */
+/** Returns the displayed part [start, length] of an axis of `n` voxels around `at`, in steps of half its length. */
 function part(n, at, zoom) {
   const length = Math.max(Math.min(n, 4), Math.ceil(n / zoom));
   const half = length / 2;
@@ -110,9 +110,10 @@ function part(n, at, zoom) {
 }
 
 /**
- * What to ask for a plane through `position` (voxels of the finest level) that is `pixels` [wide, high] on the screen:
- * the coarsest level with at least as many voxels, thinned where it has many more. `coarser` levels are skipped; of
- * each axis a `zoom`th is shown, around `centre`. `box` is what is shown of the two axes, in voxels of the finest level.
+ * Returns the request for a plane through `position` (voxels of the finest level) that is `pixels` [width, height] on
+ * the screen. It uses the coarsest level that still has about that many voxels, with a step if the level has many more.
+ * `coarser` selects a level that many places coarser. `zoom` shows the fraction 1/`zoom` of each axis, around `centre`.
+ * The `box` of the result is the displayed range along the two axes, in voxels of the finest level.
  */
 export function cut(volume, [right, down], position, pixels, colour, { coarser = 0, zoom = 1, centre = position } = {}) {
   const shown = [[right, pixels[0]], [down, pixels[1]]].filter(([axis]) => axis !== null);

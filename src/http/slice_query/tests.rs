@@ -2,22 +2,22 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Start, shape and step of the region, and the axes kept.
-type Meant = (Vec<i64>, Vec<u64>, Vec<u64>, Vec<usize>);
+/// Start, shape and step of the region, and the kept axes.
+type ResolvedSelection = (Vec<i64>, Vec<u64>, Vec<u64>, Vec<usize>);
 
 fn query(text: &str) -> SliceQuery {
     SliceQuery::parse(Some(text)).unwrap()
 }
 
-fn meant(text: &str, dimensions: &[u64]) -> Meant {
+fn resolve_query(text: &str, dimensions: &[u64]) -> ResolvedSelection {
     let selection = query(text).select(dimensions).unwrap();
     let region = &selection.region;
     (region.start().to_vec(), region.shape().to_vec(), region.step().to_vec(), selection.kept_axes.to_vec())
 }
 
-/// Start and number of samples along the only axis of a dataset of 10 elements.
-fn line(text: &str) -> (i64, u64) {
-    let (start, shape, _, _) = meant(text, &[10]);
+/// Returns the start and the number of samples along the only axis of a dataset of 10 elements.
+fn resolve_1d(text: &str) -> (i64, u64) {
+    let (start, shape, _, _) = resolve_query(text, &[10]);
     (start[0], shape[0])
 }
 
@@ -49,23 +49,23 @@ fn without_parameters_the_whole_dataset_is_meant() {
 
 #[test]
 fn start_stop_size_and_step_combine() {
-    assert_eq!(meant("start=1,2&stop=3,4", &[5, 5]), (vec![1, 2], vec![2, 2], vec![1, 1], vec![0, 1]));
-    assert_eq!(meant("start=1,2&size=3,1", &[5, 5]), (vec![1, 2], vec![3, 1], vec![1, 1], vec![0, 1]));
-    assert_eq!(meant("step=2,9", &[5, 5]), (vec![0, 0], vec![3, 1], vec![2, 9], vec![0, 1]));
-    assert_eq!(line("stop=4"), (0, 4));
-    assert_eq!(line("size=4"), (0, 4));
-    assert_eq!(line("start=4"), (4, 6));
-    assert_eq!(line("start=1&size=8&step=3"), (1, 3));
-    assert_eq!(line("start=1&stop=8&step=3"), (1, 3));
-    assert_eq!(line("start=007"), (7, 3));
+    assert_eq!(resolve_query("start=1,2&stop=3,4", &[5, 5]), (vec![1, 2], vec![2, 2], vec![1, 1], vec![0, 1]));
+    assert_eq!(resolve_query("start=1,2&size=3,1", &[5, 5]), (vec![1, 2], vec![3, 1], vec![1, 1], vec![0, 1]));
+    assert_eq!(resolve_query("step=2,9", &[5, 5]), (vec![0, 0], vec![3, 1], vec![2, 9], vec![0, 1]));
+    assert_eq!(resolve_1d("stop=4"), (0, 4));
+    assert_eq!(resolve_1d("size=4"), (0, 4));
+    assert_eq!(resolve_1d("start=4"), (4, 6));
+    assert_eq!(resolve_1d("start=1&size=8&step=3"), (1, 3));
+    assert_eq!(resolve_1d("start=1&stop=8&step=3"), (1, 3));
+    assert_eq!(resolve_1d("start=007"), (7, 3));
 }
 
 #[test]
 fn empty_regions_are_legal() {
-    assert_eq!(line("start=10"), (10, 0));
-    assert_eq!(line("start=3&stop=3"), (3, 0));
-    assert_eq!(line("size=0"), (0, 0));
-    assert_eq!(meant("", &[0, 3]).1, [0, 3]);
+    assert_eq!(resolve_1d("start=10"), (10, 0));
+    assert_eq!(resolve_1d("start=3&stop=3"), (3, 0));
+    assert_eq!(resolve_1d("size=0"), (0, 0));
+    assert_eq!(resolve_query("", &[0, 3]).1, [0, 3]);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn clipping_keeps_the_samples_that_exist() {
         ("stop=20", (0, 10)),
     ];
     for (text, expected) in cases {
-        assert_eq!(line(&format!("outside=clip&{text}")), expected, "{text}");
+        assert_eq!(resolve_1d(&format!("outside=clip&{text}")), expected, "{text}");
     }
 }
 
@@ -124,7 +124,7 @@ fn zero_filling_keeps_the_region_as_asked() {
         ("start=15", (15, 0)),
     ];
     for (text, expected) in cases {
-        assert_eq!(line(&format!("outside=zero&{text}")), expected, "{text}");
+        assert_eq!(resolve_1d(&format!("outside=zero&{text}")), expected, "{text}");
     }
 }
 
@@ -179,7 +179,7 @@ fn unknown_and_repeated_parameters_are_named_with_the_known_ones() {
     }
     assert!(syntax_error("start=1&start=1").1.contains("more than once"));
     assert!(syntax_error("order=F&%6Frder=F").1.contains("more than once"));
-    assert_eq!(line("token=a&token=b%zz&size=3"), (0, 3));
+    assert_eq!(resolve_1d("token=a&token=b%zz&size=3"), (0, 3));
 }
 
 #[test]
@@ -192,9 +192,9 @@ fn parameters_that_exclude_each_other_are_refused() {
 
 #[test]
 fn values_are_percent_decoded_once_and_plus_is_plus() {
-    assert_eq!(meant("start=1%2C2&stop=3%2c4", &[5, 5]).0, [1, 2]);
-    assert_eq!(meant("select=0:2%2C1", &[5, 5]).3, [0]);
-    assert_eq!(meant("select=%5B0%3A2%2C%201%5D", &[5, 5]).3, [0]);
+    assert_eq!(resolve_query("start=1%2C2&stop=3%2c4", &[5, 5]).0, [1, 2]);
+    assert_eq!(resolve_query("select=0:2%2C1", &[5, 5]).3, [0]);
+    assert_eq!(resolve_query("select=%5B0%3A2%2C%201%5D", &[5, 5]).3, [0]);
     for text in [
         "start=%31%252C2",
         "start=1%zz",
@@ -211,9 +211,9 @@ fn values_are_percent_decoded_once_and_plus_is_plus() {
 
 #[test]
 fn select_is_numpy_and_drops_integer_axes() {
-    assert_eq!(meant("select=1:9:3,-1", &[10, 4]), (vec![1, 3], vec![3, 1], vec![3, 1], vec![0]));
+    assert_eq!(resolve_query("select=1:9:3,-1", &[10, 4]), (vec![1, 3], vec![3, 1], vec![3, 1], vec![0]));
     assert_eq!(query("select=1:9:3,-1").select(&[10, 4]).unwrap().shape().as_slice(), [3]);
-    assert_eq!(line("select=0:1000"), (0, 10));
+    assert_eq!(resolve_1d("select=0:1000"), (0, 10));
     assert!(out_of_bounds("select=:,4", &[10, 4]).contains("position 4 along axis 1, which has 4"));
     assert!(syntax_error("select=::-1").1.contains("forward"));
     assert!(matches!(query("select=").select(&[2]), Err(QueryError::Invalid { .. })));
@@ -224,10 +224,10 @@ fn presentation_parameters_are_read() {
     let q = query("order=C&endian=big&format=png&window=-1.5,2e3");
     assert_eq!(
         (q.order, q.endian, q.format.as_deref(), q.window),
-        (Order::C, Endian::Big, Some("png"), Some((-1.5, 2000.0)))
+        (AxisOrder::C, Endian::Big, Some("png"), Some((-1.5, 2000.0)))
     );
     let q = query("");
-    assert_eq!((q.order, q.endian, q.format, q.window), (Order::F, Endian::Little, None, None));
+    assert_eq!((q.order, q.endian, q.format, q.window), (AxisOrder::F, Endian::Little, None, None));
     for text in ["order=c", "order=", "endian=Big", "outside=wrap"] {
         let Err(QueryError::Invalid { known, .. }) = SliceQuery::parse(Some(text)) else { panic!("{text}") };
         assert!(!known.is_empty(), "{text}");
@@ -241,7 +241,7 @@ fn presentation_parameters_are_read() {
 fn options_tell_the_format_the_whole_region() {
     let q = query("select=1:9:3,-1&order=C");
     let options = q.options(&q.select(&[10, 4]).unwrap());
-    assert_eq!((options.start, options.step, options.order), (vec![1, 3], vec![3, 1], Order::C));
+    assert_eq!((options.start, options.step, options.order), (vec![1, 3], vec![3, 1], AxisOrder::C));
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! `lz4`: four encodings that share the name, told apart by their first bytes.
+//! `lz4`: four encodings under one name, distinguished by their first bytes.
 //!
 //! - Java N5: frames of lz4-java's `LZ4BlockOutputStream`, which begin with `LZ4Block`;
 //! - rust-n5: LZ4 frames;
-//! - zarr (numcodecs): the decoded size as u32, little-endian, then one block;
+//! - zarr (numcodecs): the decoded size as little-endian u32, then one block;
 //! - z5: one bare block.
 
 use std::io::Read;
@@ -14,73 +14,79 @@ use lz4::frame::FrameDecoder;
 use serde_json::{Map, Value};
 use xxhash_rust::xxh32::xxh32;
 
-use super::stream::{self, Target, after_padding, damaged, more, only_padding, wrong_length};
-use super::watch::{CHEAP_MEMBER_BYTES, Members, Pace};
-use super::{Codec, CodecError, Scratch, Watch};
+use super::limits::{MIN_BYTES_PER_CHEAP_MEMBER, MemberLimit, PeriodicCancelCheck};
+use super::stream::{self, DecodeOutput, damaged, expect_zero_padding, skip_zero_padding, too_long, wrong_length};
+use super::{CancelCheck, Codec, CodecError, Scratch};
 
 const NAME: &str = "lz4";
 const JAVA_MAGIC: &[u8] = b"LZ4Block";
 const JAVA_HEADER_BYTES: usize = 21;
 const JAVA_SEED: u32 = 0x9747_b28c;
-/// A block of an LZ4 frame is read whole before any of it comes out.
+/// Upper bound of a stored block of an LZ4 frame. The decoder reads all of a block before it yields any bytes.
 const FRAME_BLOCK_BYTES: usize = 5 << 20;
 const FRAME_MAGIC: &[u8] = &[0x04, 0x22, 0x4d, 0x18];
 
 #[derive(Debug)]
-struct Lz4;
+struct Lz4Codec;
 
 pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
-    Arc::new(Lz4)
+    Arc::new(Lz4Codec)
 }
 
-impl Codec for Lz4 {
+impl Codec for Lz4Codec {
     fn decode_into(
         &self,
         payload: &[u8],
         len: usize,
         output: &mut Vec<u8>,
         _: &mut Scratch,
-        watch: Watch<'_>,
+        watch: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
-        watch.look()?;
+        watch.check()?;
         if payload.starts_with(JAVA_MAGIC) {
-            return java(payload, len, output, watch);
+            return decode_java_frames(payload, len, output, watch);
         }
         if payload.starts_with(FRAME_MAGIC) {
             let begins = |rest: &[u8]| rest.starts_with(FRAME_MAGIC);
-            stream::filled(output, len);
-            let target = Target::new(NAME, output, watch).with_slack(FRAME_BLOCK_BYTES);
-            return stream::decode_all(payload, target, begins, frame);
+            stream::resize_for_overwrite(output, len);
+            let target = DecodeOutput::new(NAME, output, watch).with_read_ahead(FRAME_BLOCK_BYTES);
+            return stream::decode_streams(payload, target, begins, decode_frame);
         }
         match payload.split_first_chunk() {
             Some((size, block)) if u64::from(u32::from_le_bytes(*size)) == len as u64 => {
-                // A bare block may begin like this by chance.
-                bare(block, len, output).or_else(|error| bare(payload, len, output).or(Err(error)))
+                // A bare block can begin with these bytes by chance.
+                decode_bare_block(block, len, output)
+                    .or_else(|error| decode_bare_block(payload, len, output).or(Err(error)))
             }
-            _ => bare(payload, len, output),
+            _ => decode_bare_block(payload, len, output),
         }
     }
 
-    /// One byte more of a match's length is at most 255 bytes more of output.
+    /// Each further byte of a match's length adds at most 255 bytes of output.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
-        stream::at_most(payload_len, 255)
+        stream::max_at_ratio(payload_len, 255)
     }
 
-    /// Only LZ4 frames need any: three of their largest blocks, 4 MiB each, and a window.
+    /// Only LZ4 frames need memory: three blocks of the maximum size of 4 MiB, and a window.
     fn scratch_bytes(&self, payload: &[u8], _: usize) -> usize {
         if payload.is_empty() || payload.starts_with(FRAME_MAGIC) { 13 << 20 } else { 0 }
     }
 }
 
-/// Frames of lz4-java. The mark that ends them may be missing: every frame has its own checksum.
+/// Decodes frames of lz4-java. Their end mark may be missing, because every frame has its own checksum.
 ///
 /// Source: lz4-java's `LZ4BlockInputStream.java`.
-fn java(payload: &[u8], len: usize, output: &mut Vec<u8>, watch: Watch<'_>) -> Result<(), CodecError> {
-    stream::filled(output, len);
+fn decode_java_frames(
+    payload: &[u8],
+    len: usize,
+    output: &mut Vec<u8>,
+    watch: CancelCheck<'_>,
+) -> Result<(), CodecError> {
+    stream::resize_for_overwrite(output, len);
     let mut room = output.as_mut_slice();
     let mut rest = payload;
-    let (mut empty, mut pace) = (Members::of(NAME, CHEAP_MEMBER_BYTES), Pace::new(watch));
-    while let Some(next) = after_padding(rest) {
+    let (mut empty, mut pace) = (MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER), PeriodicCancelCheck::new(watch));
+    while let Some(next) = skip_zero_padding(rest) {
         if !next.starts_with(JAVA_MAGIC) {
             return Err(CodecError::Trailing { codec: NAME, bytes: rest.len() });
         }
@@ -89,10 +95,10 @@ fn java(payload: &[u8], len: usize, output: &mut Vec<u8>, watch: Watch<'_>) -> R
         let header = JavaHeader::parse(header.get(JAVA_MAGIC.len()..).unwrap_or_default())?;
         let (data, after) = body.split_at_checked(header.stored).ok_or_else(|| damaged(NAME, "a frame ends early"))?;
         if header.decoded == 0 {
-            empty.begin(len.saturating_sub(room.len()))?;
+            empty.begin_member(len.saturating_sub(room.len()))?;
         }
         pace.advance(JAVA_HEADER_BYTES.saturating_add(header.stored).saturating_add(header.decoded))?;
-        let (target, behind) = room.split_at_mut_checked(header.decoded).ok_or_else(|| more(len))?;
+        let (target, behind) = room.split_at_mut_checked(header.decoded).ok_or_else(|| too_long(len))?;
         header.decode(data, target)?;
         (room, rest) = (behind, after);
     }
@@ -100,7 +106,7 @@ fn java(payload: &[u8], len: usize, output: &mut Vec<u8>, watch: Watch<'_>) -> R
     if missing > 0 { Err(wrong_length(len, len - missing)) } else { Ok(()) }
 }
 
-/// A frame's header after its magic: token, two lengths and a checksum, all little-endian.
+/// Header of a frame after its magic: token, two lengths and a checksum, all little-endian.
 struct JavaHeader {
     compressed: bool,
     stored: usize,
@@ -120,14 +126,14 @@ impl JavaHeader {
         let compressed = match token & 0xf0 {
             0x10 => false,
             0x20 => true,
-            _ => return Err(damaged(NAME, format_args!("a frame's token is {token:#04x}"))),
+            _ => return Err(damaged(NAME, format_args!("a frame has the unknown token {token:#04x}"))),
         };
         let sound = decoded <= 1 << (10 + (token & 0x0f))
             && (decoded == 0) == (stored == 0)
             && (compressed || stored == decoded)
             && (decoded > 0 || checksum == 0);
         if !sound {
-            return Err(damaged(NAME, format_args!("a frame of {stored} bytes claims to hold {decoded}")));
+            return Err(damaged(NAME, format_args!("a frame of {stored} bytes claims to hold {decoded} bytes")));
         }
         let length = |n: u32| usize::try_from(n).map_err(|error| damaged(NAME, error));
         Ok(Self { compressed, stored: length(stored)?, decoded: length(decoded)?, checksum })
@@ -145,7 +151,7 @@ impl JavaHeader {
         } else {
             target.copy_from_slice(data);
         }
-        // lz4-java hands the checksum through its `Checksum` interface, which keeps 28 bits.
+        // lz4-java passes the checksum through its `Checksum` interface, which keeps 28 bits.
         if xxh32(target, JAVA_SEED) & 0x0fff_ffff == self.checksum {
             Ok(())
         } else {
@@ -154,44 +160,44 @@ impl JavaHeader {
     }
 }
 
-/// Decodes the LZ4 frame that `input` begins with, and returns what follows it.
-fn frame<'i>(input: &'i [u8], target: &mut Target<'_>) -> Result<&'i [u8], CodecError> {
+/// Decodes the LZ4 frame at the start of `input` and returns the bytes after it.
+fn decode_frame<'i>(input: &'i [u8], target: &mut DecodeOutput<'_>) -> Result<&'i [u8], CodecError> {
     let failed = |error| damaged(NAME, error);
-    let whole = end_of_frame(input).and_then(|end| input.split_at_checked(end));
+    let whole = frame_len(input).and_then(|end| input.split_at_checked(end));
     let mut decoder = FrameDecoder::new(whole.map_or(input, |(frame, _)| frame));
-    let mut empty = Members::of(NAME, CHEAP_MEMBER_BYTES);
+    let mut empty = MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER);
     loop {
-        target.look()?;
+        target.check_cancelled()?;
         let left = decoder.get_ref().len();
         let mut surplus = [0];
-        let room = target.next_room();
+        let room = target.next_chunk();
         let is_full = room.is_empty();
         let read = decoder.read(if is_full { &mut surplus } else { room }).map_err(failed)?;
         if is_full && read > 0 {
-            return Err(more(target.len()));
+            return Err(too_long(target.len()));
         }
         let now = decoder.get_ref().len();
         target.advance(left.saturating_sub(now), read)?;
         if read > 0 {
             continue;
         }
-        // The decoder pauses at every block that holds nothing, as it does at the end.
+        // The decoder returns 0 bytes at every empty block, just as at the end.
         match whole {
             Some((_, rest)) if now == 0 => return Ok(rest),
             _ if now == left => return Err(damaged(NAME, "the frame ends early")),
-            _ => empty.begin(target.filled())?,
+            _ => empty.begin_member(target.filled())?,
         }
     }
 }
 
-/// Bytes of the LZ4 frame that `input` begins with, when it has them all.
+/// Returns the length of the LZ4 frame at the start of `input`, if `input` contains all of it.
 ///
 /// Source: `lz4_Frame_format.md` of the LZ4 project.
-fn end_of_frame(input: &[u8]) -> Option<usize> {
+fn frame_len(input: &[u8]) -> Option<usize> {
     let mut rest = input.get(FRAME_MAGIC.len()..)?;
     let flags = rest.try_get_u8().ok()?;
     let present = |flag: u8, bytes: usize| if flags & flag == 0 { 0 } else { bytes };
-    // Sizes of blocks, the content's size, a dictionary's number, the header's checksum.
+    // Maximum block size, content size, dictionary ID, header checksum.
     rest = rest.get(1 + present(0x08, 8) + present(0x01, 4) + 1..)?;
     loop {
         let size = rest.try_get_u32_le().ok()?;
@@ -199,55 +205,55 @@ fn end_of_frame(input: &[u8]) -> Option<usize> {
             rest = rest.get(present(0x04, 4)..)?;
             return Some(input.len() - rest.len());
         }
-        // The highest bit marks a block that is stored as it is.
+        // The highest bit marks an uncompressed block.
         let block = usize::try_from(size & 0x7fff_ffff).ok()?;
         rest = rest.get(block..)?.get(present(0x10, 4)..)?;
     }
 }
 
-/// One block without any header.
-fn bare(block: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
-    stream::filled(output, len);
+/// Decodes one block without any header.
+fn decode_bare_block(block: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
+    stream::resize_for_overwrite(output, len);
     let whole = decompress_into(block, output);
     if whole.as_ref().is_ok_and(|found| *found == len) {
         return Ok(());
     }
-    // A block does not say where it ends, so padding was read as part of it.
-    if let Some((block, rest)) = end_of_block(block, len).and_then(|end| block.split_at_checked(end)) {
-        only_padding(NAME, rest)?;
+    // A block does not mark its end, so padding was decoded as part of it.
+    if let Some((block, rest)) = block_len(block, len).and_then(|end| block.split_at_checked(end)) {
+        expect_zero_padding(NAME, rest)?;
         if decompress_into(block, output).is_ok_and(|found| found == len) {
             return Ok(());
         }
     }
     match whole {
         Ok(found) => Err(wrong_length(len, found)),
-        Err(DecompressError::OutputTooSmall { .. }) => Err(more(len)),
+        Err(DecompressError::OutputTooSmall { .. }) => Err(too_long(len)),
         Err(error) => Err(damaged(NAME, error)),
     }
 }
 
-/// Bytes of the shortest prefix of `block` that is a block decoding to `len` bytes.
+/// Returns the length of the shortest prefix of `block` that is a block decoding to `len` bytes.
 ///
-/// A sequence is a token, literals, an offset and a match; the last one ends after its literals.
-/// Source: `lz4_Block_format.md` of the LZ4 project.
-fn end_of_block(block: &[u8], len: usize) -> Option<usize> {
+/// A sequence consists of a token, literals, an offset and a match. The last sequence ends after its literals. Source:
+/// `lz4_Block_format.md` of the LZ4 project.
+fn block_len(block: &[u8], len: usize) -> Option<usize> {
     let mut rest = block;
     let mut decoded = 0usize;
     loop {
         let token = rest.try_get_u8().ok()?;
-        let literals = length(token >> 4, &mut rest)?;
+        let literals = read_length(token >> 4, &mut rest)?;
         rest = rest.get(literals..)?;
         decoded = decoded.checked_add(literals)?;
         if decoded >= len {
             return (decoded == len).then_some(block.len() - rest.len());
         }
         rest = rest.get(2..)?;
-        decoded = decoded.checked_add(length(token & 0x0f, &mut rest)?)?.checked_add(4)?;
+        decoded = decoded.checked_add(read_length(token & 0x0f, &mut rest)?)?.checked_add(4)?;
     }
 }
 
-/// A length of which the token holds `nibble`; 15 is continued by bytes up to one below 255.
-fn length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
+/// Reads a length that begins with `nibble` from the token. After 15, bytes are added up to the first one below 255.
+fn read_length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
     let mut total = usize::from(nibble);
     if nibble == 15 {
         loop {

@@ -1,22 +1,22 @@
-//! `raw`: the elements as they are.
+//! `raw`: uncompressed elements.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{Codec, CodecError, Scratch, Watch, stream};
+use super::{CancelCheck, Codec, CodecError, Scratch, stream};
 
 #[derive(Debug)]
-struct Raw;
+struct RawCodec;
 
 pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
-    Arc::new(Raw)
+    Arc::new(RawCodec)
 }
 
-impl Codec for Raw {
-    /// Shares the payload's buffer.
-    fn decode(&self, payload: Bytes, len: usize, _: &mut Scratch, _: Watch<'_>) -> Result<Bytes, CodecError> {
+impl Codec for RawCodec {
+    /// Shares the payload's buffer instead of copying it.
+    fn decode(&self, payload: Bytes, len: usize, _: &mut Scratch, _: CancelCheck<'_>) -> Result<Bytes, CodecError> {
         if payload.len() == len {
             Ok(payload)
         } else {
@@ -30,18 +30,18 @@ impl Codec for Raw {
         len: usize,
         output: &mut Vec<u8>,
         _: &mut Scratch,
-        _: Watch<'_>,
+        _: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
         output.clear();
         output.extend_from_slice(payload);
-        stream::exactly(len, output)
+        stream::check_length(len, output)
     }
 
-    fn is_plain(&self) -> bool {
+    fn is_uncompressed(&self) -> bool {
         true
     }
 
-    fn plain<'a>(&self, payload: &'a [u8], _: usize) -> Option<&'a [u8]> {
+    fn uncompressed_slice<'a>(&self, payload: &'a [u8], _: usize) -> Option<&'a [u8]> {
         Some(payload)
     }
 

@@ -1,4 +1,4 @@
-//! What every codec promises: exact length, trailing rule, truncation, hostile input, bounded memory.
+//! Tests of the promises of every codec: exact length, trailing bytes, truncation, hostile input, bounded memory.
 
 use std::io::{Read, Write};
 
@@ -8,7 +8,7 @@ use serde_json::Map;
 use xxhash_rust::xxh32::xxh32;
 use xz2::stream::{Check, Filters, LzmaOptions, Stream};
 
-use super::{CODECS, Codec, CodecError, Scratch, Watch, blosc_sys};
+use super::{CODECS, CancelCheck, Codec, CodecError, Scratch, blosc_sys};
 
 mod bounds;
 
@@ -17,8 +17,9 @@ fn codec(name: &str) -> std::sync::Arc<dyn Codec> {
 }
 
 fn decode(name: &str, payload: &[u8], len: usize) -> Result<Vec<u8>, CodecError> {
-    let decoded = codec(name).decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), Watch::ALWAYS)?;
-    assert_eq!(decoded.len(), len, "{name} returns another length without an error");
+    let decoded =
+        codec(name).decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), CancelCheck::NEVER)?;
+    assert_eq!(decoded.len(), len, "{name} returns a wrong length without an error");
     Ok(decoded.to_vec())
 }
 
@@ -115,7 +116,7 @@ fn blosc_zstd(data: &[u8]) -> Vec<u8> {
 
 type Encode = fn(&[u8]) -> Vec<u8>;
 
-/// Every encoding: its name in the attributes, its own name, an encoder.
+/// Every encoding: its name in the attributes, its own name, its encoder.
 const ENCODINGS: &[(&str, &str, Encode)] = &[
     ("raw", "raw", |data| data.to_vec()),
     ("gzip", "gzip", gzip),
@@ -135,7 +136,7 @@ const ENCODINGS: &[(&str, &str, Encode)] = &[
     ("zstd", "zstd without size", zstd_without_size),
 ];
 
-/// Compressible, but not trivially: a slow ramp with noise.
+/// Compressible but non-trivial data: a slow ramp with noise.
 fn sample(len: usize) -> Vec<u8> {
     let mut state = 1u32;
     (0..len)
@@ -199,8 +200,8 @@ fn what_was_decoded_before_changes_nothing() {
         for (payload, len) in payloads {
             for (payload, len) in [(&payload, len), (&other, large.len()), (&one, small.len())] {
                 let mut fresh = Vec::new();
-                let expected = codec.decode_into(payload, len, &mut fresh, &mut Scratch::default(), Watch::ALWAYS);
-                let found = codec.decode_into(payload, len, &mut room, &mut scratch, Watch::ALWAYS);
+                let expected = codec.decode_into(payload, len, &mut fresh, &mut Scratch::default(), CancelCheck::NEVER);
+                let found = codec.decode_into(payload, len, &mut room, &mut scratch, CancelCheck::NEVER);
                 assert_eq!(found.is_ok(), expected.is_ok(), "{encoding}: {found:?} {expected:?}");
                 if found.is_ok() {
                     assert_eq!(room, fresh, "{encoding}");
@@ -217,7 +218,7 @@ fn one_byte_more_or_less_than_promised_is_the_wrong_length() {
         let payload = encode(&sample(1000));
         for len in [0, 1, 500, 999, 1001, 5000] {
             let result = decode(name, &payload, len);
-            // The bare block and its size prefix are told apart by the very length that is wrong here.
+            // Only the length distinguishes a bare block from one with a size prefix, and here the length is wrong.
             let expected = match (*encoding, &result) {
                 ("numcodecs", Err(_)) | ("bare", Err(CodecError::Trailing { .. })) => true,
                 (_, Err(CodecError::WrongLength { expected, .. })) => *expected == len,
@@ -259,7 +260,7 @@ fn further_streams_are_appended() {
         let (head, tail) = data.split_at(300);
         let payload = [encode(head), encode(&[]), encode(tail)].concat();
         assert_eq!(decode(name, &payload, 1000).as_deref(), Ok(&data[..]), "{encoding}");
-        // The second of two equal streams ends as the first does.
+        // The second of two equal streams ends with the same bytes as the first.
         let twice = [encode(head), encode(head)].concat();
         assert!(matches!(decode(name, &twice, 300), Err(CodecError::WrongLength { .. })), "{encoding}");
         let third = [payload, encode(&data[..1])].concat();
@@ -296,7 +297,7 @@ fn a_dictionary_beyond_every_preset_is_refused_before_it_is_allocated() {
         Err(CodecError::Memory { needed_bytes, limit_bytes, .. }) if limit_bytes < 70 << 20 => needed_bytes,
         other => panic!("{other:?}"),
     };
-    // 1.5 GiB in a .lzma header, and in the filter flags of a block header whose checksum is set right.
+    // A dictionary of 1.5 GiB in a .lzma header, and in the filter flags of a block header with a correct checksum.
     let mut payload = lzma(&sample(100));
     payload[1..5].copy_from_slice(&0x6000_0000u32.to_le_bytes());
     assert!(needed(decode("xz", &payload, 100)) >= 0x6000_0000);
@@ -363,7 +364,7 @@ fn a_bare_lz4_block_that_begins_with_its_own_length_is_found() {
 fn lying_parts_of_a_blosc_buffer_are_found() {
     let data: Vec<u8> = (0..20_000u32).flat_map(|i| (i / 9).to_be_bytes()).take(20_000).collect();
     let sound = blosc_split(&data);
-    assert_eq!(sound[2] & 0x12, 0, "neither stored as it is nor unsplit");
+    assert_eq!(sound[2] & 0x12, 0, "the buffer is compressed and split");
     let lies: &[(usize, &[u8])] = &[
         (0, &[3]),                     // format version
         (2, &[0x08]),                  // reserved flag
@@ -401,7 +402,7 @@ fn a_payload_without_a_stream_is_an_error() {
     }
 }
 
-/// The library's reader pauses at such blocks as at the end, and would leave the rest of the frame unread.
+/// At empty blocks the library's reader returns 0 bytes as at the end, which would leave the rest of the frame unread.
 #[test]
 fn blocks_that_hold_nothing_do_not_end_an_lz4_frame() {
     let (data, nothing) = (sample(1000), [1, 0, 0, 0, 0]);
@@ -413,7 +414,7 @@ fn blocks_that_hold_nothing_do_not_end_an_lz4_frame() {
     assert_eq!(decode("lz4", &[with(end), vec![0; 9], frame.clone()].concat(), 2 * data.len()).unwrap().len(), 2000);
     assert!(decode("lz4", &with(end), data.len() - 1).is_err());
     assert!(decode("lz4", &with(end), data.len() + 1).is_err());
-    // Padding is no end, and neither is one whose checksum is another's.
+    // Padding does not end a frame, and neither does an end mark with a wrong checksum.
     for end in [&[][..], &[0; 3], &[0; 4], &[0; 7], &[0; 8], &[1, 0, 0, 0, 0, 0]] {
         assert!(decode("lz4", &with(end), data.len()).is_err(), "{end:?}");
     }
@@ -429,12 +430,12 @@ proptest! {
             let payload = encode(&data);
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "small")]
             let cut = (payload.len() as f64 * keep) as usize;
-            // The mark at the end of lz4-java's frames carries nothing and may be missing.
+            // The end mark of lz4-java's frames contains no data and may be missing.
             if *encoding == "lz4-java" && cut == payload.len() - 21 {
                 continue;
             }
             prop_assert!(decode(name, &payload[..cut], len).is_err(), "{} to {} of {}", encoding, cut, payload.len());
-            // The last bytes are the most likely ones to be overlooked.
+            // A missing last byte is the most likely one to be overlooked.
             let cut = payload.len() - 1;
             prop_assert!(decode(name, &payload[..cut], len).is_err(), "{} without its last byte", encoding);
         }

@@ -1,12 +1,12 @@
-//! The scanner: one byte after the other, with a bit for each level that is open.
+//! Byte-by-byte JSON scanner that keeps one bit per open level.
 
 use memchr::memchr2;
 
 use super::{JsonError, MAX_DEPTH, MAX_VALUES, is_whitespace};
 
-/// Most bytes that `serde_json::Value` takes for an object that is not empty, for each member, and for each element of an array
-/// while that grows: a node of a B-tree takes 640, has room for 11 members, and is at least half full if it is not the only one.
-/// Measured for 33 shapes with a counting allocator: a tree takes at most 84 % of what is counted.
+/// Upper bounds of the memory that `serde_json::Value` takes for a non-empty object, for each member, and for each
+/// element of a growing array. A B-tree node takes 640 bytes, has room for 11 members, and is at least half full unless
+/// it is the only one. Measured for 33 shapes with a counting allocator: a tree takes at most 84 % of the bound.
 const OBJECT_BYTES: u64 = 736;
 const MEMBER_BYTES: u64 = 192;
 const ELEMENT_BYTES: u64 = 96;
@@ -14,20 +14,20 @@ const ARRAY_BYTES: u64 = 128;
 const STRING_BYTES: u64 = 16;
 
 #[derive(Debug, Clone)]
-pub(super) struct Scanner<'a> {
+pub(super) struct JsonScanner<'a> {
     text: &'a str,
     at: usize,
-    /// Arrays and objects around the next byte.
+    /// Number of arrays and objects around the next byte.
     pub(super) depth: u32,
-    /// The bit of each level: 1 for an object.
-    objects: u64,
-    values: u32,
+    /// One bit per level: 1 for an object, 0 for an array.
+    object_bits: u64,
+    value_count: u32,
     pub(super) tree_bytes: u64,
 }
 
-impl<'a> Scanner<'a> {
+impl<'a> JsonScanner<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        Self { text, at: 0, depth: 0, objects: 1, values: 0, tree_bytes: 0 }
+        Self { text, at: 0, depth: 0, object_bits: 1, value_count: 0, tree_bytes: 0 }
     }
 
     pub(super) fn peek(&self) -> Option<u8> {
@@ -46,26 +46,26 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Nothing but white space is left.
-    pub(super) fn end(&mut self) -> Result<(), JsonError> {
+    /// Checks that only white space is left.
+    pub(super) fn expect_end(&mut self) -> Result<(), JsonError> {
         self.skip_whitespace();
-        if self.peek().is_none() { Ok(()) } else { Err(self.expected("the end of the text")) }
+        if self.peek().is_none() { Ok(()) } else { Err(self.syntax_error("the end of the text")) }
     }
 
-    pub(super) fn expected(&self, expected: &'static str) -> JsonError {
+    pub(super) fn syntax_error(&self, expected: &'static str) -> JsonError {
         let before = self.text.as_bytes().get(..self.at).unwrap_or_default();
         let line = memchr::memchr_iter(b'\n', before).count() + 1;
         let column = before.len() - memchr::memrchr(b'\n', before).map_or(0, |at| at + 1) + 1;
         JsonError::Syntax { expected, line, column }
     }
 
-    fn costs(&mut self, bytes: u64) {
+    fn add_tree_bytes(&mut self, bytes: u64) {
         self.tree_bytes = self.tree_bytes.saturating_add(bytes);
     }
 
     pub(super) fn count_value(&mut self) -> Result<(), JsonError> {
-        self.values += 1;
-        if self.values > MAX_VALUES { Err(JsonError::TooManyValues) } else { Ok(()) }
+        self.value_count += 1;
+        if self.value_count > MAX_VALUES { Err(JsonError::TooManyValues) } else { Ok(()) }
     }
 
     fn open(&mut self, is_object: bool) -> Result<(), JsonError> {
@@ -73,27 +73,28 @@ impl<'a> Scanner<'a> {
             return Err(JsonError::TooDeep);
         }
         let bit = 1_u64 << self.depth;
-        self.objects = if is_object { self.objects | bit } else { self.objects & !bit };
+        self.object_bits = if is_object { self.object_bits | bit } else { self.object_bits & !bit };
         self.depth += 1;
         Ok(())
     }
 
-    /// The next value, whatever it is.
+    /// Scans the next value and returns its text.
     pub(super) fn value(&mut self) -> Result<&'a str, JsonError> {
         self.skip_whitespace();
         let (start, outside) = (self.at, self.depth);
         loop {
-            if self.begins_value()? {
+            if self.scan_value_start()? {
                 continue;
             }
-            if !self.goes_on(outside)? {
+            if !self.scan_after_value(outside)? {
                 return Ok(self.text.get(start..self.at).unwrap_or_default());
             }
         }
     }
 
-    /// Reads a scalar, an empty array or object, or the beginning of another: then the result is `true`, and a value follows.
-    fn begins_value(&mut self) -> Result<bool, JsonError> {
+    /// Scans a scalar, an empty array or object, or the beginning of a non-empty one. Returns true in the last case:
+    /// then a value follows.
+    fn scan_value_start(&mut self) -> Result<bool, JsonError> {
         self.skip_whitespace();
         self.count_value()?;
         match self.peek() {
@@ -105,7 +106,7 @@ impl<'a> Scanner<'a> {
                     self.depth -= 1;
                     return Ok(false);
                 }
-                self.costs(OBJECT_BYTES);
+                self.add_tree_bytes(OBJECT_BYTES);
                 self.key()?;
                 Ok(true)
             }
@@ -117,30 +118,30 @@ impl<'a> Scanner<'a> {
                     self.depth -= 1;
                     return Ok(false);
                 }
-                self.costs(ARRAY_BYTES + ELEMENT_BYTES);
+                self.add_tree_bytes(ARRAY_BYTES + ELEMENT_BYTES);
                 Ok(true)
             }
             Some(b'"') => self.string().map(|text| {
-                self.costs(STRING_BYTES + text.len() as u64);
+                self.add_tree_bytes(STRING_BYTES + text.len() as u64);
                 false
             }),
             Some(b'-' | b'0'..=b'9') => self.number().map(|()| false),
             _ => {
                 let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
                 let literal = ["true", "false", "null"].iter().find(|literal| rest.starts_with(literal.as_bytes()));
-                let Some(literal) = literal else { return Err(self.expected("a value")) };
+                let Some(literal) = literal else { return Err(self.syntax_error("a value")) };
                 self.at += literal.len();
                 Ok(false)
             }
         }
     }
 
-    /// Reads what follows a value: `true` where another one does, `false` where the arrays and objects within `outside` have
-    /// ended.
-    fn goes_on(&mut self, outside: u32) -> Result<bool, JsonError> {
+    /// Scans the text after a value. Returns true if another value follows, false once the arrays and objects deeper
+    /// than `outside` have ended.
+    fn scan_after_value(&mut self, outside: u32) -> Result<bool, JsonError> {
         while self.depth > outside {
             self.skip_whitespace();
-            let is_object = self.objects & (1_u64 << (self.depth - 1)) != 0;
+            let is_object = self.object_bits & (1_u64 << (self.depth - 1)) != 0;
             match (self.peek(), is_object) {
                 (Some(b','), true) => {
                     self.at += 1;
@@ -150,33 +151,33 @@ impl<'a> Scanner<'a> {
                 }
                 (Some(b','), false) => {
                     self.at += 1;
-                    self.costs(ELEMENT_BYTES);
+                    self.add_tree_bytes(ELEMENT_BYTES);
                     return Ok(true);
                 }
                 (Some(b'}'), true) | (Some(b']'), false) => {
                     self.at += 1;
                     self.depth -= 1;
                 }
-                (_, true) => return Err(self.expected("a comma or the end of the object")),
-                (_, false) => return Err(self.expected("a comma or the end of the array")),
+                (_, true) => return Err(self.syntax_error("a comma or the end of the object")),
+                (_, false) => return Err(self.syntax_error("a comma or the end of the array")),
             }
         }
         Ok(false)
     }
 
-    /// A name and its colon; the name with its quotation marks.
+    /// Scans a member's name and the colon after it. Returns the name with its quotation marks.
     pub(super) fn key(&mut self) -> Result<&'a str, JsonError> {
         self.skip_whitespace();
         if self.peek() != Some(b'"') {
-            return Err(self.expected("a name in quotation marks"));
+            return Err(self.syntax_error("a name in quotation marks"));
         }
         let key = self.string()?;
-        self.costs(MEMBER_BYTES + STRING_BYTES + key.len() as u64);
+        self.add_tree_bytes(MEMBER_BYTES + STRING_BYTES + key.len() as u64);
         self.skip_whitespace();
-        if self.eat(b':') { Ok(key) } else { Err(self.expected("a colon")) }
+        if self.eat(b':') { Ok(key) } else { Err(self.syntax_error("a colon")) }
     }
 
-    /// A string with its quotation marks, the first of which is there.
+    /// Scans a string, of which the opening quotation mark is the next byte. Returns it with its quotation marks.
     fn string(&mut self) -> Result<&'a str, JsonError> {
         let start = self.at;
         self.at += 1;
@@ -186,11 +187,11 @@ impl<'a> Scanner<'a> {
             let plain = rest.get(..found.unwrap_or(rest.len())).unwrap_or_default();
             if let Some(at) = plain.iter().position(|byte| *byte < 0x20) {
                 self.at += at;
-                return Err(self.expected("a control character to be escaped"));
+                return Err(self.syntax_error("an escape instead of a control character"));
             }
             self.at += plain.len();
             if found.is_none() {
-                return Err(self.expected("the end of the string"));
+                return Err(self.syntax_error("the end of the string"));
             }
             if self.eat(b'"') {
                 return Ok(self.text.get(start..self.at).unwrap_or_default());
@@ -201,11 +202,11 @@ impl<'a> Scanner<'a> {
                 Some(b'u') => {
                     let digits = self.text.as_bytes().get(self.at + 1..self.at + 5);
                     if !digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)) {
-                        return Err(self.expected("four hexadecimal digits"));
+                        return Err(self.syntax_error("four hexadecimal digits"));
                     }
                     self.at += 5;
                 }
-                _ => return Err(self.expected("an escape")),
+                _ => return Err(self.syntax_error("an escape")),
             }
         }
     }
@@ -225,12 +226,12 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// At least one digit.
+    /// Scans at least one digit.
     fn digits(&mut self) -> Result<(), JsonError> {
         let start = self.at;
         while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
             self.at += 1;
         }
-        if self.at > start { Ok(()) } else { Err(self.expected("a digit")) }
+        if self.at > start { Ok(()) } else { Err(self.syntax_error("a digit")) }
     }
 }

@@ -2,11 +2,11 @@ use smallvec::smallvec;
 
 use super::*;
 
-/// Of one run of elements, with the percentages 0, 50 and 100 and four bins.
-fn of(data_type: &str, data: &[u8]) -> Summary {
+/// Returns the statistics of one run of elements, with the percentages 0, 50 and 100 and four bins.
+fn of(data_type: &str, data: &[u8]) -> Statistics {
     let data_type = DataType::from_name(data_type);
     let elements = data.len() / data_type.size_bytes().unwrap();
-    let mut accumulator = Accumulator::new(&data_type, elements as u64, 1 << 20).unwrap();
+    let mut accumulator = StatisticsAccumulator::new(&data_type, elements as u64, 1 << 20).unwrap();
     assert_eq!(accumulator.push_block(data, &smallvec![elements as u64], &smallvec![u64::MAX]), elements as u64);
     accumulator.finish(4, &[0.0, 50.0, 100.0])
 }
@@ -18,7 +18,7 @@ macro_rules! check {
         let summary = of($name, &data);
         let mut sorted = list.clone();
         sorted.sort_by(|a, b| a.partial_cmp(b).unwrap());
-        let number = |n: $type| Number::$number(<$wide>::from(n));
+        let number = |n: $type| ElementValue::$number(<$wide>::from(n));
         let (first, last) = (sorted[0], sorted[sorted.len() - 1]);
         assert_eq!((summary.min, summary.max), (Some(number(first)), Some(number(last))), $name);
         let middle = sorted[(sorted.len() - 1) / 2];
@@ -52,7 +52,7 @@ fn what_is_not_finite_is_counted_apart() {
         [f32::NAN, f32::INFINITY, -f32::INFINITY, 2.0, -0.0, 0.0].iter().flat_map(|n| n.to_le_bytes()).collect();
     let summary = of("float32", &data);
     assert_eq!((summary.elements, summary.nan, summary.infinite, summary.zeros), (6, 1, 2, 2));
-    assert_eq!((summary.min, summary.max), (Some(Number::Float(0.0)), Some(Number::Float(2.0))));
+    assert_eq!((summary.min, summary.max), (Some(ElementValue::Float(0.0)), Some(ElementValue::Float(2.0))));
     assert_eq!((summary.distinct, summary.histogram.unwrap()), (2, vec![2, 0, 0, 1]));
     let nothing = of("float64", &f64::NAN.to_le_bytes());
     assert_eq!((nothing.nan, nothing.min, nothing.mean, nothing.histogram), (1, None, None, None));
@@ -64,7 +64,7 @@ fn means_are_exact_where_integers_would_overflow_and_none_where_floats_do() {
     let data: Vec<u8> = [u64::MAX, u64::MAX, 1, 1].iter().flat_map(|n| n.to_le_bytes()).collect();
     assert_eq!(of("uint64", &data).mean, Some(9_223_372_036_854_775_808.0));
     let data: Vec<u8> = [f64::MAX, f64::MAX].iter().flat_map(|n| n.to_le_bytes()).collect();
-    assert_eq!((of("float64", &data).mean, of("float64", &data).max), (None, Some(Number::Float(f64::MAX))));
+    assert_eq!((of("float64", &data).mean, of("float64", &data).max), (None, Some(ElementValue::Float(f64::MAX))));
 }
 
 #[test]
@@ -78,40 +78,43 @@ fn the_greatest_element_belongs_to_the_last_bin() {
 
 #[test]
 fn padding_beyond_the_dataset_does_not_count() {
-    // 3 by 2 by 2, of which 2 by 2 by 1 lie inside.
+    // A block of 3 by 2 by 2; the elements outside 2 by 2 by 1 are 99.
     let data = [1, 2, 99, 3, 4, 99, 99, 99, 99, 99, 99, 99];
     for (clip, expected) in [([2, 2, 1], 4), ([3, 1, 2], 6), ([3, 2, 2], 12), ([9, 9, 9], 12), ([0, 2, 2], 0)] {
-        let mut accumulator = Accumulator::new(&DataType::UInt8, 12, 100).unwrap();
+        let mut accumulator = StatisticsAccumulator::new(&DataType::UInt8, 12, 100).unwrap();
         let inside = accumulator.push_block(&data, &smallvec![3, 2, 2], &clip.into_iter().collect());
         let summary = accumulator.finish(1, &[]);
         assert_eq!((inside, summary.elements), (expected, expected), "{clip:?}");
         if clip == [2, 2, 1] {
-            assert_eq!((summary.max, summary.mean), (Some(Number::Unsigned(4)), Some(2.5)));
+            assert_eq!((summary.max, summary.mean), (Some(ElementValue::Unsigned(4)), Some(2.5)));
         }
     }
-    let mut scalar = Accumulator::new(&DataType::UInt8, 1, 100).unwrap();
+    let mut scalar = StatisticsAccumulator::new(&DataType::UInt8, 1, 100).unwrap();
     assert_eq!(scalar.push_block(&[7], &smallvec![], &smallvec![]), 1);
-    assert_eq!(scalar.finish(1, &[]).min, Some(Number::Unsigned(7)));
+    assert_eq!(scalar.finish(1, &[]).min, Some(ElementValue::Unsigned(7)));
 }
 
 #[test]
 fn of_too_many_elements_evenly_spread_ones_are_kept() {
-    let mut accumulator = Accumulator::new(&DataType::UInt32, 1000, 100).unwrap();
-    assert!(!accumulator.takes_all());
+    let mut accumulator = StatisticsAccumulator::new(&DataType::UInt32, 1000, 100).unwrap();
+    assert!(!accumulator.is_exhaustive());
     let data: Vec<u8> = (0_u32..1000).flat_map(u32::to_le_bytes).collect();
     for part in data.chunks(4 * 7) {
         accumulator.push_block(part, &smallvec![part.len() as u64 / 4], &smallvec![1000]);
     }
     let summary = accumulator.finish(10, &[50.0]);
     assert_eq!((summary.elements, summary.distinct), (100, 100));
-    assert_eq!((summary.min, summary.max), (Some(Number::Unsigned(0)), Some(Number::Unsigned(990))));
+    assert_eq!((summary.min, summary.max), (Some(ElementValue::Unsigned(0)), Some(ElementValue::Unsigned(990))));
     assert_eq!(summary.histogram.unwrap(), [10; 10]);
 }
 
 #[test]
 fn holes_alone_are_zeros() {
-    let summary = Summary::of_zeros(&DataType::Int16, 12, 2, &[50.0]).unwrap();
-    assert_eq!((summary.elements, summary.zeros, summary.min), (0, 12, Some(Number::Signed(0))));
-    assert_eq!((summary.histogram.unwrap(), summary.percentiles.unwrap()), (vec![12, 0], vec![Number::Signed(0)]));
-    assert!(Summary::of_zeros(&DataType::Other("x".into()), 1, 1, &[]).is_none());
+    let summary = Statistics::of_zeros(&DataType::Int16, 12, 2, &[50.0]).unwrap();
+    assert_eq!((summary.elements, summary.zeros, summary.min), (0, 12, Some(ElementValue::Signed(0))));
+    assert_eq!(
+        (summary.histogram.unwrap(), summary.percentiles.unwrap()),
+        (vec![12, 0], vec![ElementValue::Signed(0)])
+    );
+    assert!(Statistics::of_zeros(&DataType::Other("x".into()), 1, 1, &[]).is_none());
 }

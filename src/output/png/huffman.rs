@@ -1,35 +1,35 @@
-//! Prefix codes made for the symbols at hand. Source: RFC 1951 §3.2.2.
+//! Huffman codes made for given symbol counts. Source: RFC 1951 §3.2.2.
 
-/// A symbol's code: its bits, the first one lowest, and how many there are; 0 where the symbol has none.
+/// Code of a symbol. The length is 0 if the symbol has no code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Code {
-    /// The bits as they are written.
+pub(super) struct HuffmanCode {
+    /// Bits in the order in which they are written, the first one lowest.
     pub(super) bits: u16,
-    /// Their number.
+    /// Number of bits.
     pub(super) length: u8,
 }
 
-/// Longest code of all.
-const MOST_BITS: usize = 15;
+/// Maximum length of a code in bits.
+const MAX_CODE_BITS: usize = 15;
 
-/// Lengths of the codes that make a text with these counts of symbols shortest, none longer than `limit`; 0 for
-/// symbols that do not occur. Where at least two occur, no bits are left over: the code is complete.
-pub(super) fn lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] {
+/// Returns the code lengths with which a text with these symbol counts is shortest, limited to `limit` bits. Symbols
+/// that do not occur have length 0. If at least two symbols occur, the code is complete.
+pub(super) fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] {
     let mut lengths = [0; N];
-    // Rare ones first; the symbol, which makes equal ones differ, below the count.
+    // Rare symbols first. The symbol in the low bits makes equal counts distinct.
     let mut leaves: Vec<u64> = (0u64..)
         .zip(counts)
         .filter(|(_, count)| **count > 0)
         .map(|(symbol, count)| u64::from(*count) << 16 | symbol)
         .collect();
     leaves.sort_unstable();
-    let mut by_length = [0u32; MOST_BITS + 1];
-    for depth in depths(&leaves) {
+    let mut by_length = [0u32; MAX_CODE_BITS + 1];
+    for depth in leaf_depths(&leaves) {
         if let Some(number) = by_length.get_mut(depth.min(limit)) {
             *number = number.wrapping_add(1);
         }
     }
-    shorten(&mut by_length, limit);
+    limit_lengths(&mut by_length, limit);
     let mut common_first = leaves.iter().rev();
     for (length, number) in (0..).zip(by_length) {
         for leaf in common_first.by_ref().take(number as usize) {
@@ -41,14 +41,14 @@ pub(super) fn lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N
     lengths
 }
 
-/// How deep the leaves of Huffman's tree lie, in no order; a single one lies at 1.
+/// Returns the depths of the leaves of the Huffman tree, in no particular order. A single leaf has depth 1.
 ///
-/// Nodes are made by weight, so both the leaves and the nodes made of two others wait in line.
-fn depths(leaves: &[u64]) -> impl Iterator<Item = usize> {
+/// Nodes are made in order of weight, so the leaves and the inner nodes wait in two sorted queues.
+fn leaf_depths(leaves: &[u64]) -> impl Iterator<Item = usize> {
     let mut alone = leaves.iter().map(|leaf| leaf >> 16).peekable();
     let inner = leaves.len().saturating_sub(1);
     let mut weights: Vec<u64> = Vec::with_capacity(inner);
-    // Of every node but the last, which is the root, the number of the node that took it.
+    // Parent of every inner node except the last, which is the root.
     let mut parents: Vec<usize> = Vec::with_capacity(inner);
     for made in 0..inner {
         let mut weight = 0u64;
@@ -69,7 +69,7 @@ fn depths(leaves: &[u64]) -> impl Iterator<Item = usize> {
             *of_node = depth;
         }
     }
-    // Below the nodes of a depth lie twice as many nodes and leaves.
+    // Number of inner nodes at each depth. The next depth has twice as many nodes and leaves.
     let mut nodes = [0usize; 64];
     for depth in depth_of {
         if let Some(number) = nodes.get_mut(depth) {
@@ -84,16 +84,16 @@ fn depths(leaves: &[u64]) -> impl Iterator<Item = usize> {
         .chain(std::iter::repeat_n(1, single))
 }
 
-/// Makes a code of `by_length`, how many codes there are of each length, of which those at `limit` were longer: a
-/// shorter one is lengthened for each that there is no room for.
-fn shorten(by_length: &mut [u32; MOST_BITS + 1], limit: usize) {
+/// Turns `by_length`, the number of codes of each length, into a valid code. The codes counted at `limit` were longer.
+/// For each code for which there is no space, a shorter code is lengthened.
+fn limit_lengths(by_length: &mut [u32; MAX_CODE_BITS + 1], limit: usize) {
     let room = 1u64.wrapping_shl(u32::try_from(limit).unwrap_or(0));
     let taken = |by_length: &[u32]| -> u64 {
         let lengths = by_length.iter().take(limit.saturating_add(1)).rev().zip(0u32..);
         lengths.map(|(number, free)| u64::from(*number).wrapping_shl(free)).fold(0, u64::saturating_add)
     };
     for _ in room..taken(by_length) {
-        // One of the longest goes below the longest that is shorter, which moves down beside it.
+        // The longest of the shorter codes grows by one bit, and one of the codes at `limit` becomes its sibling.
         let (shorter, longest) = by_length.split_at_mut(limit);
         let split = shorter.iter().rposition(|number| *number > 0);
         if let (Some(split), Some(longest)) = (split, longest.first_mut()) {
@@ -108,25 +108,27 @@ fn shorten(by_length: &mut [u32; MOST_BITS + 1], limit: usize) {
     }
 }
 
-/// The codes of these lengths.
-pub(super) fn codes<const N: usize>(lengths: &[u8; N]) -> [Code; N] {
-    let mut numbers = [0u16; MOST_BITS + 1];
+/// Returns the canonical codes of these lengths.
+pub(super) fn canonical_codes<const N: usize>(lengths: &[u8; N]) -> [HuffmanCode; N] {
+    let mut numbers = [0u16; MAX_CODE_BITS + 1];
     for length in lengths.iter().filter(|length| **length > 0) {
         if let Some(number) = numbers.get_mut(usize::from(*length)) {
             *number = number.wrapping_add(1);
         }
     }
-    let mut next = [0u16; MOST_BITS + 1];
+    let mut next = [0u16; MAX_CODE_BITS + 1];
     let mut first = 0u16;
     for (next, number) in next.iter_mut().zip(numbers).skip(1) {
         *next = first;
         first = first.wrapping_add(number).wrapping_shl(1);
     }
     lengths.map(|length| {
-        let Some(next) = next.get_mut(usize::from(length)).filter(|_| length > 0) else { return Code::default() };
+        let Some(next) = next.get_mut(usize::from(length)).filter(|_| length > 0) else {
+            return HuffmanCode::default();
+        };
         let bits = next.reverse_bits().wrapping_shr(16u32.wrapping_sub(length.into()));
         *next = next.wrapping_add(1);
-        Code { bits, length }
+        HuffmanCode { bits, length }
     })
 }
 
@@ -136,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// Bits of a text with these counts, by a tree whose nodes are merged one pair after the other.
+    /// Returns the size in bits of a text with these counts, by merging the two lightest nodes of a tree repeatedly.
     fn least_bits(counts: &[u32]) -> u64 {
         let mut weights: Vec<u64> = counts.iter().filter(|n| **n > 0).map(|n| u64::from(*n)).collect();
         let mut bits = 0;
@@ -153,28 +155,28 @@ mod tests {
         counts.iter().zip(lengths).map(|(n, length)| u64::from(*n) * u64::from(*length)).sum()
     }
 
-    /// In parts of the room of codes of 15 bits.
+    /// Code space that codes of these lengths take, in units of a code of 15 bits.
     fn taken(lengths: &[u8]) -> u64 {
         lengths.iter().filter(|length| **length > 0).map(|length| 1 << (15 - length)).sum()
     }
 
     #[test]
     fn codes_are_those_of_the_specification() {
-        // RFC 1951 §3.2.2: the code of ABCDEFGH, its bits from left to right.
-        let codes = codes(&[3, 3, 3, 3, 3, 2, 4, 4]);
-        let text = |code: Code| (0..code.length).map(|n| (code.bits >> n & 1).to_string()).collect::<String>();
+        // RFC 1951 §3.2.2: the codes of ABCDEFGH, with their bits from left to right.
+        let codes = canonical_codes(&[3, 3, 3, 3, 3, 2, 4, 4]);
+        let text = |code: HuffmanCode| (0..code.length).map(|n| (code.bits >> n & 1).to_string()).collect::<String>();
         assert_eq!(codes.map(text), ["010", "011", "100", "101", "110", "00", "1110", "1111"]);
     }
 
     #[test]
     fn one_symbol_has_one_bit_and_none_has_none() {
-        assert_eq!(lengths(&[0, 0, 5, 0], 7), [0, 0, 1, 0]);
-        assert_eq!(lengths(&[0, 0], 7), [0, 0]);
+        assert_eq!(code_lengths(&[0, 0, 5, 0], 7), [0, 0, 1, 0]);
+        assert_eq!(code_lengths(&[0, 0], 7), [0, 0]);
     }
 
     #[test]
     fn long_codes_are_cut_off_and_room_is_made_for_them() {
-        // Weights like Fibonacci's make a tree as deep as it has leaves.
+        // Fibonacci numbers as weights make a tree of maximum depth.
         let mut counts = [0u32; 30];
         let (mut a, mut b) = (1, 1);
         for count in &mut counts {
@@ -182,7 +184,7 @@ mod tests {
             (a, b) = (b, a + b);
         }
         for limit in [5, 7, 12, 15] {
-            let lengths = lengths(&counts, limit);
+            let lengths = code_lengths(&counts, limit);
             assert_eq!(usize::from(*lengths.iter().max().unwrap()), limit);
             assert_eq!(taken(&lengths), 1 << 15, "{limit}: {lengths:?}");
         }
@@ -194,15 +196,15 @@ mod tests {
             counts in prop::collection::vec(prop_oneof![Just(0u32), 1u32..20, 1u32..60_000], 40),
         ) {
             let counts: [u32; 40] = counts.try_into().unwrap();
-            let free = lengths(&counts, 15);
+            let free = code_lengths(&counts, 15);
             let some = counts.iter().filter(|n| **n > 0).count();
             prop_assume!(some > 1);
             prop_assert_eq!(taken(&free), 1 << 15);
-            // 40 counts of at most 60,000 make codes of 15 bits only by chance.
+            // 40 counts of at most 60,000 rarely lead to codes of 15 bits.
             if free.iter().all(|length| *length < 15) {
                 prop_assert_eq!(bits(&counts, &free), least_bits(&counts));
             }
-            let short = lengths(&counts, 7);
+            let short = code_lengths(&counts, 7);
             prop_assert_eq!(taken(&short), 1 << 15);
             prop_assert!(short.iter().all(|length| *length <= 7));
             for (n, length) in counts.iter().zip(short) {

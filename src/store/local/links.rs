@@ -1,4 +1,4 @@
-//! What is said of a key that the system does not find: that there is nothing, unless a symbolic link hides what there is.
+//! Interprets the system's answer that a key does not exist: nothing is there, unless a symbolic link hides an object.
 
 use std::fs::File;
 use std::io;
@@ -8,89 +8,95 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
 use super::LocalStore;
-use super::walk::{Stop, walk};
-use crate::seldom::Seldom;
+use super::resolve::{ResolveError, resolve_path};
+use crate::log_throttle::LogThrottle;
 use crate::store::{Key, StoreError};
 
 /// A symbolic link that hides what is at a key.
 #[derive(Debug, Clone, thiserror::Error)]
-pub(super) enum Hidden {
-    /// The policy does not follow it.
+pub(super) enum LinkError {
+    /// The policy does not follow the link.
     #[error("a symbolic link on the way to {0:?} is not followed")]
     NotFollowed(Key),
-    /// Its target is not there: not fetched yet, or on a volume that is not mounted.
-    #[error("{0:?} is a link that leads nowhere, or behind one")]
-    LeadsNowhere(Key),
+    /// The target does not exist: it was not fetched yet, or its volume is not mounted.
+    #[error("{0:?} is a dangling symbolic link, or lies behind one")]
+    Dangling(Key),
 }
 
-impl Hidden {
-    /// The reason why something is hidden, if `error` says that it is.
-    pub(super) fn of(error: &io::Error) -> Option<&Self> {
+impl LinkError {
+    /// Returns the link error that `error` contains, if any.
+    pub(super) fn from_io_error(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
 }
 
-impl From<&Hidden> for StoreError {
-    fn from(hidden: &Hidden) -> Self {
+impl From<&LinkError> for StoreError {
+    fn from(hidden: &LinkError) -> Self {
         match hidden {
-            Hidden::NotFollowed(key) => Self::NotFollowed(key.clone()),
-            Hidden::LeadsNowhere(key) => Self::LeadsNowhere(key.clone()),
+            LinkError::NotFollowed(key) => Self::LinkNotFollowed(key.clone()),
+            LinkError::Dangling(key) => Self::DanglingLink(key.clone()),
         }
     }
 }
 
-/// What is said of a key behind a link that the policy does not follow.
-pub(super) fn refused(key: &Key) -> io::Error {
-    io::Error::other(Hidden::NotFollowed(key.clone()))
+/// Returns the error for a key behind a link that the policy does not follow.
+pub(super) fn not_followed_error(key: &Key) -> io::Error {
+    io::Error::other(LinkError::NotFollowed(key.clone()))
 }
 
 impl LocalStore {
-    /// What the operating system says of a key that leads nowhere: that is an answer only if the root is there, and no
-    /// link hides what there is. Whatever else it says, permission included, may pass: it does not tell that there is
-    /// nothing.
+    /// Converts a system error for `key` to `None` if it means that nothing exists there. The root must be present, and
+    /// no link may hide an object. All other errors, including missing permission, may be transient. They do not prove
+    /// that nothing exists.
     ///
     /// # Errors
-    /// Those, [`Hidden`] and [`super::Gone`].
-    pub(super) fn missing<T>(&self, root: &OwnedFd, error: io::Error, key: &Key) -> io::Result<Option<T>> {
-        static REFUSED: Seldom = Seldom::new();
+    /// All other errors, [`LinkError`] and [`super::RootMissing`].
+    pub(super) fn none_if_missing<T>(&self, root: &OwnedFd, error: io::Error, key: &Key) -> io::Result<Option<T>> {
+        static NOT_FOLLOWED_LOG: LogThrottle = LogThrottle::new();
         match Errno::from_io_error(&error) {
             Some(Errno::NOENT | Errno::NOTDIR) => {
-                let is_hidden = self.leads_nowhere(root, key)?;
-                let nothing = self.root.has_nothing()?;
-                if is_hidden { Err(io::Error::other(Hidden::LeadsNowhere(key.clone()))) } else { Ok(nothing) }
+                let is_hidden = self.is_behind_dangling_link(root, key)?;
+                let nothing = self.root.none_if_present()?;
+                if is_hidden { Err(io::Error::other(LinkError::Dangling(key.clone()))) } else { Ok(nothing) }
             }
-            // Links that lead to each other.
+            // A loop of links.
             Some(Errno::LOOP) => {
-                self.root.has_nothing::<T>()?;
-                Err(io::Error::other(Hidden::LeadsNowhere(key.clone())))
+                self.root.none_if_present::<T>()?;
+                Err(io::Error::other(LinkError::Dangling(key.clone())))
             }
             Some(
                 Errno::ISDIR | Errno::NAMETOOLONG | Errno::INVAL
                 // A socket, or a device without a driver.
                 | Errno::NXIO | Errno::NODEV,
-            ) => self.root.has_nothing(),
-            _ if matches!(Hidden::of(&error), Some(Hidden::NotFollowed(_))) => {
-                if let Some(unsaid) = REFUSED.may_say() {
+            ) => self.root.none_if_present(),
+            _ if matches!(LinkError::from_io_error(&error), Some(LinkError::NotFollowed(_))) => {
+                if let Some(unsaid) = NOT_FOLLOWED_LOG.allow() {
                     tracing::warn!(%key, unsaid, "symbolic link not followed; the setting is `symlinks`");
                 }
-                self.root.has_nothing::<T>()?;
+                self.root.none_if_present::<T>()?;
                 Err(error)
             }
             _ => Err(error),
         }
     }
 
-    /// [`Self::missing`] of something that may as well be behind a link that is not followed: no zeros come of it.
-    pub(super) fn absent<T>(&self, root: &OwnedFd, error: io::Error, key: &Key) -> io::Result<Option<T>> {
-        match self.missing(root, error, key) {
-            Err(error) if matches!(Hidden::of(&error), Some(Hidden::NotFollowed(_))) => Ok(None),
+    /// Like [`Self::none_if_missing`], but also returns `None` behind a link that is not followed. Only for answers
+    /// that do not turn missing blocks into zeros.
+    pub(super) fn none_if_missing_or_unfollowed<T>(
+        &self,
+        root: &OwnedFd,
+        error: io::Error,
+        key: &Key,
+    ) -> io::Result<Option<T>> {
+        match self.none_if_missing(root, error, key) {
+            Err(error) if matches!(LinkError::from_io_error(&error), Some(LinkError::NotFollowed(_))) => Ok(None),
             known => known,
         }
     }
 
-    /// Whether `key`, which could not be found, is a link whose target is not there, or lies behind one. One system call
-    /// where no link is on the way.
-    fn leads_nowhere(&self, root: &OwnedFd, key: &Key) -> io::Result<bool> {
+    /// Returns true if `key`, which was not found, is a dangling link or lies behind one. Costs one system call if
+    /// there is no link on the path.
+    fn is_behind_dangling_link(&self, root: &OwnedFd, key: &Key) -> io::Result<bool> {
         let path = OFlags::PATH | OFlags::CLOEXEC;
         let mut at = key.clone();
         while let (Some(parent), Some(name)) = (at.parent(), at.name()) {
@@ -98,19 +104,19 @@ impl LocalStore {
             let direct = if self.has_openat2 {
                 openat2(root, at.as_str(), path, Mode::empty(), resolve)
             } else {
-                walk(root, &at, false, path).map_err(|stop| match stop {
-                    Stop::NotFollowed => Errno::LOOP,
-                    Stop::Errno(errno) => errno,
+                resolve_path(root, &at, false, path).map_err(|stop| match stop {
+                    ResolveError::LinkNotFollowed => Errno::LOOP,
+                    ResolveError::Errno(errno) => errno,
                 })
             };
             match direct {
-                // The way that is there has no link. Or what was missing has come by now.
+                // The existing part of the path contains no link. Or the missing part has appeared by now.
                 Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
-                // There is a link on it; or the kernel or a sandbox does not say.
+                // The path contains a link, or the kernel or a sandbox does not tell.
                 Err(Errno::LOOP | Errno::AGAIN | Errno::NOSYS | Errno::PERM) => {}
                 Err(other) => return Err(other.into()),
             }
-            match self.open_below(root, &parent, OFlags::empty()) {
+            match self.open_path(root, &parent, OFlags::empty()) {
                 Ok(parent) => {
                     return match openat(&parent, name, path | OFlags::NOFOLLOW, Mode::empty()) {
                         Ok(entry) => Ok(File::from(entry).metadata()?.is_symlink()),

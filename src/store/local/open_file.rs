@@ -1,4 +1,4 @@
-//! Reading open files step by step, as long as the caller waits and has memory for the bytes.
+//! Reads open files in steps, while the caller waits and has memory for the bytes.
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};
@@ -9,18 +9,18 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{LocalStore, Written, has_content_of};
+use super::{ConcurrentWrite, LocalStore, has_same_content};
 use crate::store::{Key, ReadAt, StoreError};
 
-/// Bytes that are read between two looks at whether they are still wanted.
+/// Number of bytes that are read between two checks that the caller still wants them.
 const STEP_BYTES: usize = 128 << 10;
 
-/// A file that stays the same one when its name is given to another.
+/// An open file. It stays the same file if its name is given to another one.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     pub(super) store: LocalStore,
     pub(super) key: Key,
-    /// And what was known of it when it was opened.
+    /// The file, and its metadata at the time of opening.
     pub(super) file: Arc<(File, Metadata)>,
 }
 
@@ -28,37 +28,37 @@ pub(super) struct OpenFile {
 impl ReadAt for OpenFile {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
         let file = Arc::clone(&self.file);
-        // Whoever waits holds the memory that is counted for the bytes: they must not be there for long without him.
+        // The caller holds the permit for the memory of the bytes, so the bytes must not outlive the caller for long.
         let waits = Arc::new(());
         let is_wanted = Arc::downgrade(&waits);
         let job = move |_: &LocalStore| {
             let (file, opened) = &*file;
-            let bytes = read(file, range, || is_wanted.strong_count() > 0)?;
-            // Pieces of two versions never make one answer.
-            if has_content_of(&file.metadata()?, opened) {
+            let bytes = read_range(file, range, || is_wanted.strong_count() > 0)?;
+            // One answer never combines parts of two versions.
+            if has_same_content(&file.metadata()?, opened) {
                 Ok(Bytes::from(bytes))
             } else {
-                Err(io::Error::other(Written))
+                Err(io::Error::other(ConcurrentWrite))
             }
         };
-        let result = self.store.hop("read", &self.key, job).await;
+        let result = self.store.run_on_disk_pool("read", &self.key, job).await;
         drop(waits);
         match result {
             Err(StoreError::Io { cause, .. }) if cause.kind() == ErrorKind::UnexpectedEof => {
-                Err(StoreError::Short(self.key.clone()))
+                Err(StoreError::Truncated(self.key.clone()))
             }
             other => other,
         }
     }
 }
 
-/// The bytes of a file of `len` bytes, and one more if it has become longer; `None` when they are not wanted any more.
+/// Reads a file of `len` bytes, and one byte more if it has grown. Returns `None` if the bytes are no longer wanted.
 ///
 /// # Errors
-/// Those of the system.
+/// Errors of the system.
 pub(super) fn read_whole(file: &mut impl Read, len: u64, is_wanted: impl Fn() -> bool) -> io::Result<Option<Vec<u8>>> {
     if !is_wanted() {
-        // It may be longer than any memory.
+        // The file may be larger than the memory.
         return Ok(None);
     }
     let most = len.saturating_add(1);
@@ -75,13 +75,14 @@ pub(super) fn read_whole(file: &mut impl Read, len: u64, is_wanted: impl Fn() ->
     }
 }
 
-/// The bytes of `range`.
+/// Reads the bytes of `range`.
 ///
 /// # Errors
-/// `Interrupted` when they are wanted no more; those of the system, `UnexpectedEof` where the file ends before.
-fn read(file: &impl FileExt, range: Range<u64>, is_wanted: impl Fn() -> bool) -> io::Result<Vec<u8>> {
+/// `Interrupted` if the bytes are no longer wanted, `UnexpectedEof` if the file ends before the range does, and other
+/// errors of the system.
+fn read_range(file: &impl FileExt, range: Range<u64>, is_wanted: impl Fn() -> bool) -> io::Result<Vec<u8>> {
     let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
-    // Zeros of the system's, which takes no memory before they are written over.
+    // Zeroed memory from the system takes no space until it is written.
     let mut bytes = vec![0; len];
     let mut at = range.start;
     for step in bytes.chunks_mut(STEP_BYTES) {
@@ -100,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts reads.
+    /// A file that counts its reads.
     struct Counting(AtomicUsize);
 
     impl FileExt for Counting {
@@ -118,10 +119,10 @@ mod tests {
     #[test]
     fn what_is_wanted_no_more_is_not_read_to_its_end() {
         let file = Counting(AtomicUsize::new(0));
-        let bytes = read(&file, 1 << 20..(5 << 20) + 3, || true).unwrap();
+        let bytes = read_range(&file, 1 << 20..(5 << 20) + 3, || true).unwrap();
         assert_eq!((bytes.len(), bytes[0], bytes[1 << 20], *bytes.last().unwrap()), ((4 << 20) + 3, 1, 2, 5));
         let file = Counting(AtomicUsize::new(0));
-        let error = read(&file, 0..16 << 20, || file.0.load(Ordering::Relaxed) < 2).unwrap_err();
+        let error = read_range(&file, 0..16 << 20, || file.0.load(Ordering::Relaxed) < 2).unwrap_err();
         assert_eq!((error.kind(), file.0.into_inner()), (ErrorKind::Interrupted, 2));
     }
 
@@ -131,7 +132,7 @@ mod tests {
             let content: Vec<u8> = (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect();
             let read = |of: &[u8]| read_whole(&mut &*of, len as u64, || true).unwrap().unwrap();
             assert!(read(&content) == content, "{len}");
-            // One byte tells that the file is longer now.
+            // One extra byte shows that the file has grown.
             assert_eq!(read(&[&content[..], b"more"].concat()).len(), len + 1);
             assert_eq!(read(&content[..len / 2]).len(), len / 2);
         }

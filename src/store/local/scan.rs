@@ -1,4 +1,5 @@
-//! A directory's entries, page by page, in one scan each.
+//! Lists the entries of a directory, page by page. Each page scans the directory once, or twice if many entries turn
+//! out not to be listed.
 
 use std::collections::BinaryHeap;
 use std::fs::File;
@@ -9,97 +10,97 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 use super::LocalStore;
-use super::links::Hidden;
-use crate::store::{Entry, Filter, Keep, Key, Listing, MAX_LEFT_OUT};
+use super::links::LinkError;
+use crate::store::{DirEntry, EntryFilter, FilterDecision, Key, Listing, MAX_OMITTED_NAMES};
 
-/// Entries between two calls of `is_wanted`, which also report progress. The number is small, as a thread that resolves links may
-/// have a core for only a millisecond at a time.
-const STEP: usize = 16;
+/// Number of entries between two calls of `is_wanted`, which also reports progress. It is small because a thread that
+/// resolves links may get a core for only a millisecond at a time.
+const CANCEL_CHECK_INTERVAL: usize = 16;
 
-/// Which entries of a directory are listed.
-pub(super) struct Page<'a> {
-    /// Those after this name.
+/// The part of a directory that is listed.
+pub(super) struct PageRequest<'a> {
+    /// Name after which the page begins.
     pub(super) after: Option<&'a str>,
-    /// So many at most.
+    /// Maximum number of entries.
     pub(super) limit: usize,
-    /// And of these those that it wants.
-    pub(super) keep: &'a Filter,
-    /// Whether anybody still waits for them.
+    /// Filter that the entries must pass.
+    pub(super) filter: &'a EntryFilter,
+    /// Returns true while the caller waits.
     pub(super) is_wanted: &'a dyn Fn() -> bool,
 }
 
-/// An entry that may be listed, as far as its directory tells; the first ones by their names are looked at.
+/// An entry that may be listed, as far as its directory tells. Only the first candidates by name are resolved.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+struct EntryCandidate {
     name: String,
-    kind: Kind,
+    kind: DirEntryKind,
 }
 
-/// What a directory tells of an entry.
+/// Kind of an entry, as far as its directory tells.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum DirEntryKind {
     Directory,
     File,
-    /// A link, or something that has to be looked at.
+    /// A link, or an entry whose kind must be looked up.
     Unknown,
     /// Neither file nor directory.
     Other,
 }
 
-/// What [`LocalStore::scan`] finds.
-struct Found {
-    /// In the order of their names.
-    candidates: Vec<Candidate>,
-    /// Whether there are more of them.
-    more: bool,
+/// Result of [`LocalStore::scan`].
+struct ScanResult {
+    /// Candidates, sorted by name.
+    candidates: Vec<EntryCandidate>,
+    /// True if there are more candidates.
+    has_more: bool,
 }
 
 impl LocalStore {
-    pub(super) fn list_now(&self, key: &Key, page: &Page<'_>) -> io::Result<Option<Listing>> {
+    pub(super) fn list_blocking(&self, key: &Key, page: &PageRequest<'_>) -> io::Result<Option<Listing>> {
         let root = self.root.open()?;
-        let directory = match self.open_below(&root, key, OFlags::DIRECTORY) {
+        let directory = match self.open_path(&root, key, OFlags::DIRECTORY) {
             Ok(directory) => directory,
-            Err(error) => return self.absent(&root, error, key),
+            Err(error) => return self.none_if_missing_or_unfollowed(&root, error, key),
         };
-        let mut left_out = LeftOut::default();
+        let mut left_out = OmittedNames::default();
         let found = Self::scan(&directory, page, &mut left_out)?;
-        if left_out.unnamed > 0 {
-            let left_out = left_out.unnamed;
+        if left_out.unaddressable > 0 {
+            let left_out = left_out.unaddressable;
             tracing::warn!(directory = %key, left_out, "names that are not UTF-8 or cannot be addressed are not listed");
         }
         let mut entries = Vec::new();
-        // Links are looked at one by one, until the page is full.
+        // Candidates are resolved one by one until the page is full.
         for (n, candidate) in found.candidates.iter().enumerate() {
             if entries.len() > page.limit {
                 break;
             }
-            may_go_on(page, n)?;
-            entries.extend(self.look(&root, key, candidate, page, &mut left_out)?);
+            check_cancelled(page, n)?;
+            entries.extend(self.resolve_candidate(&root, key, candidate, page, &mut left_out)?);
         }
-        if let Some(last) = found.candidates.last().filter(|_| found.more && entries.len() <= page.limit) {
-            // Many were none. What follows them is looked at while the directory is read once more, so that no number of such
-            // entries has it read more often.
-            let rest = Page { after: Some(&last.name), limit: page.limit - entries.len(), ..*page };
-            entries.extend(self.scan_and_look(&root, &directory, key, &rest, &mut left_out)?);
+        if let Some(last) = found.candidates.last().filter(|_| found.has_more && entries.len() <= page.limit) {
+            // Many candidates were not listed. The directory is read a second time, and entries after the last
+            // candidate are resolved as they are read. No number of unlisted entries causes further reads.
+            let rest = PageRequest { after: Some(&last.name), limit: page.limit - entries.len(), ..*page };
+            entries.extend(self.scan_and_resolve(&root, &directory, key, &rest, &mut left_out)?);
         }
         let more = entries.len() > page.limit;
         entries.truncate(page.limit);
-        Ok(Some(Listing { entries, more, left_out: left_out.names, left_out_count: left_out.count }))
+        Ok(Some(Listing { entries, has_more: more, omitted_names: left_out.names, omitted_count: left_out.count }))
     }
 
-    /// The first entries of a directory, by their names, that may be listed: one more than a page has. None is looked at.
-    fn scan(directory: &File, page: &Page<'_>, left_out: &mut LeftOut) -> io::Result<Found> {
-        // The smallest `limit + 1` names are kept, so that memory stays bounded in any directory.
-        let mut smallest: BinaryHeap<Candidate> = BinaryHeap::new();
+    /// Returns the first entries by name that may be listed, up to one more than the page holds. Does not resolve them.
+    fn scan(directory: &File, page: &PageRequest<'_>, left_out: &mut OmittedNames) -> io::Result<ScanResult> {
+        // Only the smallest `limit + 1` names are kept, so memory stays bounded for any directory.
+        let mut smallest: BinaryHeap<EntryCandidate> = BinaryHeap::new();
         let mut more = false;
-        for (n, entry) in read(directory)?.enumerate() {
-            may_go_on(page, n)?;
+        for (n, entry) in read_entries(directory)?.enumerate() {
+            check_cancelled(page, n)?;
             let entry = entry?;
             let name = match entry.file_name().to_str() {
                 Ok("." | "..") => continue,
                 Ok(name) if Key::is_segment(name) => name,
                 _ => {
-                    left_out.unnamed += 1;
+                    left_out.unaddressable += 1;
                     left_out.add(&entry.file_name().to_string_lossy());
                     continue;
                 }
@@ -112,37 +113,38 @@ impl LocalStore {
                 more = true;
                 continue;
             }
-            let kind = kind_told(entry.file_type());
-            let mut entry = Entry { name: name.to_owned(), is_directory: kind != Kind::File };
-            let mut may_be_listed = (page.keep)(&entry) != Keep::No;
-            if !may_be_listed && matches!(kind, Kind::Unknown | Kind::Other) {
+            let kind = kind_from_file_type(entry.file_type());
+            let mut entry = DirEntry { name: name.to_owned(), is_directory: kind != DirEntryKind::File };
+            let mut may_be_listed = (page.filter)(&entry) != FilterDecision::Skip;
+            if !may_be_listed && matches!(kind, DirEntryKind::Unknown | DirEntryKind::Other) {
                 entry.is_directory = false;
-                may_be_listed = (page.keep)(&entry) != Keep::No;
+                may_be_listed = (page.filter)(&entry) != FilterDecision::Skip;
             }
             if !may_be_listed {
                 continue;
             }
-            smallest.push(Candidate { name: entry.name, kind });
+            smallest.push(EntryCandidate { name: entry.name, kind });
             if full {
                 smallest.pop();
                 more = true;
             }
         }
-        Ok(Found { candidates: smallest.into_sorted_vec(), more })
+        Ok(ScanResult { candidates: smallest.into_sorted_vec(), has_more: more })
     }
 
-    /// The first entries that are listed, one more than a page has. Each is looked at that may be among them when it is read.
-    fn scan_and_look(
+    /// Returns the first entries by name that are listed, up to one more than the page holds. Resolves each entry that
+    /// may be among them when it is read.
+    fn scan_and_resolve(
         &self,
         root: &OwnedFd,
         directory: &File,
         key: &Key,
-        page: &Page<'_>,
-        left_out: &mut LeftOut,
-    ) -> io::Result<Vec<Entry>> {
-        let mut smallest: BinaryHeap<Entry> = BinaryHeap::new();
-        for (n, entry) in read(directory)?.enumerate() {
-            may_go_on(page, n)?;
+        page: &PageRequest<'_>,
+        left_out: &mut OmittedNames,
+    ) -> io::Result<Vec<DirEntry>> {
+        let mut smallest: BinaryHeap<DirEntry> = BinaryHeap::new();
+        for (n, entry) in read_entries(directory)?.enumerate() {
+            check_cancelled(page, n)?;
             let entry = entry?;
             let Ok(name) = entry.file_name().to_str() else { continue };
             let is_after = page.after.is_none_or(|after| name > after);
@@ -153,8 +155,8 @@ impl LocalStore {
             if full && smallest.peek().is_some_and(|largest| largest.name.as_str() <= name) {
                 continue;
             }
-            let candidate = Candidate { name: name.to_owned(), kind: kind_told(entry.file_type()) };
-            let Some(entry) = self.look(root, key, &candidate, page, left_out)? else { continue };
+            let candidate = EntryCandidate { name: name.to_owned(), kind: kind_from_file_type(entry.file_type()) };
+            let Some(entry) = self.resolve_candidate(root, key, &candidate, page, left_out)? else { continue };
             smallest.push(entry);
             if full {
                 smallest.pop();
@@ -163,77 +165,83 @@ impl LocalStore {
         Ok(smallest.into_sorted_vec())
     }
 
-    /// The entry that a candidate is, if it is listed.
-    fn look(
+    /// Returns the entry of a candidate, if it is listed.
+    fn resolve_candidate(
         &self,
         root: &OwnedFd,
         key: &Key,
-        candidate: &Candidate,
-        page: &Page<'_>,
-        left_out: &mut LeftOut,
-    ) -> io::Result<Option<Entry>> {
+        candidate: &EntryCandidate,
+        page: &PageRequest<'_>,
+        left_out: &mut OmittedNames,
+    ) -> io::Result<Option<DirEntry>> {
         let name = &candidate.name;
-        let Some(is_directory) = self.entry_kind(root, key, name, candidate.kind)? else {
+        let Some(is_directory) = self.classify_entry(root, key, name, candidate.kind)? else {
             left_out.add(name);
             return Ok(None);
         };
-        let entry = Entry { name: name.clone(), is_directory };
-        let is_kept = match (page.keep)(&entry) {
-            Keep::Yes => true,
-            Keep::No => false,
-            Keep::IfItHolds(object) => match key.child(name).and_then(|below| below.child(object)) {
-                Ok(object) => self.holds(root, &object)?,
+        let entry = DirEntry { name: name.clone(), is_directory };
+        let is_kept = match (page.filter)(&entry) {
+            FilterDecision::Keep => true,
+            FilterDecision::Skip => false,
+            FilterDecision::KeepIfContains(object) => match key.child(name).and_then(|below| below.child(object)) {
+                Ok(object) => self.has_object(root, &object)?,
                 Err(_too_deep) => false,
             },
         };
         Ok(is_kept.then_some(entry))
     }
 
-    /// Whether an entry is a directory; `None` for what is neither that nor a file, and for links that
-    /// are not followed or lead nowhere.
+    /// Returns true if an entry is a directory and false if it is a file. Returns `None` for anything else, and for
+    /// links that are dangling or not followed.
     ///
     /// # Errors
-    /// When that cannot be told: an entry that is left out must be none.
-    fn entry_kind(&self, root: &OwnedFd, key: &Key, name: &str, kind: Kind) -> io::Result<Option<bool>> {
+    /// If the kind cannot be determined. Only an entry that is known to be neither may be omitted.
+    fn classify_entry(&self, root: &OwnedFd, key: &Key, name: &str, kind: DirEntryKind) -> io::Result<Option<bool>> {
         match kind {
-            Kind::Directory => Ok(Some(true)),
-            Kind::File => Ok(Some(false)),
-            Kind::Unknown => match key.child(name) {
-                Ok(entry) => kind_of(self.open_below(root, &entry, OFlags::empty())),
+            DirEntryKind::Directory => Ok(Some(true)),
+            DirEntryKind::File => Ok(Some(false)),
+            DirEntryKind::Unknown => match key.child(name) {
+                Ok(entry) => classify_opened(self.open_path(root, &entry, OFlags::empty())),
                 Err(_too_deep) => Ok(None),
             },
-            Kind::Other => Ok(None),
+            DirEntryKind::Other => Ok(None),
         }
     }
 }
 
-/// The entries of a directory, from the first one on.
-fn read(directory: &File) -> io::Result<Dir> {
+/// Reads the entries of a directory from the beginning.
+fn read_entries(directory: &File) -> io::Result<Dir> {
     let readable = openat(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(Dir::new(readable)?)
 }
 
+/// Checks that the caller still waits, once every [`CANCEL_CHECK_INTERVAL`] entries.
+///
 /// # Errors
-/// `Interrupted` when nobody waits any more; looked at now and then only.
-fn may_go_on(page: &Page<'_>, n: usize) -> io::Result<()> {
-    if n % STEP == STEP - 1 && !(page.is_wanted)() { Err(ErrorKind::Interrupted.into()) } else { Ok(()) }
-}
-
-fn kind_told(told: FileType) -> Kind {
-    match told {
-        FileType::Directory => Kind::Directory,
-        FileType::RegularFile => Kind::File,
-        FileType::Symlink | FileType::Unknown => Kind::Unknown,
-        FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice => Kind::Other,
+/// `Interrupted` if the caller has gone.
+fn check_cancelled(page: &PageRequest<'_>, n: usize) -> io::Result<()> {
+    if n % CANCEL_CHECK_INTERVAL == CANCEL_CHECK_INTERVAL - 1 && !(page.is_wanted)() {
+        Err(ErrorKind::Interrupted.into())
+    } else {
+        Ok(())
     }
 }
 
-/// [`LocalStore::entry_kind`] of what was to be opened. What may not be looked at is listed, as if it were a file: one
-/// such entry does not hide all others.
-fn kind_of(opened: io::Result<File>) -> io::Result<Option<bool>> {
+fn kind_from_file_type(told: FileType) -> DirEntryKind {
+    match told {
+        FileType::Directory => DirEntryKind::Directory,
+        FileType::RegularFile => DirEntryKind::File,
+        FileType::Symlink | FileType::Unknown => DirEntryKind::Unknown,
+        FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice => DirEntryKind::Other,
+    }
+}
+
+/// [`LocalStore::classify_entry`] of the result of opening an entry. An entry that may not be opened is listed as a
+/// file, so that one such entry does not hide all others.
+fn classify_opened(opened: io::Result<File>) -> io::Result<Option<bool>> {
     match opened.and_then(|file| file.metadata()) {
         Ok(metadata) => Ok((metadata.is_dir() || metadata.is_file()).then(|| metadata.is_dir())),
-        Err(error) if Hidden::of(&error).is_some() => Ok(None),
+        Err(error) if LinkError::from_io_error(&error).is_some() => Ok(None),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(Some(false)),
         Err(error) => match Errno::from_io_error(&error) {
             Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG) => Ok(None),
@@ -242,20 +250,20 @@ fn kind_of(opened: io::Result<File>) -> io::Result<Option<bool>> {
     }
 }
 
-/// What a scan of a directory left out.
+/// Entries that a scan omitted.
 #[derive(Default)]
-struct LeftOut {
+struct OmittedNames {
     names: Vec<String>,
-    /// How many they are, also beyond those.
+    /// Number of omitted entries, including those beyond `names`.
     count: u64,
-    /// How many names no key can have.
-    unnamed: u64,
+    /// Number of names that no key can have.
+    unaddressable: u64,
 }
 
-impl LeftOut {
+impl OmittedNames {
     fn add(&mut self, name: &str) {
         self.count += 1;
-        if self.names.len() < MAX_LEFT_OUT {
+        if self.names.len() < MAX_OMITTED_NAMES {
             self.names.push(name.to_owned());
         }
     }
@@ -267,18 +275,18 @@ mod tests {
 
     #[test]
     fn an_entry_is_left_out_only_if_it_leads_nowhere() {
-        let kind = |errno: Errno| kind_of(Err(errno.into()));
+        let kind = |errno: Errno| classify_opened(Err(errno.into()));
         for nothing in [Errno::NOENT, Errno::NOTDIR, Errno::LOOP] {
             assert_eq!(kind(nothing).unwrap(), None);
         }
-        assert_eq!(kind_of(Err(super::super::links::refused(&Key::root()))).unwrap(), None);
+        assert_eq!(classify_opened(Err(super::super::links::not_followed_error(&Key::root()))).unwrap(), None);
         for fault in [Errno::IO, Errno::STALE, Errno::MFILE, Errno::NFILE, Errno::TIMEDOUT] {
             assert!(kind(fault).is_err(), "{fault}");
         }
-        assert_eq!(kind(Errno::ACCESS).unwrap(), Some(false), "others are seen");
+        assert_eq!(kind(Errno::ACCESS).unwrap(), Some(false), "other entries are still listed");
     }
 
-    /// A tree with `count` links to a directory, or to nothing where that is not there.
+    /// Creates a tree with `count` links to a directory. They dangle until the directory is created.
     fn linked(count: usize) -> (tempfile::TempDir, LocalStore) {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("big")).unwrap();
@@ -294,13 +302,13 @@ mod tests {
     fn links_are_looked_at_as_far_as_the_page_needs_them() {
         let (root, store) = linked(600);
         let list = |limit, is_wanted: &dyn Fn() -> bool| {
-            let page = Page { after: None, limit, keep: &Keep::all(), is_wanted };
-            store.list_now(&Key::parse("big").unwrap(), &page)
+            let page = PageRequest { after: None, limit, filter: &FilterDecision::keep_all(), is_wanted };
+            store.list_blocking(&Key::parse("big").unwrap(), &page)
         };
-        // None of them leads anywhere: all are told, each once.
+        // All links dangle: each is reported once.
         let none = list(10, &|| true).unwrap().unwrap();
-        assert_eq!((none.entries.len(), none.more, none.left_out_count), (0, false, 600));
-        assert_eq!(list(10, &|| false).unwrap_err().kind(), ErrorKind::Interrupted, "nobody waits");
+        assert_eq!((none.entries.len(), none.has_more, none.omitted_count), (0, false, 600));
+        assert_eq!(list(10, &|| false).unwrap_err().kind(), ErrorKind::Interrupted, "the caller has gone");
         std::fs::create_dir(root.path().join("target")).unwrap();
         let lost = |name: &str| {
             std::fs::remove_file(root.path().join("big").join(name)).unwrap();
@@ -312,10 +320,10 @@ mod tests {
         let names = |listing: &Listing| listing.entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>();
         let some = list(4, &|| true).unwrap().unwrap();
         assert_eq!(names(&some), ["00000", "00001", "00002", "00004"]);
-        // Those behind the page were not looked at.
-        assert_eq!((some.more, some.left_out), (true, vec!["00003".to_owned()]));
+        // Entries beyond the page were not resolved.
+        assert_eq!((some.has_more, some.omitted_names), (true, vec!["00003".to_owned()]));
         let all = list(600, &|| true).unwrap().unwrap();
-        assert_eq!((all.entries.len(), all.more, all.left_out_count), (597, false, 3));
+        assert_eq!((all.entries.len(), all.has_more, all.omitted_count), (597, false, 3));
         assert!(all.entries.iter().all(|entry| entry.is_directory));
     }
 }

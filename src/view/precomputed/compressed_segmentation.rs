@@ -1,4 +1,4 @@
-//! The encoding `compressed_segmentation`: a table of the values of each small box, and indices into it.
+//! The encoding `compressed_segmentation`: a table of the values in each small box, and an index into it per voxel.
 //!
 //! Source: Neuroglancer `src/sliceview/compressed_segmentation/README.md`.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
@@ -6,36 +6,36 @@
 use bytes::Bytes;
 
 /// Shape of a box in voxels.
-pub(super) const BLOCK: [u64; 3] = [8, 8, 8];
+pub(super) const BLOCK_SHAPE: [u64; 3] = [8, 8, 8];
 
-/// Side of a box.
-const SIDE: usize = 8;
-/// Voxels of a box; those beyond the chunk count as well.
-const VOXELS: usize = SIDE * SIDE * SIDE;
-/// Where tables begin is kept in 24 bits.
-const MAX_TABLE: u32 = (1 << 24) - 1;
+/// Side length of a box in voxels.
+const BLOCK_SIDE: usize = 8;
+/// Number of voxels in a box, including those beyond the chunk.
+const BLOCK_VOXELS: usize = BLOCK_SIDE * BLOCK_SIDE * BLOCK_SIDE;
+/// Largest offset of a table. Offsets have 24 bits.
+const MAX_TABLE_OFFSET: u32 = (1 << 24) - 1;
 
-/// Upper bound of the bytes that encoding a chunk of this shape allocates, for elements of `width` bytes.
+/// Returns an upper bound of the bytes that encoding a chunk of this shape allocates, for elements of `width` bytes.
 pub(super) fn extra_bytes(shape: [u64; 3], channels: u64, width: usize) -> u64 {
     let voxels = shape.iter().fold(channels, |n, size| n.saturating_mul(*size));
-    let boxes = shape.iter().fold(channels, |n, size| n.saturating_mul(size.div_ceil(SIDE as u64)));
-    let distinct = shape.iter().fold(1, |n: u64, size| n.saturating_mul((*size).min(SIDE as u64)));
-    let bits = u64::from(bits_for(usize::try_from(distinct).unwrap_or(VOXELS)));
-    let per_box = bits.saturating_mul(VOXELS as u64 / 8).saturating_add(8);
+    let boxes = shape.iter().fold(channels, |n, size| n.saturating_mul(size.div_ceil(BLOCK_SIDE as u64)));
+    let distinct = shape.iter().fold(1, |n: u64, size| n.saturating_mul((*size).min(BLOCK_SIDE as u64)));
+    let bits = u64::from(index_bits(usize::try_from(distinct).unwrap_or(BLOCK_VOXELS)));
+    let per_box = bits.saturating_mul(BLOCK_VOXELS as u64 / 8).saturating_add(8);
     let tables = voxels.saturating_mul(width as u64);
     boxes.saturating_mul(per_box).saturating_add(tables).saturating_add(channels.saturating_mul(4)).saturating_add(64)
 }
 
-/// A chunk of this shape and so many channels; `data` is little-endian, first axis fastest, channels last, of
-/// elements of 4 or 8 bytes.
+/// Encodes a chunk of this shape and number of channels. `data` is little-endian, with the first axis fastest and
+/// channels last. Its elements have 4 or 8 bytes.
 ///
 /// # Errors
-/// When it is too large for the format, as text for the client.
+/// A message for the client if the chunk is too large for the format.
 pub(super) fn encode(data: &[u8], shape: [usize; 3], channels: usize, width: usize) -> Result<Bytes, String> {
     match width {
         4 => encode_as(data.as_chunks::<4>().0, shape, channels),
         8 => encode_as(data.as_chunks::<8>().0, shape, channels),
-        other => Err(format!("compressed_segmentation holds elements of 4 or 8 bytes, not {other}")),
+        other => Err(format!("compressed_segmentation requires elements of 4 or 8 bytes, not {other}")),
     }
 }
 
@@ -46,7 +46,7 @@ fn encode_as<const WIDTH: usize>(data: &[[u8; WIDTH]], shape: [usize; 3], channe
     out.resize(channels.saturating_mul(4), 0);
     let elements = shape.iter().product::<usize>().max(1);
     for (number, channel) in data.chunks(elements).take(channels).enumerate() {
-        let begin = words(&out, 0, shape)?;
+        let begin = offset_words(&out, 0, shape)?;
         if let Some(header) = out.as_chunks_mut::<4>().0.get_mut(number) {
             *header = begin.to_le_bytes();
         }
@@ -56,19 +56,19 @@ fn encode_as<const WIDTH: usize>(data: &[[u8; WIDTH]], shape: [usize; 3], channe
     Ok(out.into())
 }
 
-/// Appends one channel: a header for each box, then values and tables of the boxes, first axis fastest.
+/// Appends one channel: a header for each box, then the packed indices and the tables of the boxes, first axis fastest.
 fn encode_channel<const WIDTH: usize>(
     data: &[[u8; WIDTH]],
     shape: [usize; 3],
     out: &mut Vec<u8>,
 ) -> Result<(), String> {
     let start = out.len();
-    let boxes = shape.map(|size| size.div_ceil(SIDE));
+    let boxes = shape.map(|size| size.div_ceil(BLOCK_SIDE));
     out.resize(start.saturating_add(boxes.iter().product::<usize>().saturating_mul(8)), 0);
-    let (mut voxels, mut table) = (Vec::with_capacity(VOXELS), Vec::with_capacity(VOXELS));
+    let (mut voxels, mut table) = (Vec::with_capacity(BLOCK_VOXELS), Vec::with_capacity(BLOCK_VOXELS));
     let mut last: (Vec<u64>, u32) = (Vec::new(), 0);
     let mut header = start;
-    let origins = |axis: usize| (0..shape.get(axis).copied().unwrap_or(0)).step_by(SIDE);
+    let origins = |axis: usize| (0..shape.get(axis).copied().unwrap_or(0)).step_by(BLOCK_SIDE);
     for z in origins(2) {
         for y in origins(1) {
             for x in origins(0) {
@@ -78,16 +78,16 @@ fn encode_channel<const WIDTH: usize>(
                 table.dedup();
                 table.sort_unstable();
                 table.dedup();
-                let bits = bits_for(table.len());
-                let values_at = words(out, start, shape)?;
-                pack(&voxels, &table, bits, out);
-                // Often the next box has the same values, most often just one.
+                let bits = index_bits(table.len());
+                let values_at = offset_words(out, start, shape)?;
+                pack_indices(&voxels, &table, bits, out);
+                // Reuse the previous table: neighbouring boxes often have the same values, most often a single one.
                 if last.0 != table || last.1 == 0 {
-                    last = (table.clone(), words(out, start, shape)?);
+                    last = (table.clone(), offset_words(out, start, shape)?);
                     let entries = table.iter().flat_map(|value| value.to_le_bytes().into_iter().take(WIDTH));
                     out.extend(entries);
                 }
-                if last.1 > MAX_TABLE {
+                if last.1 > MAX_TABLE_OFFSET {
                     return Err(too_large(shape));
                 }
                 let end = header.saturating_add(8);
@@ -101,7 +101,7 @@ fn encode_channel<const WIDTH: usize>(
     Ok(())
 }
 
-/// The voxels of the box at `origin` that lie in the chunk, each with its place in the box.
+/// Collects the voxels of the box at `x`, `y`, `z` that lie in the chunk, each with its index in the box.
 fn gather<const WIDTH: usize>(
     data: &[[u8; WIDTH]],
     [width, height, depth]: [usize; 3],
@@ -109,12 +109,12 @@ fn gather<const WIDTH: usize>(
     voxels: &mut Vec<(u64, usize)>,
 ) {
     voxels.clear();
-    let across = width.saturating_sub(x).min(SIDE);
-    for (slice, z) in (z..depth).take(SIDE).enumerate() {
-        for (line, y) in (y..height).take(SIDE).enumerate() {
+    let across = width.saturating_sub(x).min(BLOCK_SIDE);
+    for (slice, z) in (z..depth).take(BLOCK_SIDE).enumerate() {
+        for (line, y) in (y..height).take(BLOCK_SIDE).enumerate() {
             let from = z.saturating_mul(height).saturating_add(y).saturating_mul(width).saturating_add(x);
             let run = data.get(from..from.saturating_add(across)).unwrap_or_default();
-            let place = slice.saturating_mul(SIDE).saturating_add(line).saturating_mul(SIDE);
+            let place = slice.saturating_mul(BLOCK_SIDE).saturating_add(line).saturating_mul(BLOCK_SIDE);
             voxels.extend(run.iter().zip(place..).map(|(element, place)| (value(element), place)));
         }
     }
@@ -124,13 +124,13 @@ fn value<const WIDTH: usize>(element: &[u8; WIDTH]) -> u64 {
     element.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// Appends the place in the table of each voxel, `bits` each; 0 for voxels beyond the chunk.
-fn pack(voxels: &[(u64, usize)], table: &[u64], bits: u8, out: &mut Vec<u8>) {
+/// Appends the table index of each voxel in `bits` bits. The index is 0 for voxels beyond the chunk.
+fn pack_indices(voxels: &[(u64, usize)], table: &[u64], bits: u8, out: &mut Vec<u8>) {
     if bits == 0 {
         return;
     }
     let bits = usize::from(bits);
-    let mut packed = [0u32; VOXELS / 2];
+    let mut packed = [0u32; BLOCK_VOXELS / 2];
     let mut known: Option<(u64, u32)> = None;
     for (value, place) in voxels {
         let index = match known {
@@ -143,12 +143,12 @@ fn pack(voxels: &[(u64, usize)], table: &[u64], bits: u8, out: &mut Vec<u8>) {
             *word |= index << (bit % 32);
         }
     }
-    let used = VOXELS.saturating_mul(bits) / 32;
+    let used = BLOCK_VOXELS.saturating_mul(bits) / 32;
     out.extend(packed.iter().take(used).flat_map(|word| word.to_le_bytes()));
 }
 
-/// Bits of an index into a table of so many values; at most 512 fit a box.
-fn bits_for(values: usize) -> u8 {
+/// Returns the number of bits of an index into a table of this many values. A box has at most 512.
+fn index_bits(values: usize) -> u8 {
     match values {
         0 | 1 => 0,
         2 => 1,
@@ -159,13 +159,15 @@ fn bits_for(values: usize) -> u8 {
     }
 }
 
-/// The end of `out` in words from `start` on.
-fn words(out: &[u8], start: usize, shape: [usize; 3]) -> Result<u32, String> {
+/// Returns the number of 32-bit words in `out` after `start`.
+fn offset_words(out: &[u8], start: usize, shape: [usize; 3]) -> Result<u32, String> {
     u32::try_from(out.len().saturating_sub(start) / 4).map_err(|_too_large| too_large(shape))
 }
 
 fn too_large(shape: [usize; 3]) -> String {
-    format!("a chunk of {shape:?} voxels with so many values is too large for compressed_segmentation; take raw")
+    format!(
+        "a chunk of {shape:?} voxels with so many values is too large for compressed_segmentation; use encoding=raw"
+    )
 }
 
 #[cfg(test)]
@@ -174,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// The elements as 64-bit numbers, read as the specification says.
+    /// Decodes the elements to 64-bit numbers, as the specification says.
     fn decode(file: &[u8], shape: [usize; 3], channels: usize, width: usize) -> Vec<u64> {
         let word = |at: usize| u32::from_le_bytes(file[4 * at..4 * at + 4].try_into().unwrap());
         let mut values = Vec::new();
@@ -227,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_bytes_are_those_of_the_specification() {
-        // Two values of 32 bits: 1 bit each, 16 words, then the table.
+        // Two distinct 32-bit values: indices of 1 bit, which take 16 words, then the table.
         let file = encode(&bytes(&[9, 5, 9], 4), [3, 1, 1], 1, 4).unwrap();
         let word = |at: usize| u32::from_le_bytes(file[4 * at..4 * at + 4].try_into().unwrap());
         assert_eq!((word(0), word(1), word(2), word(3)), (1, 0x0100_0012, 2, 0b101));

@@ -1,19 +1,19 @@
-//! Chunks as PNG and JPEG images: the rows of all slices one below the other, one component for each channel.
+//! Chunks as PNG and JPEG images: the rows of all slices one below the other, with one component for each channel.
 
 use bytes::Bytes;
 use jpeg_encoder::SamplingFactor;
 use png::{BitDepth, ColorType, Compression};
 
-/// Longest side of an image: that of JPEG, and below the million at which libpng refuses.
+/// Longest side of an image: the limit of JPEG, which is below the limit of libpng, one million.
 const MAX_SIDE: u64 = 65_535;
 
-/// Width and height of a chunk's image; `None` where no image holds it.
+/// Returns the width and height of a chunk's image, or `None` if no image can hold the chunk.
 ///
-/// Any will do whose rows, one after the other, are the voxels of the chunk: usually x wide and y·z high, else as
-/// many lines beside each other as make it fit.
+/// An image is valid if its rows, one after the other, are the voxels of the chunk. It is usually x wide and y·z high.
+/// If that is too high, each row holds several lines of the chunk.
 ///
 /// Source: `volume.rst`, "2-d image format encodings".
-pub(super) fn sides(shape: [u64; 3]) -> Option<(u16, u16)> {
+pub(super) fn image_size(shape: [u64; 3]) -> Option<(u16, u16)> {
     let [x, y, z] = shape;
     let lines = y.checked_mul(z)?;
     let fewest = lines.div_ceil(MAX_SIDE).max(1);
@@ -23,44 +23,44 @@ pub(super) fn sides(shape: [u64; 3]) -> Option<(u16, u16)> {
     Some((u16::try_from(width).ok()?, u16::try_from(height).ok()?))
 }
 
-/// Upper bound of the bytes that either encoder allocates for so many elements, 1 or 2 bytes each.
+/// Returns an upper bound of the bytes that either encoder allocates for this many elements of 1 or 2 bytes.
 ///
-/// Noise at the highest quality takes JPEG about one and a half bytes an element, and PNG at worst 12 bits for each
-/// byte; a vector that grows is up to twice as long as what it holds. The components are interleaved in a copy.
+/// Noise takes about one and a half bytes per element in a JPEG of the highest quality, and at worst 12 bits per byte
+/// in a PNG. A vector that grows is up to twice as long as its content. The components are interleaved in a copy.
 pub(super) fn extra_bytes(elements: u64, width: usize) -> u64 {
     let bytes = elements.saturating_mul(width as u64);
-    // Sides are rounded up to 8 in a JPEG, and both encoders have buffers of a few rows.
+    // JPEG rounds sides up to a multiple of 8, and both encoders buffer a few rows.
     bytes.saturating_mul(5).saturating_add(MAX_SIDE.saturating_mul(64))
 }
 
-/// An image in the making: elements of 1 or 2 bytes, little-endian, the first channel's all before the second's.
+/// An image to be encoded. Its elements have 1 or 2 bytes, little-endian, and each channel follows the previous one.
 #[derive(Debug)]
-pub(super) struct Image<'a> {
+pub(super) struct ChunkImage<'a> {
     /// The elements.
     pub(super) data: &'a [u8],
     /// Bytes of an element.
-    pub(super) width: usize,
+    pub(super) element_bytes: usize,
     /// Number of channels.
     pub(super) channels: usize,
     /// Width and height.
-    pub(super) sides: (u16, u16),
+    pub(super) size: (u16, u16),
 }
 
-impl Image<'_> {
-    /// The components of each pixel side by side, in PNG's byte order.
+impl ChunkImage<'_> {
+    /// Returns the components of each pixel side by side, in PNG's byte order.
     fn interleaved(&self) -> Vec<u8> {
         let mut pixels = vec![0; self.data.len()];
         let channel_bytes = self.data.len().checked_div(self.channels).unwrap_or(0).max(1);
         for (number, channel) in self.data.chunks_exact(channel_bytes).enumerate() {
-            let to = pixels.chunks_exact_mut(self.width).skip(number).step_by(self.channels);
-            for (to, from) in to.zip(channel.chunks_exact(self.width)) {
+            let to = pixels.chunks_exact_mut(self.element_bytes).skip(number).step_by(self.channels);
+            for (to, from) in to.zip(channel.chunks_exact(self.element_bytes)) {
                 to.iter_mut().zip(from.iter().rev()).for_each(|(to, from)| *to = *from);
             }
         }
         pixels
     }
 
-    /// The image as PNG.
+    /// Encodes the image as PNG.
     pub(super) fn png(&self) -> Result<Bytes, String> {
         let color = match self.channels {
             1 => ColorType::Grayscale,
@@ -70,13 +70,13 @@ impl Image<'_> {
             other => return Err(format!("a PNG has 1 to 4 channels, not {other}")),
         };
         let mut out = Vec::new();
-        let mut encoder = png::Encoder::new(&mut out, self.sides.0.into(), self.sides.1.into());
+        let mut encoder = png::Encoder::new(&mut out, self.size.0.into(), self.size.1.into());
         encoder.set_color(color);
-        encoder.set_depth(if self.width == 2 { BitDepth::Sixteen } else { BitDepth::Eight });
+        encoder.set_depth(if self.element_bytes == 2 { BitDepth::Sixteen } else { BitDepth::Eight });
         encoder.set_compression(Compression::Fast);
         let encode = |encoder: png::Encoder<'_, &mut Vec<u8>>| {
             let mut writer = encoder.write_header()?;
-            match (self.channels, self.width) {
+            match (self.channels, self.element_bytes) {
                 (1, 1) => writer.write_image_data(self.data)?,
                 _ => writer.write_image_data(&self.interleaved())?,
             }
@@ -87,12 +87,12 @@ impl Image<'_> {
         Ok(out.into())
     }
 
-    /// The image as JPEG; its components keep their full resolution.
+    /// Encodes the image as JPEG. Its components keep their full resolution.
     pub(super) fn jpeg(&self, quality: u8) -> Result<Bytes, String> {
         let mut out = Vec::new();
         let mut encoder = jpeg_encoder::Encoder::new(&mut out, quality);
         encoder.set_sampling_factor(SamplingFactor::R_4_4_4);
-        let (width, height) = self.sides;
+        let (width, height) = self.size;
         let encoded = match self.channels {
             1 => encoder.encode(self.data, width, height, jpeg_encoder::ColorType::Luma),
             3 => encoder.encode(&self.interleaved(), width, height, jpeg_encoder::ColorType::Rgb),
@@ -117,37 +117,38 @@ mod tests {
 
     #[test]
     fn an_image_is_as_wide_as_x_or_a_multiple_of_it() {
-        assert_eq!(sides([64, 64, 64]), Some((64, 4096)));
-        assert_eq!(sides([1, 1, 1]), Some((1, 1)));
-        assert_eq!(sides([512, 512, 512]), Some((4096, 32_768)));
-        assert_eq!(sides([65_535, 65_535, 1]), Some((65_535, 65_535)));
+        assert_eq!(image_size([64, 64, 64]), Some((64, 4096)));
+        assert_eq!(image_size([1, 1, 1]), Some((1, 1)));
+        assert_eq!(image_size([512, 512, 512]), Some((4096, 32_768)));
+        assert_eq!(image_size([65_535, 65_535, 1]), Some((65_535, 65_535)));
     }
 
     #[test]
     fn what_no_image_holds_has_no_sides() {
-        assert_eq!(sides([65_536, 1, 1]), None);
-        assert_eq!(sides([1, 65_537, 1]), None, "a prime");
-        assert_eq!(sides([65_535, 65_535, 2]), None);
-        assert_eq!(sides([1, u64::MAX, u64::MAX]), None);
+        assert_eq!(image_size([65_536, 1, 1]), None);
+        assert_eq!(image_size([1, 65_537, 1]), None, "a prime");
+        assert_eq!(image_size([65_535, 65_535, 2]), None);
+        assert_eq!(image_size([1, u64::MAX, u64::MAX]), None);
     }
 
     #[test]
     fn png_holds_channels_as_components_and_the_high_byte_first() {
         let data: Vec<u8> = [0x0102u16, 0x0304, 0x0506, 0x0708].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let two = Image { data: &data, width: 2, channels: 2, sides: (2, 1) }.png().unwrap();
+        let two = ChunkImage { data: &data, element_bytes: 2, channels: 2, size: (2, 1) }.png().unwrap();
         let (info, pixels) = decoded(&two);
         assert_eq!((info.color_type, info.bit_depth), (ColorType::GrayscaleAlpha, BitDepth::Sixteen));
         assert_eq!(pixels, [1, 2, 5, 6, 3, 4, 7, 8]);
-        let three = Image { data: &[1, 2, 3, 4, 5, 6], width: 1, channels: 3, sides: (1, 2) }.png().unwrap();
+        let three =
+            ChunkImage { data: &[1, 2, 3, 4, 5, 6], element_bytes: 1, channels: 3, size: (1, 2) }.png().unwrap();
         assert_eq!(decoded(&three).1, [1, 3, 5, 2, 4, 6]);
-        let one = Image { data: &data, width: 2, channels: 1, sides: (2, 2) }.png().unwrap();
+        let one = ChunkImage { data: &data, element_bytes: 2, channels: 1, size: (2, 2) }.png().unwrap();
         assert_eq!(decoded(&one).1, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]
     fn jpeg_is_written_with_its_sides_and_components() {
         for (channels, data) in [(1, vec![7; 12]), (3, vec![7; 36])] {
-            let file = Image { data: &data, width: 1, channels, sides: (3, 4) }.jpeg(90).unwrap();
+            let file = ChunkImage { data: &data, element_bytes: 1, channels, size: (3, 4) }.jpeg(90).unwrap();
             let frame = file.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
             let (height, width) = ([file[frame + 5], file[frame + 6]], [file[frame + 7], file[frame + 8]]);
             assert_eq!((height, width, usize::from(file[frame + 9])), ([0, 4], [0, 3], channels));
@@ -164,7 +165,7 @@ mod tests {
                 state.to_be_bytes()[0]
             })
             .collect();
-        let image = Image { data: &data, width: 1, channels: 3, sides: (48, 48) };
+        let image = ChunkImage { data: &data, element_bytes: 1, channels: 3, size: (48, 48) };
         for file in [image.png().unwrap(), image.jpeg(100).unwrap()] {
             assert!(file.len() < 2 * data.len(), "{}", file.len());
         }

@@ -1,18 +1,18 @@
-//! Scales of a volume: their size in chunks, the forms that chunks come in, and the names of both.
+//! Scales of a volume: their chunk grid, the encodings of chunks, and the names of both.
 
 use std::fmt;
 use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::super::chunk::{Form, Plain, payload, stored_encoding};
-use super::super::pieces::raw_payload;
+use super::super::chunk::{ChunkEncoder, StreamLayout, payload_range, stored_encoding};
+use super::super::streamed_chunk::raw_payload_range;
 use super::compressed_segmentation;
-use super::image::{self, Image};
+use super::image::{self, ChunkImage};
 use crate::container::{Dataset, ReadError};
 use crate::n5::{self, Array, Coords, DataType, DatasetAttributes, GridPosition};
 
-/// The data types of the format. Source: `volume.yml`.
+/// Data types of the format. Source: `volume.yml`.
 const DATA_TYPES: [DataType; 8] = [
     DataType::UInt8,
     DataType::Int8,
@@ -24,41 +24,41 @@ const DATA_TYPES: [DataType; 8] = [
     DataType::Float32,
 ];
 
-/// TensorStore's.
+/// Default quality of JPEG images, that of TensorStore.
 pub(super) const DEFAULT_QUALITY: u8 = 75;
 
-/// A dataset as x, y, z and channels. Sizes are at least 1.
+/// Size of a dataset in x, y, z and channels. Sizes are at least 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     /// Size in voxels.
     pub(super) size: [u64; 3],
-    /// Size of a chunk in voxels: that of a block, cut off where the volume is smaller.
+    /// Size of a chunk in voxels: that of a block, or of the volume where it is smaller.
     pub(super) chunk: [u64; 3],
-    /// Number of channels; all of them are in one chunk.
+    /// Number of channels. Each chunk holds all of them.
     pub(super) channels: u64,
 }
 
-/// Beyond this, nobody gets a chunk with the bounds that are usual.
+/// Maximum size of a chunk in bytes. With the usual limits, no client gets a larger chunk.
 const MAX_CHUNK_BYTES: u64 = 1 << 30;
 
 impl Extent {
-    /// The extent of a dataset; axes beyond the fourth must have one element.
+    /// Returns the extent of a dataset. Axes beyond the fourth must have one element.
     ///
     /// # Errors
-    /// What this format cannot hold of it, as text for the client.
+    /// A message for the client that says what this format cannot hold.
     pub(super) fn of(dataset: &DatasetAttributes) -> Result<Self, String> {
         let (dimensions, blocks, data_type) = (dataset.dimensions(), dataset.block_size(), dataset.data_type());
         let width = data_type.size_bytes().unwrap_or(1);
         if !DATA_TYPES.contains(data_type) {
             let way_out = if *data_type == DataType::Float64 {
-                "; /as/gzip,float32 has it as float32"
+                "; /as/gzip,float32 converts it to float32"
             } else if *data_type == DataType::Int64 {
-                "; /as/gzip,int32 and its like convert it, /zarr2 and /zarr3 have it as it is"
+                "; /as/gzip,int32 and similar paths convert it, /zarr2 and /zarr3 serve it unchanged"
             } else {
                 ""
             };
             let known = DATA_TYPES.map(|known| known.name().to_owned()).join(", ");
-            return Err(format!("precomputed volumes hold {known}, the data type is {data_type}{way_out}"));
+            return Err(format!("precomputed volumes support {known}, but the data type is {data_type}{way_out}"));
         }
         if dimensions.iter().skip(4).any(|size| *size > 1) {
             return Err(format!(
@@ -67,7 +67,7 @@ impl Extent {
             ));
         }
         if dimensions.contains(&0) {
-            return Err(format!("it is empty: dimensions is {:?}", dimensions.as_slice()));
+            return Err(format!("the dataset is empty: dimensions is {:?}", dimensions.as_slice()));
         }
         let size = [0, 1, 2].map(|axis| dimensions.get(axis).copied().unwrap_or(1));
         let chunk = [0, 1, 2].map(|axis| blocks.get(axis).copied().unwrap_or(1).min(size[axis]));
@@ -75,14 +75,14 @@ impl Extent {
         let bytes = chunk.iter().chain([&channels]).fold(width as u64, |bytes, n| bytes.saturating_mul(*n));
         if bytes > MAX_CHUNK_BYTES {
             return Err(format!(
-                "a chunk of a precomputed volume holds all channels, which takes {bytes} bytes here; at most \
-                 {MAX_CHUNK_BYTES} are made; /zarr2 and /zarr3 have smaller chunks"
+                "a chunk of a precomputed volume holds all channels, which takes {bytes} bytes here; the limit is \
+                 {MAX_CHUNK_BYTES}; /zarr2 and /zarr3 have smaller chunks"
             ));
         }
         Ok(Self { size, chunk, channels })
     }
 
-    /// The first voxel of the chunk with these bounds, `offset` taken off; `None` where no chunk has them.
+    /// Returns the first voxel of the chunk with these bounds, relative to `offset`, or `None` if no chunk has them.
     pub(super) fn chunk_at(&self, bounds: [(i64, i64); 3], offset: [i64; 3]) -> Option<[u64; 3]> {
         let mut first = [0; 3];
         for (axis, begin) in first.iter_mut().enumerate() {
@@ -98,7 +98,7 @@ impl Extent {
         Some(first)
     }
 
-    /// Every shape that chunks have.
+    /// Returns every shape that chunks have.
     pub(super) fn chunk_shapes(&self) -> impl Iterator<Item = [u64; 3]> {
         let (size, chunk) = (self.size, self.chunk);
         (0..8u8).map(move |edges| {
@@ -110,34 +110,34 @@ impl Extent {
     }
 }
 
-/// How chunks are encoded.
+/// Encoding of chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Encoding {
+pub(super) enum PrecomputedEncoding {
     /// The elements as they are, little-endian.
     Raw,
     /// JPEG images.
     Jpeg {
-        /// 1 to 100.
+        /// Quality from 1 to 100.
         quality: u8,
     },
     /// PNG images.
     Png,
-    /// Neuroglancer's own form for segments.
+    /// Neuroglancer's own encoding for segments.
     CompressedSegmentation,
 }
 
-impl Encoding {
-    /// The encoding that a query names.
+impl PrecomputedEncoding {
+    /// Returns the encoding that a query names.
     ///
     /// # Errors
-    /// [`ReadError::Parameter`].
-    pub(super) fn named(name: &str, quality: u8) -> Result<Self, ReadError> {
+    /// [`ReadError::InvalidParameter`].
+    pub(super) fn from_name(name: &str, quality: u8) -> Result<Self, ReadError> {
         let all = [Self::Raw, Self::Jpeg { quality }, Self::Png, Self::CompressedSegmentation];
         let found = all.into_iter().find(|encoding| encoding.name() == name);
-        found.ok_or_else(|| unknown("encoding", name, all.map(Self::name).to_vec()))
+        found.ok_or_else(|| unknown_value("encoding", name, all.map(Self::name).to_vec()))
     }
 
-    /// Its name in `info`.
+    /// Returns the name in `info`.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -147,10 +147,10 @@ impl Encoding {
         }
     }
 
-    /// Whether chunks of such a dataset can be encoded so.
+    /// Checks that chunks of such a dataset can have this encoding.
     ///
     /// # Errors
-    /// What is in the way, as text for the client.
+    /// A message for the client that says why they cannot.
     pub(super) fn check(self, extent: &Extent, data_type: &DataType) -> Result<(), String> {
         let (types, channels): (&[DataType], &[u64]) = match self {
             Self::Raw => return Ok(()),
@@ -162,47 +162,47 @@ impl Encoding {
         if !types.contains(data_type) {
             let types: Vec<&str> = types.iter().map(DataType::name).collect();
             return Err(format!(
-                "encoding={name} holds {}, the data type is {data_type}; take raw",
+                "encoding={name} supports {}, but the data type is {data_type}; use encoding=raw",
                 types.join(" and ")
             ));
         }
         if !channels.is_empty() && !channels.contains(&extent.channels) {
             return Err(format!(
-                "encoding={name} holds {channels:?} channels, these are {}; take raw",
+                "encoding={name} supports {channels:?} channels, but the dataset has {}; use encoding=raw",
                 extent.channels
             ));
         }
         let is_image = self != Self::CompressedSegmentation;
-        match extent.chunk_shapes().find(|shape| is_image && image::sides(*shape).is_none()) {
-            Some(shape) => {
-                Err(format!("a chunk of {shape:?} voxels makes no {name} of at most 65535 by 65535; take raw"))
-            }
+        match extent.chunk_shapes().find(|shape| is_image && image::image_size(*shape).is_none()) {
+            Some(shape) => Err(format!(
+                "a chunk of {shape:?} voxels does not fit a {name} of at most 65535 by 65535; use encoding=raw"
+            )),
             None => Ok(()),
         }
     }
 }
 
-/// The quality that a query gives.
+/// Parses the quality of a query.
 ///
 /// # Errors
-/// [`ReadError::Parameter`].
-pub(super) fn quality(text: &str) -> Result<u8, ReadError> {
-    let detail = || format!("quality is {:?}; give a whole number from 1 to 100", beginning(text));
-    parse_quality(text).ok_or_else(|| ReadError::Parameter {
+/// [`ReadError::InvalidParameter`].
+pub(super) fn quality_parameter(text: &str) -> Result<u8, ReadError> {
+    let detail = || format!("quality is {:?}; it must be a whole number from 1 to 100", truncated(text));
+    parse_quality(text).ok_or_else(|| ReadError::InvalidParameter {
         parameter: "quality",
         detail: detail(),
         known: Vec::new(),
     })
 }
 
-/// Refuses a parameter's value that does not exist, naming those that do.
-pub(super) fn unknown(parameter: &'static str, value: &str, known: Vec<&'static str>) -> ReadError {
-    let detail = format!("{parameter} is {:?}; known: {}", beginning(value), known.join(", "));
-    ReadError::Parameter { parameter, detail, known }
+/// Returns the error for an unknown value of a parameter, with the known values.
+pub(super) fn unknown_value(parameter: &'static str, value: &str, known: Vec<&'static str>) -> ReadError {
+    let detail = format!("{parameter} is {:?}; known: {}", truncated(value), known.join(", "));
+    ReadError::InvalidParameter { parameter, detail, known }
 }
 
-/// The beginning of a client's text, for repeating it.
-fn beginning(text: &str) -> String {
+/// Returns the beginning of a client's text, to be repeated in a message.
+fn truncated(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
@@ -210,25 +210,25 @@ fn parse_quality(text: &str) -> Option<u8> {
     text.parse().ok().filter(|quality: &u8| (1..=100).contains(quality) && quality.to_string() == text)
 }
 
-/// The last segment of a scale's key: what all its chunks have in common.
+/// Last segment of a scale's key. It holds what all chunks of the scale have in common.
 ///
-/// Written `raw`, `jpeg,75`, `png` or `compressed_segmentation`, with `,x,y,z` after it where the volume does not
+/// It is written as `raw`, `jpeg,75`, `png` or `compressed_segmentation`, followed by `,x,y,z` if the volume does not
 /// begin at 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ScaleForm {
-    /// How they are encoded.
-    pub(super) encoding: Encoding,
-    /// The first voxel.
+pub(super) struct ScaleKey {
+    /// Encoding of the chunks.
+    pub(super) encoding: PrecomputedEncoding,
+    /// First voxel of the volume.
     pub(super) offset: [i64; 3],
 }
 
-impl ScaleForm {
-    /// The form of that name, in its one spelling.
+impl ScaleKey {
+    /// Parses a scale's last segment. Only the canonical spelling is accepted.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(',');
         let name = parts.next()?;
         let quality = if name == "jpeg" { parse_quality(parts.next()?)? } else { DEFAULT_QUALITY };
-        let encoding = Encoding::named(name, quality).ok()?;
+        let encoding = PrecomputedEncoding::from_name(name, quality).ok()?;
         let mut offset = [0; 3];
         if let Some(x) = parts.next() {
             offset = [parse_number(x)?, parse_number(parts.next()?)?, parse_number(parts.next()?)?];
@@ -238,10 +238,10 @@ impl ScaleForm {
     }
 }
 
-impl fmt::Display for ScaleForm {
+impl fmt::Display for ScaleKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.encoding.name())?;
-        if let Encoding::Jpeg { quality } = self.encoding {
+        if let PrecomputedEncoding::Jpeg { quality } = self.encoding {
             write!(f, ",{quality}")?;
         }
         let [x, y, z] = self.offset;
@@ -249,7 +249,7 @@ impl fmt::Display for ScaleForm {
     }
 }
 
-/// The bounds that a chunk's name spells, half-open: `0-64_-64-0_128-130`.
+/// Parses the half-open bounds in a chunk's name, such as `0-64_-64-0_128-130`.
 pub(super) fn parse_box(name: &str) -> Option<[(i64, i64); 3]> {
     let mut axes = name.split('_').map(|text| {
         // The first character may be a sign.
@@ -261,18 +261,18 @@ pub(super) fn parse_box(name: &str) -> Option<[(i64, i64); 3]> {
     axes.next().is_none().then_some(bounds)
 }
 
-/// A decimal number in its one spelling.
+/// Parses a decimal number. Only the canonical spelling is accepted.
 fn parse_number(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number: &i64| number.to_string() == text)
 }
 
-/// Size, channels and bytes of an element of an array.
-fn parts(shape: &[u64], width: usize) -> ([u64; 3], u64, usize) {
+/// Returns the size, the number of channels and the bytes per element of an array.
+fn volume_shape(shape: &[u64], width: usize) -> ([u64; 3], u64, usize) {
     let size = |axis: usize| shape.get(axis).copied().unwrap_or(1);
     ([size(0), size(1), size(2)], size(3), width)
 }
 
-impl Form for Encoding {
+impl ChunkEncoder for PrecomputedEncoding {
     fn media_type(&self) -> &'static str {
         match self {
             Self::Raw | Self::CompressedSegmentation => "application/octet-stream",
@@ -282,11 +282,11 @@ impl Form for Encoding {
     }
 
     fn id(&self) -> String {
-        format!("precomputed {}", ScaleForm { encoding: *self, offset: [0; 3] })
+        format!("precomputed {}", ScaleKey { encoding: *self, offset: [0; 3] })
     }
 
     fn extra_bytes(&self, shape: &Coords, width: usize) -> u64 {
-        let (size, channels, width) = parts(shape, width);
+        let (size, channels, width) = volume_shape(shape, width);
         match self {
             Self::Raw => 0,
             Self::Jpeg { .. } | Self::Png => {
@@ -297,44 +297,45 @@ impl Form for Encoding {
     }
 
     fn encode(&self, array: Array) -> Result<Bytes, ReadError> {
-        self.encoded(array).map_err(ReadError::Unmakeable)
+        self.encode_array(array).map_err(ReadError::NotRepresentable)
     }
 
-    fn within(&self, stored: &[u8], dataset: &Dataset, position: &GridPosition) -> Option<Range<usize>> {
+    fn passthrough_range(&self, stored: &[u8], dataset: &Dataset, position: &GridPosition) -> Option<Range<usize>> {
         let size = dataset.attributes.grid().clipped_size(position);
-        payload(stored, &size, 1, n5::Encoding::Raw)
+        payload_range(stored, &size, 1, n5::BlockEncoding::Raw)
     }
 
-    fn within_large(
+    fn passthrough_range_from_head(
         &self,
         head: &[u8],
         stored_bytes: u64,
         dataset: &Dataset,
         position: &GridPosition,
     ) -> Option<Range<u64>> {
-        raw_payload(head, stored_bytes, &dataset.attributes.grid().clipped_size(position), 1)
+        raw_payload_range(head, stored_bytes, &dataset.attributes.grid().clipped_size(position), 1)
     }
 
-    fn plain(&self, _: &Coords) -> Option<Plain> {
-        (*self == Self::Raw).then(Plain::default)
+    fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {
+        (*self == Self::Raw).then(StreamLayout::default)
     }
 
-    /// Bytes are in the same order everywhere.
-    fn passes(&self, dataset: &Dataset) -> bool {
+    /// Only elements of one byte can pass through, because they have no byte order.
+    fn can_pass_through(&self, dataset: &Dataset) -> bool {
         *self == Self::Raw
             && dataset.attributes.data_type().size_bytes() == Some(1)
-            && stored_encoding(dataset) == Some(n5::Encoding::Raw)
+            && stored_encoding(dataset) == Some(n5::BlockEncoding::Raw)
     }
 }
 
-impl Encoding {
-    fn encoded(self, array: Array) -> Result<Bytes, String> {
-        let (size, channels, width) = parts(&array.shape, array.data_type.size_bytes().unwrap_or(1));
+impl PrecomputedEncoding {
+    fn encode_array(self, array: Array) -> Result<Bytes, String> {
+        let (size, channels, width) = volume_shape(&array.shape, array.data_type.size_bytes().unwrap_or(1));
         let count = |n: u64| usize::try_from(n).map_err(|error| error.to_string());
         let channels = count(channels)?;
         let image = || {
-            let sides = image::sides(size).ok_or_else(|| format!("no image holds a chunk of {size:?} voxels"))?;
-            Ok::<_, String>(Image { data: &array.data, width, channels, sides })
+            let sides =
+                image::image_size(size).ok_or_else(|| format!("a chunk of {size:?} voxels does not fit an image"))?;
+            Ok::<_, String>(ChunkImage { data: &array.data, element_bytes: width, channels, size: sides })
         };
         match self {
             Self::Raw => Ok(array.data),
@@ -351,13 +352,13 @@ impl Encoding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::Document;
+    use crate::n5::AttributesDocument;
 
     fn extent(dimensions: &[u64], block_size: &[u64], data_type: &str) -> Result<Extent, String> {
         let text = format!(
             r#"{{"dimensions":{dimensions:?},"blockSize":{block_size:?},"dataType":"{data_type}","compression":{{"type":"raw"}}}}"#
         );
-        Extent::of(&DatasetAttributes::parse(Document::parse(text.as_bytes()).unwrap()).unwrap())
+        Extent::of(&DatasetAttributes::parse(AttributesDocument::parse(text.as_bytes()).unwrap()).unwrap())
     }
 
     #[test]
@@ -415,11 +416,11 @@ mod tests {
     #[test]
     fn forms_have_one_spelling() {
         for text in ["raw", "png", "jpeg,75", "jpeg,1,-5,0,7", "compressed_segmentation,1,2,3", "raw,0,0,-1"] {
-            assert_eq!(ScaleForm::parse(text).unwrap().to_string(), text);
+            assert_eq!(ScaleKey::parse(text).unwrap().to_string(), text);
         }
         for bad in ["", "0", "s0", "jpeg", "jpeg,0", "jpeg,101", "raw,75", "raw,0,0,0", "raw,1,2", "raw,1,2,3,4", "Raw"]
         {
-            assert_eq!(ScaleForm::parse(bad), None, "{bad}");
+            assert_eq!(ScaleKey::parse(bad), None, "{bad}");
         }
     }
 
@@ -427,7 +428,9 @@ mod tests {
     fn encodings_hold_the_types_channels_and_sizes_of_the_format() {
         let check = |name: &str, dimensions: &[u64], data_type: &str| {
             let extent = extent(dimensions, dimensions, data_type).unwrap();
-            Encoding::named(name, DEFAULT_QUALITY).unwrap().check(&extent, &DataType::from_name(data_type))
+            PrecomputedEncoding::from_name(name, DEFAULT_QUALITY)
+                .unwrap()
+                .check(&extent, &DataType::from_name(data_type))
         };
         assert_eq!(check("raw", &[5, 5, 5, 9], "int16"), Ok(()));
         assert_eq!(check("jpeg", &[5, 5, 5, 3], "uint8"), Ok(()));
@@ -438,10 +441,10 @@ mod tests {
         assert!(check("png", &[5, 5], "uint32").unwrap_err().contains("uint8 and uint16"));
         assert!(check("compressed_segmentation", &[5], "uint8").unwrap_err().contains("uint32 and uint64"));
         assert!(check("png", &[70_000, 5], "uint8").unwrap_err().contains("65535"));
-        let unknown = Encoding::named("gif", DEFAULT_QUALITY).unwrap_err().to_string();
+        let unknown = PrecomputedEncoding::from_name("gif", DEFAULT_QUALITY).unwrap_err().to_string();
         assert!(unknown.contains("raw, jpeg, png, compressed_segmentation"), "{unknown}");
         for text in ["0", "101", "+5", "", "1.5", "\u{fffd}"] {
-            assert!(quality(text).unwrap_err().to_string().contains("1 to 100"), "{text}");
+            assert!(quality_parameter(text).unwrap_err().to_string().contains("1 to 100"), "{text}");
         }
     }
 }

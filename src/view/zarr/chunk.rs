@@ -1,93 +1,93 @@
-//! The chunks of an array: which there are, and how their elements become bytes.
+//! Chunks of an array: their grid and their encoding.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::super::chunk::{payload, stored_encoding};
-use super::super::pieces::raw_payload;
-use super::super::{Chunk, Form, Plain};
+use super::super::chunk::{payload_range, stored_encoding};
+use super::super::streamed_chunk::raw_payload_range;
+use super::super::{Chunk, ChunkEncoder, StreamLayout};
 use crate::container::{Dataset, ReadError};
-use crate::n5::{Array, Coords, DatasetAttributes, Encoding, GridPosition, big_endian};
+use crate::n5::{Array, BlockEncoding, Coords, DatasetAttributes, GridPosition, to_big_endian};
 
-/// Names of blosc's inner compressions that every reader has: snappy is left out of many builds.
+/// Names of blosc's inner compressors that every reader has. Many builds leave out snappy.
 const BLOSC_NAMES: [&str; 5] = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"];
 
-/// How all chunks of an array are encoded.
+/// Encoding of all chunks of an array.
 ///
-/// A source in a scheme that Zarr has, too, keeps it, and with it the byte order of N5: the payload of a block
-/// of full size then is the chunk. Any other source becomes gzip, little-endian.
+/// A dataset in an encoding that Zarr also has keeps it, together with the byte order of N5. The payload of a block of
+/// full size is then the chunk. Any other dataset becomes gzip, little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Scheme {
+pub(in super::super) struct ZarrEncoding {
     /// The compression.
-    pub(in super::super) encoding: Encoding,
-    /// Whether elements are big-endian; never for those of one byte.
+    pub(in super::super) compression: BlockEncoding,
+    /// True if elements are big-endian. Never true for elements of one byte.
     pub(in super::super) big_endian: bool,
     /// Bytes of an element.
     pub(in super::super) width: usize,
-    /// Whether stored payloads can be chunks.
-    as_stored: bool,
+    /// True if stored payloads can be chunks.
+    allows_passthrough: bool,
 }
 
-impl Scheme {
-    /// The scheme of an array's chunks; `None` for what this build does not decode.
+impl ZarrEncoding {
+    /// Returns the encoding of an array's chunks, or `None` if this build does not decode the dataset.
     pub(in super::super) fn of(dataset: &DatasetAttributes) -> Option<Self> {
         let width = dataset.data_type().size_bytes()?;
         let compression = dataset.compression();
         compression.codec()?;
         let parameter = |key: &str| compression.parameters().get(key);
-        let stored = Encoding::from_name(compression.name()).filter(|encoding| match encoding {
-            Encoding::Raw | Encoding::Zstd => true,
-            Encoding::Gzip => parameter("useZlib") != Some(&Value::Bool(true)),
-            Encoding::Blosc => parameter("cname").and_then(Value::as_str) != Some("snappy"),
+        let stored = BlockEncoding::from_name(compression.name()).filter(|encoding| match encoding {
+            BlockEncoding::Raw | BlockEncoding::Zstd => true,
+            BlockEncoding::Gzip => parameter("useZlib") != Some(&Value::Bool(true)),
+            BlockEncoding::Blosc => parameter("cname").and_then(Value::as_str) != Some("snappy"),
         });
         Some(Self {
-            encoding: stored.unwrap_or(Encoding::Gzip),
+            compression: stored.unwrap_or(BlockEncoding::Gzip),
             big_endian: stored.is_some() && width > 1,
             width,
-            as_stored: stored.is_some(),
+            allows_passthrough: stored.is_some(),
         })
     }
 }
 
-/// Shape of every chunk in elements, N5 axis order.
+/// Returns the shape of every chunk in elements, in N5 axis order.
 ///
-/// Blocks are full cells. Along an axis that is shorter than its only block, the chunk ends with the array:
-/// writers of N5 crop that block, so that its payload can be sent as it is; and a block size may be
-/// anything up to 2^63 there.
+/// Chunks are full grid cells. Along an axis that is shorter than its only block, the chunk ends with the array.
+/// Writers of N5 crop that block, so its payload can be sent as it is. The block size can also be anything up to 2^63
+/// there.
 pub(in super::super) fn chunk_shape(dataset: &DatasetAttributes) -> Coords {
     let sizes = dataset.block_size().iter().zip(dataset.dimensions());
     sizes.map(|(block, size)| (*block).min((*size).max(1))).collect()
 }
 
-/// What a decoder need not know, but configurations have to say: the level and blosc's parameters.
+/// Parameters that a decoder does not need, but configurations must contain: the level and blosc's parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Parameters {
-    /// The level.
+pub(in super::super) struct CompressorParameters {
+    /// Compression level.
     pub(in super::super) level: i64,
-    /// blosc's inner compression.
+    /// Inner compressor of blosc.
     pub(in super::super) cname: &'static str,
-    /// blosc's shuffle: 0 none, 1 bytes, 2 bits.
+    /// Shuffle of blosc: 0 none, 1 bytes, 2 bits.
     pub(in super::super) shuffle: u8,
 }
 
-impl Parameters {
-    /// As the attributes say, where that is sound; else the usual ones.
-    pub(in super::super) fn of(dataset: &DatasetAttributes, scheme: Scheme) -> Self {
+impl CompressorParameters {
+    /// Returns the parameters in the attributes where they are valid, otherwise the usual ones.
+    pub(in super::super) fn of(dataset: &DatasetAttributes, scheme: ZarrEncoding) -> Self {
         let parameters = dataset.compression().parameters();
-        let given = |key: &str| parameters.get(key).filter(|_| scheme.as_stored).and_then(Value::as_i64);
-        let (key, low, high, usual) = match scheme.encoding {
-            Encoding::Raw | Encoding::Gzip => ("level", 0, 9, 6),
-            Encoding::Zstd => ("level", -131_072, 22, 3),
-            Encoding::Blosc => ("clevel", 0, 9, 5),
+        let given = |key: &str| parameters.get(key).filter(|_| scheme.allows_passthrough).and_then(Value::as_i64);
+        let (key, low, high, usual) = match scheme.compression {
+            BlockEncoding::Raw | BlockEncoding::Gzip => ("level", 0, 9, 6),
+            BlockEncoding::Zstd => ("level", -131_072, 22, 3),
+            BlockEncoding::Blosc => ("clevel", 0, 9, 5),
         };
         let cname = parameters.get("cname").and_then(Value::as_str);
         let cname = BLOSC_NAMES.into_iter().find(|name| Some(*name) == cname).unwrap_or("lz4");
         let shuffle = match given("shuffle") {
             Some(0) => 0,
             Some(2) => 2,
-            // Automatic: bits for bytes, bytes for anything wider.
+            // Automatic: bit shuffle for elements of one byte, byte shuffle for wider ones.
             Some(-1) if scheme.width == 1 => 2,
             _ => 1,
         };
@@ -95,42 +95,51 @@ impl Parameters {
     }
 }
 
-impl Form for Scheme {
+impl ChunkEncoder for ZarrEncoding {
     fn id(&self) -> String {
-        format!("zarr {} {}", self.encoding.name(), if self.big_endian { "big" } else { "little" })
+        format!("zarr {} {}", self.compression.name(), if self.big_endian { "big" } else { "little" })
     }
 
     fn extra_bytes(&self, shape: &Coords, width: usize) -> u64 {
         let elements = shape.iter().fold(1u64, |product, size| product.saturating_mul(*size));
         let plain = elements.saturating_mul(width as u64);
-        // Turning elements round takes a copy where somebody else holds them.
-        plain.saturating_add(self.encoding.most_bytes(plain))
+        // Swapping bytes needs a copy if the buffer is shared.
+        plain.saturating_add(self.compression.max_encoded_bytes(plain))
     }
 
     fn encode(&self, array: Array) -> Result<Bytes, ReadError> {
-        let data = if self.big_endian { big_endian(array.data, self.width) } else { array.data };
-        self.encoding.encoded(data, self.width).map_err(|error| ReadError::Unmakeable(error.to_string()))
+        let data = if self.big_endian { to_big_endian(array.data, self.width) } else { array.data };
+        self.compression
+            .encode_to_bytes(data, self.width)
+            .map_err(|error| ReadError::NotRepresentable(error.to_string()))
     }
 
-    fn within(&self, stored: &[u8], dataset: &Dataset, _: &GridPosition) -> Option<Range<usize>> {
-        payload(stored, &chunk_shape(&dataset.attributes), self.width, self.encoding)
+    fn passthrough_range(&self, stored: &[u8], dataset: &Dataset, _: &GridPosition) -> Option<Range<usize>> {
+        payload_range(stored, &chunk_shape(&dataset.attributes), self.width, self.compression)
     }
 
-    fn within_large(&self, head: &[u8], stored_bytes: u64, dataset: &Dataset, _: &GridPosition) -> Option<Range<u64>> {
+    fn passthrough_range_from_head(
+        &self,
+        head: &[u8],
+        stored_bytes: u64,
+        dataset: &Dataset,
+        _: &GridPosition,
+    ) -> Option<Range<u64>> {
         let shape = chunk_shape(&dataset.attributes);
-        raw_payload(head, stored_bytes, &shape, self.width).filter(|_| self.encoding == Encoding::Raw)
+        raw_payload_range(head, stored_bytes, &shape, self.width).filter(|_| self.compression == BlockEncoding::Raw)
     }
 
-    fn plain(&self, _: &Coords) -> Option<Plain> {
-        (self.encoding == Encoding::Raw).then(|| Plain { big_endian: self.big_endian, ..Plain::default() })
+    fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {
+        (self.compression == BlockEncoding::Raw)
+            .then(|| StreamLayout { big_endian: self.big_endian, ..StreamLayout::default() })
     }
 
-    fn passes(&self, dataset: &Dataset) -> bool {
-        self.as_stored && stored_encoding(dataset) == Some(self.encoding)
+    fn can_pass_through(&self, dataset: &Dataset) -> bool {
+        self.allows_passthrough && stored_encoding(dataset) == Some(self.compression)
     }
 }
 
-/// The chunk at a position, N5 axis order; `None` where the grid has none, or nothing is decoded.
+/// Returns the chunk at a position in N5 axis order, or `None` if it is outside the grid or the dataset is not decoded.
 ///
 /// # Errors
 /// As [`Chunk::of_block`].
@@ -138,7 +147,8 @@ pub(in super::super) fn chunk_at(
     dataset: std::sync::Arc<Dataset>,
     position: GridPosition,
 ) -> Result<Option<Chunk>, ReadError> {
-    let (Some(scheme), Some(position)) = (Scheme::of(&dataset.attributes), dataset.holds(position)) else {
+    let (Some(scheme), Some(position)) = (ZarrEncoding::of(&dataset.attributes), dataset.position_in_grid(position))
+    else {
         return Ok(None);
     };
     let shape = chunk_shape(&dataset.attributes);
@@ -150,12 +160,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::n5::Document;
+    use crate::n5::AttributesDocument;
 
     fn dataset(dimensions: &[u64], blocks: &[u64], data_type: &str, compression: &Value) -> DatasetAttributes {
         let text = json!({"dimensions": dimensions, "blockSize": blocks, "dataType": data_type,
             "compression": compression});
-        DatasetAttributes::parse(Document::parse(text.to_string().as_bytes()).unwrap()).unwrap()
+        DatasetAttributes::parse(AttributesDocument::parse(text.to_string().as_bytes()).unwrap()).unwrap()
     }
 
     #[test]
@@ -173,18 +183,22 @@ mod tests {
             (json!({"type": "xz"}), "uint16", ("gzip", false, false)),
             (json!({"type": "lz4"}), "uint16", ("gzip", false, false)),
         ] {
-            let scheme = Scheme::of(&dataset(&[4], &[4], data_type, &compression)).unwrap();
-            assert_eq!((scheme.encoding.name(), scheme.big_endian, scheme.as_stored), expected, "{compression}");
+            let scheme = ZarrEncoding::of(&dataset(&[4], &[4], data_type, &compression)).unwrap();
+            assert_eq!(
+                (scheme.compression.name(), scheme.big_endian, scheme.allows_passthrough),
+                expected,
+                "{compression}"
+            );
         }
-        assert_eq!(Scheme::of(&dataset(&[4], &[4], "string", &json!({"type": "raw"}))), None);
-        assert_eq!(Scheme::of(&dataset(&[4], &[4], "uint8", &json!({"type": "jpeg"}))), None);
+        assert_eq!(ZarrEncoding::of(&dataset(&[4], &[4], "string", &json!({"type": "raw"}))), None);
+        assert_eq!(ZarrEncoding::of(&dataset(&[4], &[4], "uint8", &json!({"type": "jpeg"}))), None);
     }
 
     #[test]
     fn odd_parameters_become_usual_ones() {
         let of = |compression: Value, data_type| {
             let dataset = dataset(&[4], &[4], data_type, &compression);
-            let parameters = Parameters::of(&dataset, Scheme::of(&dataset).unwrap());
+            let parameters = CompressorParameters::of(&dataset, ZarrEncoding::of(&dataset).unwrap());
             (parameters.level, parameters.cname, parameters.shuffle)
         };
         assert_eq!(of(json!({"type": "gzip", "level": -1}), "uint8").0, 6);
@@ -216,7 +230,7 @@ mod tests {
             || Array { shape: [2].as_slice().into(), data_type: crate::n5::DataType::UInt16, data: data.clone() };
         let encode = |compression: Value| {
             let dataset = dataset(&[2], &[2], "uint16", &compression);
-            let scheme = Scheme::of(&dataset).unwrap();
+            let scheme = ZarrEncoding::of(&dataset).unwrap();
             assert!(scheme.extra_bytes(&[2].as_slice().into(), 2) >= 8);
             scheme.encode(array()).unwrap()
         };

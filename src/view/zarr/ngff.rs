@@ -1,34 +1,34 @@
 //! Pyramids of every convention as OME-NGFF images.
 //!
-//! Source: <https://ngff.openmicroscopy.org/0.4/> and <https://ngff.openmicroscopy.org/0.5/>, which differ only in
-//! where the version stands.
+//! Source: <https://ngff.openmicroscopy.org/0.4/> and <https://ngff.openmicroscopy.org/0.5/>, which differ only in the
+//! place of the version.
 
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value, json};
 
-use super::Scheme;
-use crate::metadata::{AxisKind, Level, Node, Pyramid, Space};
+use super::ZarrEncoding;
+use crate::metadata::{AxisKind, CoordinateSpace, Node, Pyramid, PyramidLevel};
 use crate::n5::DatasetAttributes;
 
-/// How many axes an image may have.
+/// Number of axes that an image may have.
 const RANKS: RangeInclusive<usize> = 2..=5;
 
-/// An entry of `multiscales` without its version; `None` for what OME-NGFF cannot say.
+/// Returns an entry of `multiscales` without its version, or `None` if OME-NGFF cannot describe the pyramid.
 ///
-/// - Axes are in the order of the data, the slowest first; OME-NGFF wants time, channels, space, and images
-///   that are stored in another order break that rule rather than lie.
-/// - Levels of another data type than the finest, and such that are not decoded, are left out.
-pub(super) fn image(node: &Node, pyramid: &Pyramid, name: Option<&str>) -> Option<Map<String, Value>> {
-    let dataset = |level: &Level| {
+/// - Axes are in the order of the data, the slowest first. OME-NGFF requires time, channels, space. For images that are
+///   stored in another order, the true order is more important than this rule.
+/// - Levels with another data type than the finest level, and levels that are not decoded, are left out.
+pub(super) fn multiscales_entry(node: &Node, pyramid: &Pyramid, name: Option<&str>) -> Option<Map<String, Value>> {
+    let dataset = |level: &PyramidLevel| {
         let document = node.child_documents.get(&level.path)?.clone();
-        DatasetAttributes::parse(document).ok().filter(|dataset| Scheme::of(dataset).is_some())
+        DatasetAttributes::parse(document).ok().filter(|dataset| ZarrEncoding::of(dataset).is_some())
     };
-    let mut found: Option<(Space, DatasetAttributes)> = None;
+    let mut found: Option<(CoordinateSpace, DatasetAttributes)> = None;
     let mut datasets = Vec::new();
     for (number, level) in pyramid.levels.iter().enumerate() {
         let Some(attributes) = dataset(level) else { continue };
-        let space = Space::of_level(pyramid, number);
+        let space = CoordinateSpace::of_level(pyramid, number);
         let (first, _) = match &found {
             Some((_, finest)) if finest.data_type() != attributes.data_type() => continue,
             Some(finest) => finest,
@@ -53,7 +53,7 @@ pub(super) fn image(node: &Node, pyramid: &Pyramid, name: Option<&str>) -> Optio
     Some(image)
 }
 
-fn axes(space: &Space) -> Value {
+fn axes(space: &CoordinateSpace) -> Value {
     let of_axis = |axis: &crate::metadata::Axis| {
         let mut members = Map::new();
         members.insert("name".to_owned(), Value::from(axis.name.as_str()));
@@ -66,7 +66,7 @@ fn axes(space: &Space) -> Value {
         if let Some(kind) = kind {
             members.insert("type".to_owned(), Value::from(kind));
         }
-        if let Some(unit) = axis.unit.and_then(|unit| unit.ngff()) {
+        if let Some(unit) = axis.unit.and_then(|unit| unit.ngff_name()) {
             members.insert("unit".to_owned(), Value::from(unit));
         }
         Value::Object(members)
@@ -78,10 +78,10 @@ fn axes(space: &Space) -> Value {
 mod tests {
     use super::*;
     use crate::metadata;
-    use crate::n5::Document;
+    use crate::n5::AttributesDocument;
 
-    fn document(value: &Value) -> Document {
-        Document::parse(value.to_string().as_bytes()).unwrap()
+    fn document(value: &Value) -> AttributesDocument {
+        AttributesDocument::parse(value.to_string().as_bytes()).unwrap()
     }
 
     fn array(dimensions: &[u64], data_type: &str) -> Value {
@@ -96,7 +96,7 @@ mod tests {
             node.child_documents.insert((*path).to_owned(), document(value));
         }
         let pyramid = metadata::pyramid(&node, &mut Vec::new())?;
-        image(&node, &pyramid, Some("em")).map(Value::Object)
+        multiscales_entry(&node, &pyramid, Some("em")).map(Value::Object)
     }
 
     #[test]

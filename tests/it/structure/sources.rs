@@ -142,6 +142,7 @@ fn rust_files(path: &Path) -> Vec<PathBuf> {
     found
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "the enum is non-exhaustive")]
 fn attributes(item: &Item) -> &[syn::Attribute] {
     match item {
         Item::Const(item) => &item.attrs,
@@ -170,6 +171,7 @@ fn is_test(item: &Item) -> bool {
 struct TypeNames(Vec<String>);
 
 impl<'ast> Visit<'ast> for TypeNames {
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the enum is non-exhaustive")]
     fn visit_item(&mut self, item: &'ast Item) {
         if is_test(item) {
             return;

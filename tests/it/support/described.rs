@@ -1,4 +1,4 @@
-//! Whether `openapi.yaml` describes what the server answers: asked about every answer that a test gets.
+//! Checks for every answer in a test that `openapi.yaml` describes it.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// A path of the document.
 struct Path {
-    /// Its segments, and whether each stands for any number of them but none, for any one, or for itself.
+    /// Its segments. Each stands for one or more segments, for one segment, or for itself.
     segments: Vec<(String, Stands)>,
     item: Value,
 }
@@ -19,9 +19,10 @@ enum Stands {
     Itself,
 }
 
-/// Fails where the document does not say that `target`, asked with `method`, may be answered with `status`.
+/// Fails if the document does not list `status` as an answer to `method` and `target`.
 ///
-/// A method that no path has is refused by the server on all, and a path with a token is another's.
+/// Only GET, HEAD and OPTIONS are checked: the server refuses other methods for every path. Paths with a token are not
+/// checked because they stand for other paths.
 pub fn check(method: &str, target: &str, status: StatusCode) {
     let path = target.split('?').next().unwrap_or_default();
     if !["GET", "HEAD", "OPTIONS"].contains(&method) || path.starts_with("/token/") {
@@ -29,7 +30,7 @@ pub fn check(method: &str, target: &str, status: StatusCode) {
     }
     let segments: Vec<&str> = path.split('/').skip(1).collect();
     let best = paths().iter().filter(|described| stands_for(&described.segments, &segments));
-    // The one that says most about it.
+    // The most specific description.
     let Some(best) = best.max_by_key(|described| {
         let own = described.segments.iter().filter(|(_, stands)| *stands == Stands::Itself);
         (own.count(), described.segments.len())

@@ -1,4 +1,4 @@
-//! A store that fails by script on behalf of a real one.
+//! A wrapper around a store that injects faults by script.
 
 use std::io;
 use std::ops::Range;
@@ -8,37 +8,40 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use n5_server::store::{Data, Filter, Inline, Key, Listing, Load, Meta, Object, ReadAt, Store, StoreError};
+use n5_server::store::{
+    EntryFilter, InlineLimit, Key, Listing, Object, ObjectData, ObjectMeta, ReadAt, Store, StoreError, StoreLoad,
+};
 use tokio::sync::Semaphore;
 
-/// What becomes of a request for an object.
+/// The outcome of a request for an object.
 #[derive(Clone)]
 pub enum Fault {
-    /// It fails with this error number.
+    /// The request fails with this error number.
     Errno(i32),
-    /// It fails with this error.
+    /// The request fails with this error.
     Fails(StoreError),
-    /// It is answered when [`Faulty::release`] is called.
+    /// The request is answered when [`Faulty::release`] is called.
     Hangs,
-    /// It fails with this error number when [`Faulty::release`] is called.
+    /// The request fails with this error number when [`Faulty::release`] is called.
     FailsLater(i32),
-    /// An object is found, and what is too large to come with it is read when [`Faulty::release`] is called.
+    /// The object is opened. If it is too large to be read inline, its bytes are read when [`Faulty::release`] is
+    /// called.
     ReadingHangs,
-    /// This happens first; then it is answered.
+    /// This function is called before the request is answered.
     After(Arc<dyn Fn() + Send + Sync>),
 }
 
-/// Which requests meet what.
+/// The keys with the fault, and the fault.
 type Script = (Box<dyn Fn(&Key) -> bool + Send>, Fault);
 
-/// Passes on what no fault is scripted for. Nothing is known at once: every request comes through here.
+/// Forwards requests without a scripted fault. It has no non-blocking calls, so every request passes through here.
 pub struct Faulty {
     inner: Arc<dyn Store>,
     script: Mutex<Option<Script>>,
     gate: Arc<Semaphore>,
     injected: AtomicUsize,
     hanging: Arc<AtomicUsize>,
-    /// Since when it hangs.
+    /// Start of the first request that hangs.
     hangs: Mutex<Option<Instant>>,
 }
 
@@ -77,31 +80,32 @@ impl Faulty {
         })
     }
 
-    /// From now on, requests for objects that `hits` accepts meet `fault`.
+    /// Injects `fault` into requests for keys that `hits` accepts, until [`Self::end`].
     pub fn begin(&self, hits: impl Fn(&Key) -> bool + Send + 'static, fault: Fault) {
         self.injected.store(0, Ordering::SeqCst);
         self.hanging.store(0, Ordering::SeqCst);
         *self.script.lock().unwrap() = Some((Box::new(hits), fault));
     }
 
-    /// From now on, nothing fails.
+    /// Ends the fault.
     pub fn end(&self) {
         *self.script.lock().unwrap() = None;
         *self.hangs.lock().unwrap() = None;
     }
 
-    /// Lets what hangs go on, and whatever would.
+    /// Ends the fault, and lets hanging requests continue.
     pub fn release(&self) {
         self.end();
         self.gate.add_permits(10_000);
     }
 
-    /// How often a fault was met since it began.
+    /// Returns the number of injected faults since [`Self::begin`].
     pub fn injected(&self) -> usize {
         self.injected.load(Ordering::SeqCst)
     }
 
-    /// How many requests have come to where they hang since it began: by then each has taken what it holds meanwhile.
+    /// Returns the number of requests that hang since [`Self::begin`]. Each has acquired the memory that it holds while
+    /// it hangs.
     pub fn hanging(&self) -> usize {
         self.hanging.load(Ordering::SeqCst)
     }
@@ -146,16 +150,16 @@ impl Store for Faulty {
         "faulty"
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
+    async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
         self.meet(key).await?;
         self.inner.head(key).await
     }
 
-    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError> {
+    async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
         self.meet(key).await?;
         let mut found = self.inner.get(key, inline).await?;
         let hangs = matches!(&*self.script.lock().unwrap(), Some((hits, Fault::ReadingHangs)) if hits(key));
-        if let Some(Object { data: Data::Open(reader), .. }) = found.as_mut().filter(|_| hangs) {
+        if let Some(Object { data: ObjectData::Open(reader), .. }) = found.as_mut().filter(|_| hangs) {
             let (gate, come) = (Arc::clone(&self.gate), Arc::clone(&self.hanging));
             *reader = Arc::new(Hanging { inner: Arc::clone(reader), gate, come });
         }
@@ -172,15 +176,15 @@ impl Store for Faulty {
         key: &Key,
         after: Option<&str>,
         limit: usize,
-        keep: Filter,
+        keep: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
         self.meet(key).await?;
         self.inner.list(key, after, limit, keep).await
     }
 
-    fn load(&self) -> Load {
+    fn current_load(&self) -> StoreLoad {
         let age = self.hangs.lock().unwrap().map_or(Duration::ZERO, |since| since.elapsed());
-        Load { silent: age, longest: age, ..self.inner.load() }
+        StoreLoad { silent_for: age, longest_running: age, ..self.inner.current_load() }
     }
 
     async fn probe(&self) -> Result<(), StoreError> {

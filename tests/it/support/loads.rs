@@ -1,20 +1,20 @@
-//! Who waits, in tests whose runtime has one thread.
+//! Waiting until requests wait, in tests whose runtime has one thread.
 
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
-/// What counts them; to be made the recorder of the test's thread by `metrics::set_default_local_recorder`.
+/// Returns a recorder that counts waiting requests. The test must pass it to `metrics::set_default_local_recorder`.
 pub fn recorder() -> PrometheusRecorder {
     PrometheusBuilder::new().build_recorder()
 }
 
-/// Until so many wait for what another request loads.
+/// Waits until `count` requests wait for a load that another request leads.
 pub async fn come(handle: &PrometheusHandle, count: usize) {
     wait(handle, "load", count).await;
 }
 
-/// Until so many wait in a queue, by its name in `n5_queue_waiting`.
+/// Waits until `count` requests wait in `queue`, a label of `n5_queue_waiting`.
 pub async fn wait(handle: &PrometheusHandle, queue: &str, count: usize) {
     let line = format!("n5_queue_waiting{{queue=\"{queue}\"}} {count}");
     let come = async {
@@ -23,5 +23,5 @@ pub async fn wait(handle: &PrometheusHandle, queue: &str, count: usize) {
         }
     };
     let come = tokio::time::timeout(Duration::from_secs(20), come).await;
-    assert!(come.is_ok(), "{count} do not wait: {}", handle.render());
+    assert!(come.is_ok(), "no {count} requests wait in the queue: {}", handle.render());
 }

@@ -1,5 +1,5 @@
-//! What the tests share: a writer of N5 that shares no code with the server, stores that misbehave,
-//! and an application to ask.
+//! Shared parts of the tests: an N5 writer that shares no code with the server, stores with faults, and an in-process
+//! client.
 
 pub mod described;
 pub mod faulty;
@@ -18,50 +18,55 @@ use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use n5_server::container::{Container, Recheck, Resources, Settings};
-use n5_server::http::{App, Limits, Mount, Options, router};
+use n5_server::container::{Container, Resources, RevalidationPolicy, Settings};
+use n5_server::http::{App, ClientLimits, HttpOptions, Mount, router};
 use n5_server::store::{LocalStore, Store, SymlinkPolicy};
 use tower::ServiceExt;
 
 const MIB: u64 = 1 << 20;
 
-/// Small bounds, everything re-checked at every request.
+/// Small caches and budgets; every request revalidates everything.
 pub fn settings() -> Settings {
     Settings {
         decoded_cache: 64 * MIB,
         stored_cache: 16 * MIB,
-        weigh_frequency: false,
-        recheck_metadata: Recheck::Always,
-        recheck_data: Recheck::Always,
-        slice: 64 << 30,
+        use_tiny_lfu: false,
+        recheck_metadata: RevalidationPolicy::Always,
+        recheck_data: RevalidationPolicy::Always,
+        max_slice_bytes: 64 << 30,
         slice_budget: 16 * MIB,
         decode_budget: 16 * MIB,
         transfer_budget: 16 * MIB,
         decode_factor: 16,
-        attributes: MIB,
+        max_attributes_bytes: MIB,
         budget_wait: Duration::from_secs(10),
         cores: 2,
     }
 }
 
-pub fn options() -> Options {
-    Options {
+pub fn options() -> HttpOptions {
+    HttpOptions {
         base_path: String::new(),
         trusted_proxies: Vec::new(),
-        ready: n5_server::http::Ready::All,
+        required_containers: n5_server::http::RequiredContainers::All,
         request_timeout: Duration::from_secs(60),
         concurrent_requests: 1024,
-        origins: vec!["*".to_owned()],
+        cors_origins: vec!["*".to_owned()],
         compress_slices: false,
-        credentials: false,
-        private_network: true,
-        control: None,
+        cors_credentials: false,
+        cors_private_network: true,
+        access_control: None,
         frame_ancestors: Vec::new(),
-        clients: Limits { requests: 0, bytes_per_second: 0, burst_bytes: 0, wait: Duration::from_secs(10) },
+        client_limits: ClientLimits {
+            requests: 0,
+            bytes_per_second: 0,
+            burst_bytes: 0,
+            max_wait: Duration::from_secs(10),
+        },
         is_https: false,
         hsts: None,
         viewer: None,
-        documents: None,
+        document_runtime: None,
     }
 }
 
@@ -69,7 +74,7 @@ pub fn local(root: &Path) -> Arc<dyn Store> {
     Arc::new(LocalStore::open(root, SymlinkPolicy::Inside, Duration::from_secs(10)).unwrap())
 }
 
-/// A server that is asked in process.
+/// A server in this process, and a client of it.
 #[derive(Clone)]
 pub struct Client {
     router: Router,
@@ -77,7 +82,7 @@ pub struct Client {
     pub container: Container,
 }
 
-/// An answer, read to its end.
+/// A whole answer.
 #[derive(Debug)]
 pub struct Reply {
     pub status: StatusCode,
@@ -86,41 +91,41 @@ pub struct Reply {
 }
 
 impl Client {
-    pub fn new(store: Arc<dyn Store>, settings: Settings, options: Options) -> Self {
+    pub fn new(store: Arc<dyn Store>, settings: Settings, options: HttpOptions) -> Self {
         let resources = Resources::new(settings);
         let container = Container::new(store, Arc::clone(&resources));
         let mount = Mount {
             name: String::new(),
             container: container.clone(),
-            cache_found: HeaderValue::from_static("no-cache"),
-            cache_missing: HeaderValue::from_static("no-cache"),
+            found_cache_control: HeaderValue::from_static("no-cache"),
+            missing_cache_control: HeaderValue::from_static("no-cache"),
         };
         let app = App::new(vec![mount], resources, options, String::new);
         Self { router: router(Arc::clone(&app)), app, container }
     }
 
-    /// A server of another store that shares caches and budgets with this one.
+    /// Returns a server of another store that shares caches and budgets with this one.
     pub fn also(&self, store: Arc<dyn Store>) -> Self {
         let resources = Arc::clone(self.container.resources());
         let container = Container::new(store, Arc::clone(&resources));
         let mount = Mount {
             name: String::new(),
             container: container.clone(),
-            cache_found: HeaderValue::from_static("no-cache"),
-            cache_missing: HeaderValue::from_static("no-cache"),
+            found_cache_control: HeaderValue::from_static("no-cache"),
+            missing_cache_control: HeaderValue::from_static("no-cache"),
         };
         let app = App::new(vec![mount], resources, options(), String::new);
         Self { router: router(Arc::clone(&app)), app, container }
     }
 
-    /// A server of several stores, each in a container of that name.
-    pub fn of_several(stores: Vec<(&str, Arc<dyn Store>)>, settings: Settings, options: Options) -> Self {
+    /// Returns a server of several stores, each in a container of the given name.
+    pub fn of_several(stores: Vec<(&str, Arc<dyn Store>)>, settings: Settings, options: HttpOptions) -> Self {
         let resources = Resources::new(settings);
         let mount = |(name, store): (&str, _)| Mount {
             name: name.to_owned(),
             container: Container::new(store, Arc::clone(&resources)),
-            cache_found: HeaderValue::from_static("no-cache"),
-            cache_missing: HeaderValue::from_static("no-cache"),
+            found_cache_control: HeaderValue::from_static("no-cache"),
+            missing_cache_control: HeaderValue::from_static("no-cache"),
         };
         let mounts: Vec<Mount> = stores.into_iter().map(mount).collect();
         let container = mounts[0].container.clone();
@@ -128,7 +133,7 @@ impl Client {
         Self { router: router(Arc::clone(&app)), app, container }
     }
 
-    /// Serves a directory with the usual settings.
+    /// Serves a directory with [`settings`] and [`options`].
     pub fn of(root: &Path) -> Self {
         Self::new(local(root), settings(), options())
     }
@@ -158,8 +163,8 @@ impl Client {
     }
 }
 
-/// The whole body. Where one frame has all of it, that is not copied; of several, each is let go as soon as
-/// it is copied, as a connection does.
+/// Reads the whole body. A single frame with the whole body is not copied. Of several frames, each is dropped as soon
+/// as it is copied, as a connection does.
 async fn read(mut body: Body, length: Option<usize>) -> Bytes {
     let mut all = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -181,7 +186,7 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
     }
 
-    /// The end of the problem's type.
+    /// Returns the fragment of the problem's type URI.
     pub fn problem(&self) -> String {
         assert_eq!(self.header("content-type"), Some("application/problem+json"), "{:?}", self.body);
         let document = self.json();
@@ -190,18 +195,18 @@ impl Reply {
     }
 }
 
-/// Two containers, `em` and `seg`, of which rules say who may read what; without tokens.
+/// Returns an application with two containers, `em` and `seg`, and access rules, without a token file.
 pub fn guarded(em: &writer::N5, seg: &writer::N5, rules: &[&str]) -> Arc<App> {
-    use n5_server::access::{Control, Policy};
+    use n5_server::access::{AccessControl, Policy};
     let resources = Resources::new(settings());
     let mount = |name: &str, n5: &writer::N5| Mount {
         name: name.to_owned(),
         container: Container::new(local(n5.root()), Arc::clone(&resources)),
-        cache_found: HeaderValue::from_static("no-cache"),
-        cache_missing: HeaderValue::from_static("no-cache"),
+        found_cache_control: HeaderValue::from_static("no-cache"),
+        missing_cache_control: HeaderValue::from_static("no-cache"),
     };
     let policy = Policy::parse(true, rules, "public").unwrap();
-    let control = Some(Arc::new(Control::open(policy, None, None).unwrap()));
+    let control = Some(Arc::new(AccessControl::open(policy, None, None).unwrap()));
     let mounts = vec![mount("em", em), mount("seg", seg)];
-    App::new(mounts, Arc::clone(&resources), Options { control, ..options() }, String::new)
+    App::new(mounts, Arc::clone(&resources), HttpOptions { access_control: control, ..options() }, String::new)
 }

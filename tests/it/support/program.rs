@@ -1,4 +1,4 @@
-//! The real program, with its configuration file, its log and its signals.
+//! The real program as a child process, with its configuration file, log and signals.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Longer than anything here takes, unless it hangs.
+/// Longer than any step of a test takes, unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running program, killed when dropped.
@@ -22,12 +22,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts it on a free port with a configuration file of this text, and the variables of `environment`.
+    /// Starts the program on a free port, with `config` as its configuration file and the variables of `environment`.
     pub fn start_in(config: &str, environment: &[(&str, &str)]) -> Self {
         Self::start_logging_to(config, environment, None)
     }
 
-    /// As [`Self::start_in`], with the log in a file, where one is given, in place of [`Self::logged`].
+    /// As [`Self::start_in`]. If a file is given, the log goes there, and [`Self::logged`] returns nothing of it.
     pub fn start_logging_to(config: &str, environment: &[(&str, &str)], file_of_log: Option<fs::File>) -> Self {
         let (mut program, stdout) = Self::spawn(config, environment, file_of_log);
         let mut line = String::new();
@@ -36,7 +36,7 @@ impl Program {
         program
     }
 
-    /// One that may never listen.
+    /// Starts the program without waiting until it listens.
     pub fn starting(config: &str) -> Self {
         Self::spawn(config, &[], None).0
     }
@@ -60,7 +60,7 @@ impl Program {
         (Self { child, address: String::new(), log, directory }, stdout)
     }
 
-    /// How it ends, which it must do by itself.
+    /// Waits until the program ends by itself and returns its exit status.
     pub fn ended(&mut self) -> ExitStatus {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -76,7 +76,7 @@ impl Program {
         Self::start_in(config, &[])
     }
 
-    /// Gives it another text to read, whole, as editors and configuration management do.
+    /// Replaces the configuration file atomically, as editors and configuration management do.
     pub fn configure(&self, config: &str) {
         let (new, file) = (self.directory.path().join("new"), self.directory.path().join("n5.toml"));
         fs::write(&new, config).unwrap();
@@ -88,7 +88,7 @@ impl Program {
         rustix::process::kill_process(id, signal).unwrap();
     }
 
-    /// A named pipe in place of its configuration.
+    /// Replaces the configuration file by a named pipe and returns its path.
     pub fn replace_configuration_by_pipe(&self) -> PathBuf {
         let (new, file) = (self.directory.path().join("new"), self.directory.path().join("n5.toml"));
         assert!(Command::new("mkfifo").arg(&new).status().unwrap().success());
@@ -96,36 +96,36 @@ impl Program {
         file
     }
 
-    /// Whether a signal does not end it the system's way.
+    /// Returns true if the program handles a signal.
     pub fn heeds(&self, signal: rustix::process::Signal) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
         u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << (signal.as_raw() - 1)) != 0
     }
 
-    /// Of all its threads so far.
+    /// Returns the processor time of all threads so far.
     pub fn processor_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // After its name, which may have blanks and parentheses; in ticks, of which Linux tells programs 100 a second.
+        // The fields follow the name, which may contain blanks and parentheses. Linux reports 100 ticks per second.
         let fields = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace();
         Duration::from_millis(fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap() * 10).sum())
     }
 
-    /// The most memory that it has had so far, in bytes.
+    /// Returns the peak resident memory so far, in bytes.
     pub fn peak_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         peak.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
     }
 
-    /// [`Self::configure`], and waits until that has been taken over or refused; the log line that says so.
+    /// Replaces the configuration and waits until it is applied or refused. Returns the log line that says so.
     pub fn reload(&self, config: &str) -> String {
         self.configure(config);
         self.signal(rustix::process::Signal::HUP);
         self.logged("configuration ")
     }
 
-    /// The next line of the log with that text.
+    /// Returns the next line of the log that contains `text`.
     pub fn logged(&self, text: &str) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -137,7 +137,7 @@ impl Program {
         }
     }
 
-    /// What it logs until it ends.
+    /// Returns the rest of the log, up to the end of the program.
     pub fn rest_of_log(&self) -> Vec<String> {
         self.log.iter().collect()
     }
@@ -148,7 +148,7 @@ impl Program {
         Connection(BufReader::new(stream))
     }
 
-    /// As [`Self::connect`], from one of this machine's own addresses.
+    /// As [`Self::connect`], from a loopback address.
     pub fn connect_from(&self, address: &str) -> Connection {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         let stream = runtime.block_on(async {
@@ -161,12 +161,12 @@ impl Program {
         Connection(BufReader::new(stream))
     }
 
-    /// An answer on a connection of its own.
+    /// Sends a request on a new connection and returns the answer.
     pub fn get(&self, path: &str) -> Reply {
         self.connect().get(path, "").unwrap()
     }
 
-    /// The value of a metric, by its name with its labels.
+    /// Returns the value of a metric, by its name with its labels.
     pub fn metric(&self, name: &str) -> Option<f64> {
         let text = self.get("/metrics").body;
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
@@ -180,10 +180,10 @@ impl Drop for Program {
     }
 }
 
-/// A connection that is kept for several requests.
+/// A persistent connection.
 pub struct Connection(BufReader<TcpStream>);
 
-/// An answer; the names of headers in lower case.
+/// An answer. The names of its headers are in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     pub status: u16,
@@ -192,7 +192,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Bytes of the body.
+    /// Returns the length of the body, in bytes.
     pub fn length(&self) -> usize {
         self.header("content-length").map_or(0, |length| length.parse().unwrap())
     }
@@ -203,29 +203,30 @@ impl Reply {
 }
 
 impl Connection {
-    /// Asks for a path, with more header lines; `None` where the server hangs up instead of answering.
+    /// Sends a request with further header lines and returns the answer, or `None` if the server closes the connection.
     pub fn get(&mut self, path: &str, lines: &str) -> Option<Reply> {
         write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n").ok()?;
         self.answer()
     }
 
-    /// Asks for a path, and leaves the answer to come.
+    /// Sends a request and does not read the answer.
     pub fn ask(&mut self, path: &str) {
         write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     }
 
-    /// Asks for paths at once, one behind the other.
+    /// Sends pipelined requests and does not read the answers.
     pub fn ask_all(&mut self, paths: &[&str]) {
         let asked: Vec<String> = paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).collect();
         self.0.get_mut().write_all(asked.concat().as_bytes()).unwrap();
     }
 
-    /// Ends the connection at once, as where a client's process or its network is gone.
+    /// Resets the connection, as when a client crashes.
     pub fn reset(self) {
         rustix::net::sockopt::set_socket_linger(self.0.get_ref(), Some(Duration::ZERO)).unwrap();
     }
 
-    /// The head of the next answer, of which the body is left to come; `None` where the server hangs up instead.
+    /// Reads the head of the next answer and leaves its body unread. Returns `None` if the server closes the
+    /// connection.
     pub fn head(&mut self) -> Option<Reply> {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
@@ -238,19 +239,19 @@ impl Connection {
         Some(Reply { status, head, body: String::new() })
     }
 
-    /// So many bytes of the body that is left to come.
+    /// Returns a reader of the next `length` bytes of an unread body.
     pub fn body(&mut self, length: usize) -> impl Read {
         (&mut self.0).take(length as u64)
     }
 
-    /// The next bytes of a body.
+    /// Reads the next bytes of a body.
     pub fn read(&mut self, bytes: u64) -> Vec<u8> {
         let mut body = vec![0; usize::try_from(bytes).unwrap()];
         self.0.read_exact(&mut body).unwrap();
         body
     }
 
-    /// The next answer; `None` where the server hangs up instead.
+    /// Reads the next answer. Returns `None` if the server closes the connection.
     pub fn answer(&mut self) -> Option<Reply> {
         let mut reply = self.head()?;
         let mut body = vec![0; reply.length()];

@@ -1,4 +1,4 @@
-//! Stores that count, wait or fail on behalf of a real one.
+//! A wrapper around a store that counts calls and can delay them or make them fail.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,27 +7,27 @@ use async_trait::async_trait;
 use axum::http::HeaderValue;
 use n5_server::container::{Container, Resources, Settings};
 use n5_server::http::{App, Mount, router};
-use n5_server::store::{Filter, Inline, Key, Listing, Meta, Object, Store, StoreError};
+use n5_server::store::{EntryFilter, InlineLimit, Key, Listing, Object, ObjectMeta, Store, StoreError};
 use tokio::sync::Semaphore;
 
 use super::{Client, options};
 
-/// Passes everything on; counts, may hold back and may fail the reading of objects.
+/// Forwards all calls and counts them. Reads of blocks can be delayed or made to fail.
 #[derive(Debug)]
 pub struct Probe {
     inner: Arc<dyn Store>,
     gets: AtomicUsize,
     inline_bytes: Mutex<Vec<u64>>,
-    /// Of them, those that wait at the gate.
+    /// Reads that wait at the gate.
     waiting: AtomicUsize,
     heads: AtomicUsize,
     lists: AtomicUsize,
-    /// Reads of blocks that are let through; others wait.
+    /// Has a permit for each read of a block that may pass; others wait.
     gate: Semaphore,
-    /// Reads of blocks that fail before any succeeds.
+    /// Number of further reads of blocks that fail.
     failures: AtomicUsize,
     probes: AtomicUsize,
-    /// Closed where the storage hangs when it is asked whether it can be read.
+    /// Closed while [`Store::probe`] hangs.
     door: Semaphore,
 }
 
@@ -47,7 +47,7 @@ impl Probe {
         })
     }
 
-    /// Lets no read of a block through until [`Self::open`].
+    /// Holds back all reads of blocks until [`Self::open`].
     pub fn close(&self) {
         self.gate.forget_permits(Semaphore::MAX_PERMITS);
     }
@@ -60,7 +60,7 @@ impl Probe {
         self.failures.store(times, Ordering::SeqCst);
     }
 
-    /// Lets nobody know whether the storage can be read until [`Self::wake`].
+    /// Makes [`Store::probe`] hang until [`Self::wake`].
     pub fn hang(&self) {
         self.door.forget_permits(Semaphore::MAX_PERMITS);
     }
@@ -69,48 +69,48 @@ impl Probe {
         self.door.add_permits(Semaphore::MAX_PERMITS / 2);
     }
 
-    /// How often it was asked whether it can be read.
+    /// Returns the number of calls of [`Store::probe`].
     pub fn probes(&self) -> usize {
         self.probes.load(Ordering::SeqCst)
     }
 
-    /// Blocks read so far.
+    /// Returns the number of blocks read so far.
     pub fn gets(&self) -> usize {
         self.gets.load(Ordering::SeqCst)
     }
 
-    /// Bytes that reads of blocks could read at once when they began, in ascending order.
+    /// Returns the inline limit of each read of a block when it passed the gate, in bytes, in ascending order.
     pub fn inline_bytes(&self) -> Vec<u64> {
         let mut bytes = self.inline_bytes.lock().unwrap().clone();
         bytes.sort_unstable();
         bytes
     }
 
-    /// Reads of blocks that wait now, and that somebody waits for.
+    /// Returns the number of reads of blocks that wait at the gate and were not cancelled.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    /// Blocks whose facts were asked for so far.
+    /// Returns the number of calls of [`Store::head`] for blocks.
     pub fn heads(&self) -> usize {
         self.heads.load(Ordering::SeqCst)
     }
 
-    /// Directories scanned so far.
+    /// Returns the number of calls of [`Store::list`].
     pub fn lists(&self) -> usize {
         self.lists.load(Ordering::SeqCst)
     }
 }
 
-/// A client of a container whose `Cache-Control` tells what exists (`immutable`) from what does not.
+/// Returns a client of a container whose `Cache-Control` differs for existing (`immutable`) and missing objects.
 pub fn immutable(store: Arc<dyn Store>, settings: Settings) -> Client {
     let resources = Resources::new(settings);
     let container = Container::new(store, Arc::clone(&resources));
     let mount = Mount {
         name: String::new(),
         container: container.clone(),
-        cache_found: HeaderValue::from_static("immutable"),
-        cache_missing: HeaderValue::from_static("max-age=60"),
+        found_cache_control: HeaderValue::from_static("immutable"),
+        missing_cache_control: HeaderValue::from_static("max-age=60"),
     };
     let app = App::new(vec![mount], resources, options(), String::new);
     Client { router: router(Arc::clone(&app)), app, container }
@@ -120,7 +120,7 @@ fn is_block(key: &Key) -> bool {
     key.name() != Some("attributes.json")
 }
 
-/// A read that waits, until it does not or nobody waits for it any more.
+/// Guard that counts a waiting read until the read continues or is cancelled.
 struct Waits<'a>(&'a AtomicUsize);
 
 impl Drop for Waits<'_> {
@@ -139,12 +139,12 @@ impl Store for Probe {
         "probe"
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Meta>, StoreError> {
+    async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
         self.heads.fetch_add(usize::from(is_block(key)), Ordering::SeqCst);
         self.inner.head(key).await
     }
 
-    async fn get(&self, key: &Key, inline: &Inline) -> Result<Option<Object>, StoreError> {
+    async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
         if is_block(key) {
             self.gets.fetch_add(1, Ordering::SeqCst);
             self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -170,7 +170,7 @@ impl Store for Probe {
         key: &Key,
         after: Option<&str>,
         limit: usize,
-        keep: Filter,
+        keep: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
         self.lists.fetch_add(1, Ordering::SeqCst);
         self.inner.list(key, after, limit, keep).await

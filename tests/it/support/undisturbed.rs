@@ -1,18 +1,18 @@
-//! Clients that have to be in time, on a machine that may stand still meanwhile.
+//! Clients with deadlines, on a machine that may stall them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 const ATTEMPTS: usize = 10;
 
-/// Whether a client kept its times, by its own clock.
+/// Records if the client missed a deadline, by its own clock.
 #[derive(Default)]
 pub struct Times {
     is_late: Cell<bool>,
 }
 
 impl Times {
-    /// What is done until the step is dropped may take so long. Steps may lie within others.
+    /// Begins a step that may take `allowed` until it is dropped. Steps may be nested.
     pub fn step(&self, allowed: Duration) -> Step<'_> {
         Step { times: self, begun: Instant::now(), allowed }
     }
@@ -33,8 +33,9 @@ impl Drop for Step<'_> {
     }
 }
 
-/// What an attempt comes to. Being late only makes it harder; but one that fails after the client was late says nothing
-/// of the server, and another is made. One that fails although the client was in time is a fault.
+/// Returns the result of `attempt`. A failure after the client was late says nothing about the server, so the attempt
+/// is repeated. A failure of a client that was in time is an error. Success counts even if the client was late, because
+/// lateness only makes the test harder.
 pub async fn undisturbed<T>(attempt: impl AsyncFn(&Times) -> Result<T, String>) -> T {
     let mut faults = Vec::new();
     while faults.len() < ATTEMPTS {

@@ -1,4 +1,4 @@
-//! Writes N5 containers, straight from the specification.
+//! Writes N5 containers, following only the specification.
 
 use std::fs;
 use std::io::Write;
@@ -8,12 +8,12 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use tempfile::TempDir;
 
-/// A container in a directory that is removed with it.
+/// A container in a temporary directory that is removed on drop.
 pub struct N5 {
     dir: TempDir,
 }
 
-/// A dataset of `uint16` whose elements are their own linear index plus one.
+/// A dataset of `uint16`. Each element is its linear index modulo 65,535, plus one.
 pub struct Dataset {
     pub path: PathBuf,
     pub dimensions: Vec<u64>,
@@ -32,7 +32,7 @@ impl N5 {
         self.dir.path()
     }
 
-    /// Writes a file, and the directories above it.
+    /// Writes a file and creates its parent directories.
     pub fn file(&self, path: &str, bytes: impl AsRef<[u8]>) {
         let path = self.dir.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -55,7 +55,7 @@ impl N5 {
 }
 
 impl Dataset {
-    /// Value of the element at `index`; 0 outside.
+    /// Returns the value of the element at `index`; 0 outside the dataset.
     pub fn value(&self, index: &[i64]) -> u16 {
         let mut linear = 0i64;
         for (i, d) in index.iter().zip(&self.dimensions).rev() {
@@ -68,7 +68,7 @@ impl Dataset {
         u16::try_from(linear % 65_535 + 1).unwrap()
     }
 
-    /// Writes every block for which `keep` says so; `padded` ones at the edge have full size.
+    /// Writes every block that `keep` accepts. Blocks at the edge that `padded` accepts have full size.
     pub fn fill(&self, keep: impl Fn(&[u64]) -> bool, padded: impl Fn(&[u64]) -> bool) {
         let grid: Vec<u64> = self.dimensions.iter().zip(&self.block_size).map(|(d, b)| d.div_ceil(*b)).collect();
         for position in all_indices(&grid) {
@@ -91,7 +91,7 @@ impl Dataset {
         for index in all_indices(&size) {
             let at: Vec<i64> = index.iter().zip(&origin).map(|(i, o)| i64::try_from(i + o).unwrap()).collect();
             let outside = at.iter().zip(&self.dimensions).any(|(i, d)| i.unsigned_abs() >= *d);
-            // Padding is not zero, so that a leak shows.
+            // Padding is not zero, so that a test sees padding in an answer.
             elements.push(if outside { 0xdead } else { self.value(&at) });
         }
         let path = self.block_path(position);
@@ -100,7 +100,7 @@ impl Dataset {
     }
 }
 
-/// A block file.
+/// Encodes a block file.
 pub fn encode(size: &[u64], elements: &[u16], gzip: bool) -> Vec<u8> {
     let mut block = vec![0, 0];
     block.extend(u16::try_from(size.len()).unwrap().to_be_bytes());
@@ -117,7 +117,7 @@ pub fn encode(size: &[u64], elements: &[u16], gzip: bool) -> Vec<u8> {
     block
 }
 
-/// All indices below `shape`, first axis fastest.
+/// Returns all indices below `shape`, first axis fastest.
 pub fn all_indices(shape: &[u64]) -> Vec<Vec<u64>> {
     let total: u64 = shape.iter().product();
     (0..total)

@@ -1,18 +1,18 @@
-//! Decoding that can be given up, and payloads that cost much and hold little.
+//! Tests of cancellation, and of payloads that cost much and yield little.
 
 use std::cell::Cell;
 
 use super::*;
 
-/// Decodes until `watch` was asked `looks` times; how often it was asked, and what came of it.
-fn decode_for(looks: usize, name: &str, payload: &[u8], len: usize) -> (usize, Result<Bytes, CodecError>) {
+/// Decodes until the cancellation check was polled `looks` times. Returns the number of polls and the result.
+fn decode_until_cancelled(looks: usize, name: &str, payload: &[u8], len: usize) -> (usize, Result<Bytes, CodecError>) {
     let asked = Cell::new(0);
     let goes_on = || {
         asked.set(asked.get() + 1);
         asked.get() <= looks
     };
     let payload = Bytes::copy_from_slice(payload);
-    let done = codec(name).decode(payload, len, &mut Scratch::default(), Watch::new(&goes_on));
+    let done = codec(name).decode(payload, len, &mut Scratch::default(), CancelCheck::new(&goes_on));
     (asked.get(), done)
 }
 
@@ -43,10 +43,10 @@ fn lz4_frame_of(data: &[u8], size: lz4::frame::BlockSize) -> Vec<u8> {
 fn decoding_ends_as_soon_as_nobody_waits() {
     for (name, encoding, encode) in ENCODINGS.iter().filter(|row| row.0 != "raw") {
         let payload = encode(&sample(300_000));
-        let (looks, done) = decode_for(0, name, &payload, 300_000);
-        // xz tries another way after the first, which is given up, too.
-        let is_given_up = matches!(done, Err(CodecError::Abandoned));
-        assert!(looks <= 2 && is_given_up, "{encoding}: {looks} looks");
+        let (looks, done) = decode_until_cancelled(0, name, &payload, 300_000);
+        // The xz codec tries a second decoder after the first is cancelled; that one is cancelled, too.
+        let is_given_up = matches!(done, Err(CodecError::Cancelled));
+        assert!(looks <= 2 && is_given_up, "{encoding}: {looks} checks");
     }
 }
 
@@ -70,13 +70,13 @@ fn somebody_is_asked_for_between_members_and_within_long_ones() {
         ("zstd", each(zstd), 80_000, 2000),
         ("lz4", each(lz4_frame), 80_000, 2000),
     ] {
-        let (looks, done) = decode_for(usize::MAX, name, &payload, len);
+        let (looks, done) = decode_until_cancelled(usize::MAX, name, &payload, len);
         assert!(done.is_ok(), "{name}: {:?}", done.err());
-        assert!(looks >= len / most_bytes_a_look, "{name} of {len} bytes: {looks} looks");
-        // And no further than to the next one: what is given up half-way is not decoded again, either.
-        let (asked, done) = decode_for(looks / 2, name, &payload, len);
-        assert!(matches!(done, Err(CodecError::Abandoned)), "{name}");
-        assert!(asked <= looks / 2 + 2, "{name}: {asked} of {looks} looks");
+        assert!(looks >= len / most_bytes_a_look, "{name} of {len} bytes: {looks} checks");
+        // Decoding ends at the next check, and a payload cancelled half-way is not decoded again.
+        let (asked, done) = decode_until_cancelled(looks / 2, name, &payload, len);
+        assert!(matches!(done, Err(CodecError::Cancelled)), "{name}");
+        assert!(asked <= looks / 2 + 2, "{name}: {asked} of {looks} checks");
     }
 }
 
@@ -100,7 +100,7 @@ fn members_that_hold_nothing_or_little_are_refused_after_a_few() {
             let member = encode(&vec![7; held]);
             let told = damage(decode(name, &member.repeat(900), 1000));
             assert!(told.starts_with("its first 6") && told.contains("members hold only"), "{name}: {told}");
-            // Neither at the end, nor in the middle.
+            // The limit also holds for empty members between others: 60 are accepted, 100 are not.
             let (before, after) = (encode(&sample(900)), encode(&sample(100)));
             let few = [&before[..], &encode(&[]).repeat(60), &after].concat();
             if member != skippable(&[]) {
@@ -112,17 +112,17 @@ fn members_that_hold_nothing_or_little_are_refused_after_a_few() {
     }
     let told = damage(decode("lz4", &lz4_java(&[], 1, true).repeat(3000), 1000));
     assert!(told.contains("members hold only 0 bytes"), "{told}");
-    // Blocks that hold nothing in one LZ4 frame.
+    // Empty blocks in one LZ4 frame.
     let frame = lz4_frame(&sample(1000));
     let blocks = [&frame[..7], &[1, 0, 0, 0, 0].repeat(3000), &frame[7..]].concat();
     assert!(damage(decode("lz4", &blocks, 1000)).contains("members hold only 0 bytes"));
 }
 
-/// Bits, the lowest of each byte first.
+/// Writes bits, the lowest of each byte first.
 #[derive(Default)]
-struct Bits(Vec<u8>, u32);
+struct TestBitWriter(Vec<u8>, u32);
 
-impl Bits {
+impl TestBitWriter {
     fn put(&mut self, bits: u32, count: u32) {
         for bit in (0..count).map(|n| bits >> n & 1) {
             if self.1.is_multiple_of(8) {
@@ -134,15 +134,15 @@ impl Bits {
     }
 }
 
-/// A zlib stream of blocks with Huffman tables of their own which hold nothing, and no end.
+/// Returns a zlib stream without an end, of empty blocks with their own Huffman tables.
 fn empty_deflate_blocks(bytes: usize) -> Vec<u8> {
-    let mut bits = Bits::default();
-    // Eight of them are whole bytes.
+    let mut bits = TestBitWriter::default();
+    // Eight blocks fill whole bytes.
     for _ in 0..8 {
         for (value, count) in [(0, 1), (2, 2), (0, 10), (14, 4)] {
             bits.put(value, count);
         }
-        // Code lengths 1 and 18 have one bit each; then 256 zeros, the end's code, and one code of a distance.
+        // Code lengths 1 and 18 have one bit each. They encode 256 zeros, the end-of-block code and one distance code.
         for symbol in [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1] {
             bits.put(u32::from(symbol == 18 || symbol == 1), 3);
         }
@@ -159,11 +159,11 @@ fn a_stream_that_goes_on_without_holding_anything_is_refused_early() {
     let payload = empty_deflate_blocks(20 << 20);
     let told = damage(decode("gzip", &payload, 64 << 20));
     assert!(told.starts_with("its first 327680 bytes hold only 0"), "{told}");
-    let (looks, _) = decode_for(usize::MAX, "gzip", &payload, 64 << 20);
-    assert!(looks < 10, "{looks} looks");
+    let (looks, _) = decode_until_cancelled(usize::MAX, "gzip", &payload, 64 << 20);
+    assert!(looks < 10, "{looks} checks");
 }
 
-/// As bgzip writes it: members of up to 64 KiB with an extra field, and an empty one at the end.
+/// bgzip writes members of up to 64 KiB with an extra field, and an empty one at the end.
 #[test]
 fn what_writers_make_of_several_members_decodes() {
     let same = |found: Result<Vec<u8>, CodecError>, data: &[u8]| found.is_ok_and(|found| found == data);
@@ -176,7 +176,7 @@ fn what_writers_make_of_several_members_decodes() {
     assert!(same(decode("bzip2", &pbzip2, data.len()), &data), "pbzip2");
     let pixz: Vec<u8> = data.chunks(64 << 10).flat_map(xz).collect();
     assert!(same(decode("xz", &pixz, data.len()), &data), "pixz");
-    // The seekable form of zstd, and pzstd: frames, and skippable ones before each or at the end.
+    // The seekable format of zstd, and pzstd: frames, with skippable frames before each one or at the end.
     let skippable = [&[0x5e, 0x2a, 0x4d, 0x18, 4, 0, 0, 0][..], b"seek"].concat();
     let pzstd: Vec<u8> = data
         .chunks(4 << 10)
@@ -184,14 +184,15 @@ fn what_writers_make_of_several_members_decodes() {
         .chain(skippable.clone())
         .collect();
     assert!(same(decode("zstd", &pzstd, data.len()), &data), "pzstd");
-    // Noise does not get shorter, and is read for a whole block before any of it comes out of bzip2.
+    // Noise does not shrink, and bzip2 reads a whole block of it before it yields any bytes.
     let noise = noise(4 << 20);
     for (name, encoding, encode) in ENCODINGS {
         assert!(same(decode(name, &encode(&noise), noise.len()), &noise), "{encoding}");
     }
 }
 
-/// A blosc buffer, not shuffled nor split, of blocks of `size` bytes which are all `part`, or one and the same.
+/// Returns a blosc buffer without shuffle or split. Its blocks of `size` bytes all contain `part`, or share a single
+/// copy.
 fn blosc_of(inner: u8, size: usize, blocks: usize, part: &[u8], is_shared: bool) -> Vec<u8> {
     let word = |n: usize| u32::try_from(n).unwrap().to_le_bytes();
     let starts = 16 + 4 * blocks;
@@ -215,8 +216,8 @@ fn parts_of_a_blosc_buffer_are_neither_shared_nor_tiny_nor_longer_than_what_they
     }
     assert!(decode("blosc", &blosc_of(1, 8, 100, &[7; 8], false), 800).is_err());
     let told = damage(decode("blosc", &blosc_of(3, 4096, 1, &empty_deflate_blocks(40_000), false), 4096));
-    assert_eq!(told, "a part is longer than what it holds");
-    // What follows the end of a part's stream is passed over, as c-blosc does.
+    assert_eq!(told, "a part is longer than its content");
+    // Bytes after the end of a part's stream are ignored, as in c-blosc.
     let trailing = [zlib(&plain), vec![9; 3]].concat();
     assert!(decode("blosc", &blosc_of(3, 256, 4, &trailing, false), 1024).is_ok());
     let short = blosc_of(3, 256, 4, &zlib(&plain[1..]), false);

@@ -1,0 +1,372 @@
+//! Scans the HTTP/2 frames that a client sends, to find out how much memory hyper will take for them.
+//!
+//! hyper turns every `HEADERS` frame into a stream, however little memory is left. Therefore frames are counted before
+//! hyper sees them.
+
+use std::ops::ControlFlow;
+
+use super::hpack::HpackTableScanner;
+
+/// Length of a frame header (RFC 9113, section 4.1).
+const FRAME_HEADER_BYTES: usize = 9;
+
+/// Maximum payload of a frame, unless the server allows more (section 4.2).
+const MAX_FRAME_BYTES: usize = 16_384;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const PRIORITY: u8 = 2;
+const RST_STREAM: u8 = 3;
+const PUSH_PROMISE: u8 = 5;
+const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+const PADDED: u8 = 8;
+const PRIORITY_FLAG: u8 = 32;
+
+/// Length of the priority fields at the beginning of `HEADERS` (RFC 9113, section 6.2).
+const PRIORITY_BYTES: usize = 5;
+
+/// A frame that carries a part of a request's header list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HeaderFrame {
+    /// Length of the payload on the wire.
+    pub(super) payload_bytes: usize,
+    /// True for the first frame of a header list, false for `CONTINUATION`.
+    pub(super) begins_list: bool,
+    /// True if the frame opens a stream.
+    pub(super) opens_stream: bool,
+    /// True if clients must not send this frame. hyper reads its header list before it reports the error.
+    pub(super) is_forbidden: bool,
+}
+
+/// Scans the frames in the bytes that a client sends.
+#[derive(Debug)]
+pub(super) struct FrameScanner {
+    /// Payload bytes of the current frame that are still to be passed on.
+    payload_left: usize,
+    /// Bytes of the current frame that are still to be discarded.
+    discard_left: usize,
+    /// Highest stream identifier so far; those of clients only increase.
+    last_stream_id: u32,
+    /// True if a header list has begun and not ended.
+    in_header_list: bool,
+    /// True if requests are left out.
+    ignores_requests: bool,
+    /// Fragment in the current frame, if that carries a part of a header list.
+    fragment: Option<FieldBlockFragment>,
+    hpack_table: HpackTableScanner,
+    /// Number of fields of the longest header list so far.
+    max_list_fields: usize,
+}
+
+/// Position of the field block fragment in a frame's payload.
+#[derive(Debug)]
+struct FieldBlockFragment {
+    /// True if the next byte is the length of the padding at the end.
+    is_padded: bool,
+    /// Bytes before the fragment that are still to come.
+    skipped_left: usize,
+    left: usize,
+}
+
+impl FrameScanner {
+    /// Creates a scanner that starts before the client's preface of `preface_bytes`.
+    pub(super) fn new(preface_bytes: usize) -> Self {
+        Self {
+            payload_left: preface_bytes,
+            discard_left: 0,
+            last_stream_id: 0,
+            in_header_list: false,
+            ignores_requests: false,
+            fragment: None,
+            hpack_table: HpackTableScanner::default(),
+            max_list_fields: 0,
+        }
+    }
+
+    /// Returns the number of fields of the longest header list so far.
+    pub(super) fn max_list_fields(&self) -> usize {
+        self.max_list_fields
+    }
+
+    /// Returns the maximum memory that hyper's HPACK table retains.
+    pub(super) fn table_bytes(&self) -> usize {
+        self.hpack_table.retained_bytes()
+    }
+
+    /// Returns true if a header list has begun and not ended.
+    pub(super) fn is_in_header_list(&self) -> bool {
+        self.in_header_list
+    }
+
+    /// Leaves out requests from now on, unless a header list has begun. The last GOAWAY tells the client to repeat them
+    /// (RFC 9113, section 6.8). hyper still gets the other frames: it sends that GOAWAY after the answer to its PING.
+    pub(super) fn ignore_requests(&mut self) {
+        self.ignores_requests |= !self.in_header_list;
+    }
+
+    /// Returns true if requests are left out.
+    pub(super) fn ignores_requests(&self) -> bool {
+        self.ignores_requests
+    }
+
+    /// Returns how many of `bytes` hyper need not see: parts of bodies, because no request has one here; requests,
+    /// while they are left out; and frames that it would ignore. `bytes` follow those passed on or discarded before.
+    pub(super) fn discard(&mut self, bytes: &[u8]) -> usize {
+        if self.payload_left == 0
+            && self.discard_left == 0
+            && !self.in_header_list
+            && let Some([a, b, c, kind, _, stream @ ..]) = bytes.first_chunk::<FRAME_HEADER_BYTES>()
+        {
+            let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
+            if self.is_ignored(*kind, payload_bytes, stream_id(*stream)) {
+                self.discard_left = payload_bytes.saturating_add(FRAME_HEADER_BYTES);
+            }
+        }
+        let discarded = self.discard_left.min(bytes.len());
+        self.discard_left -= discarded;
+        discarded
+    }
+
+    /// Returns how many of `bytes` may be passed on. `bytes` follow those passed on or discarded before. `admit`
+    /// decides about every frame of a header list. The scan stops before the first one that `admit` refuses, before a
+    /// frame to [`discard`](Self::discard), and before a frame whose header is incomplete. These bytes must be scanned
+    /// again.
+    pub(super) fn scan(&mut self, bytes: &[u8], mut admit: impl FnMut(HeaderFrame) -> ControlFlow<()>) -> usize {
+        let mut passed = 0;
+        loop {
+            let rest = bytes.get(passed..).unwrap_or_default();
+            let payload = self.payload_left.min(rest.len());
+            passed += payload;
+            self.payload_left -= payload;
+            self.forward_payload(rest.get(..payload).unwrap_or_default());
+            let Some([a, b, c, kind, flags, stream @ ..]) =
+                rest.get(payload..).and_then(<[u8]>::first_chunk::<FRAME_HEADER_BYTES>)
+            else {
+                return passed;
+            };
+            let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
+            let stream = stream_id(*stream);
+            if !self.in_header_list && self.is_ignored(*kind, payload_bytes, stream) {
+                return passed;
+            }
+            if matches!(*kind, HEADERS | PUSH_PROMISE | CONTINUATION) {
+                let opens_stream = *kind == HEADERS && stream > self.last_stream_id;
+                let is_forbidden = *kind == PUSH_PROMISE;
+                if admit(HeaderFrame { payload_bytes, begins_list: *kind != CONTINUATION, opens_stream, is_forbidden })
+                    .is_break()
+                {
+                    return passed;
+                }
+                self.last_stream_id = self.last_stream_id.max(stream);
+                self.in_header_list = flags & END_HEADERS == 0;
+                let flags = if *kind == CONTINUATION { 0 } else { *flags };
+                let skipped_left = if flags & PRIORITY_FLAG == 0 { 0 } else { PRIORITY_BYTES };
+                let is_padded = flags & PADDED != 0;
+                let left = payload_bytes.saturating_sub(skipped_left + usize::from(is_padded));
+                self.fragment = Some(FieldBlockFragment { is_padded, skipped_left, left });
+                if *kind != CONTINUATION {
+                    self.hpack_table.begin_list();
+                }
+            } else {
+                self.fragment = None;
+            }
+            passed += FRAME_HEADER_BYTES;
+            self.hpack_table.count_forwarded(FRAME_HEADER_BYTES);
+            self.payload_left = payload_bytes;
+        }
+    }
+
+    /// Records that hyper is given `piece` of a frame's payload.
+    fn forward_payload(&mut self, mut piece: &[u8]) {
+        self.hpack_table.count_forwarded(piece.len());
+        let Some(fragment) = &mut self.fragment else { return };
+        if fragment.is_padded
+            && let Some((padding, rest)) = piece.split_first()
+        {
+            fragment.is_padded = false;
+            fragment.left = fragment.left.saturating_sub((*padding).into());
+            piece = rest;
+        }
+        let skipped = fragment.skipped_left.min(piece.len());
+        fragment.skipped_left -= skipped;
+        piece = piece.get(skipped..).unwrap_or_default();
+        let length = fragment.left.min(piece.len());
+        fragment.left -= length;
+        self.hpack_table.scan(piece.get(..length).unwrap_or_default());
+        self.max_list_fields = self.max_list_fields.max(self.hpack_table.list_fields());
+    }
+
+    /// Returns true if a frame of this kind may be left out (RFC 9113, sections 4.1, 5.3 and 6.1). The flow control
+    /// windows that DATA uses are never replenished, so a client sends at most the initial window. Frames that are too
+    /// long are left to hyper, which refuses them.
+    fn is_ignored(&self, kind: u8, payload_bytes: usize, stream: u32) -> bool {
+        payload_bytes <= MAX_FRAME_BYTES
+            && match kind {
+                DATA | PRIORITY => true,
+                HEADERS | PUSH_PROMISE | CONTINUATION => self.ignores_requests,
+                // For a request that was left out: hyper does not know its stream and would end the connection.
+                RST_STREAM | WINDOW_UPDATE => self.ignores_requests && stream > self.last_stream_id,
+                kind => kind > CONTINUATION,
+            }
+    }
+}
+
+/// Parses a stream identifier. The highest bit is reserved.
+fn stream_id(bytes: [u8; 4]) -> u32 {
+    u32::from_be_bytes(bytes) & (u32::MAX >> 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, stream: u32, payload: usize) -> Vec<u8> {
+        let length = u32::try_from(payload).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), &vec![1; payload]].concat()
+    }
+
+    #[test]
+    fn a_stream_is_admitted_once_and_trailers_open_none() {
+        let sent = [
+            &[0; 24][..],
+            &frame(4, 0, 0, 6),
+            &frame(HEADERS, 0, 1, 30),
+            &frame(CONTINUATION, END_HEADERS, 1, 5),
+            &frame(0, 0, 1, 400),
+            &frame(HEADERS, END_HEADERS, 1, 7),
+            &frame(HEADERS, END_HEADERS, 3, 0),
+        ]
+        .concat();
+        let mut seen = Vec::new();
+        let mut scanner = FrameScanner::new(24);
+        let mut rest = sent.clone();
+        while !rest.is_empty() {
+            let gone = scanner.discard(&rest);
+            rest.drain(..gone);
+            let passed = scanner.scan(&rest, |frame| {
+                seen.push((frame.payload_bytes, frame.opens_stream));
+                ControlFlow::Continue(())
+            });
+            assert!(gone + passed > 0);
+            rest.drain(..passed);
+        }
+        assert_eq!(seen, [(30, true), (5, false), (7, false), (0, true)]);
+        assert!(!scanner.is_in_header_list());
+    }
+
+    #[test]
+    fn nothing_of_a_refused_frame_is_passed_and_it_is_asked_for_again() {
+        let sent = [frame(6, 0, 0, 8), frame(HEADERS, 0, 1, 3)].concat();
+        let mut scanner = FrameScanner::new(0);
+        assert_eq!(scanner.scan(&sent, |_| ControlFlow::Break(())), 17);
+        assert!(!scanner.is_in_header_list());
+        let mut opened = 0;
+        let passed = scanner.scan(&sent[17..], |frame| {
+            opened += usize::from(frame.opens_stream);
+            ControlFlow::Continue(())
+        });
+        assert_eq!((passed, opened), (12, 1));
+        assert!(scanner.is_in_header_list());
+    }
+
+    #[test]
+    fn requests_that_are_left_out_leave_nothing_for_the_library_to_see() {
+        let mut scanner = FrameScanner::new(0);
+        let before = frame(HEADERS, END_HEADERS, 5, 3);
+        assert_eq!(scanner.scan(&before, |_| ControlFlow::Continue(())), before.len());
+        scanner.ignore_requests();
+        let left_out = [(HEADERS, 7), (RST_STREAM, 7), (WINDOW_UPDATE, 9), (DATA, 7), (PRIORITY, 5)];
+        for (kind, stream) in left_out {
+            let sent = frame(kind, END_HEADERS, stream, 4);
+            assert_eq!(scanner.discard(&sent), sent.len(), "{kind} of {stream}");
+        }
+        for (kind, stream) in [(RST_STREAM, 5), (WINDOW_UPDATE, 5), (WINDOW_UPDATE, 0), (6, 0)] {
+            let sent = frame(kind, 0, stream, 4);
+            assert_eq!(scanner.discard(&sent), 0, "{kind} of {stream}");
+            assert_eq!(scanner.scan(&sent, |_| ControlFlow::Continue(())), sent.len());
+        }
+    }
+
+    #[test]
+    fn fields_are_found_behind_padding_and_priority_and_across_frames() {
+        let path = [&b"\x44\x05/path"[..], &[0x82, 0x40, 1, b':', 1, b'x']].concat();
+        let frames = |list: &[u8], flags: u8, kind: u8| {
+            let mut payload = Vec::new();
+            if flags & PADDED != 0 {
+                payload.push(3);
+            }
+            if flags & PRIORITY_FLAG != 0 {
+                payload.extend([0; 5]);
+            }
+            payload.extend(list);
+            if flags & PADDED != 0 {
+                payload.extend([0x44; 3]);
+            }
+            let mut sent = frame(kind, flags, 1, payload.len());
+            sent[FRAME_HEADER_BYTES..].copy_from_slice(&payload);
+            sent
+        };
+        let held = |sent: &[u8]| {
+            let mut scanner = FrameScanner::new(0);
+            assert_eq!(scanner.scan(sent, |_| ControlFlow::Continue(())), sent.len());
+            scanner.table_bytes()
+        };
+        let plain = held(&frames(&path, END_HEADERS, HEADERS));
+        assert_eq!(plain, 6 * (FRAME_HEADER_BYTES + path.len()));
+        let around = held(&frames(&path, END_HEADERS | PADDED | PRIORITY_FLAG, HEADERS));
+        assert_eq!(around, plain + 6 * 9, "hyper also keeps the padding and priority around the fields");
+        for cut in 0..path.len() {
+            let sent = [frames(&path[..cut], 0, HEADERS), frames(&path[cut..], END_HEADERS, CONTINUATION)].concat();
+            assert!(held(&sent) >= plain, "{cut}");
+        }
+        assert_eq!(held(&frames(b"\x04\x05/path", END_HEADERS, HEADERS)), 0);
+        let mut scanner = FrameScanner::new(0);
+        let sent = [frames(b"\x82\x44\x05/pa", 0, HEADERS), frames(b"th\x84\xbe", END_HEADERS, CONTINUATION)].concat();
+        assert_eq!(
+            scanner.scan(&[sent, frames(&[0x82], END_HEADERS, HEADERS)].concat(), |_| ControlFlow::Continue(())),
+            38
+        );
+        assert_eq!(scanner.max_list_fields(), 4);
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_not_matter_in_which_pieces_bytes_come(
+            frames in prop::collection::vec((0_u8..12, any::<u8>(), 0_u32..20, 0_usize..40), 0..20),
+            cuts in prop::collection::vec(1_usize..30, 1..50),
+        ) {
+            let sent: Vec<u8> = frames.iter().flat_map(|(kind, flags, stream, len)| frame(*kind, *flags, *stream, *len)).collect();
+            let (mut whole, mut whole_passed, mut rest) = (Vec::new(), Vec::new(), sent.clone());
+            let mut scanner = FrameScanner::new(0);
+            while !rest.is_empty() {
+                let gone = scanner.discard(&rest);
+                rest.drain(..gone);
+                let passed = scanner.scan(&rest, |frame| { whole.push(frame); ControlFlow::Continue(()) });
+                whole_passed.extend(rest.drain(..passed));
+                prop_assert!(gone + passed > 0);
+            }
+            let (mut pieces, mut pieces_passed, mut kept, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
+            let mut scanner = FrameScanner::new(0);
+            for cut in cuts.iter().cycle() {
+                let end = (at + cut).min(sent.len());
+                kept.extend_from_slice(&sent[at..end]);
+                at = end;
+                loop {
+                    let gone = scanner.discard(&kept);
+                    kept.drain(..gone);
+                    let passed = scanner.scan(&kept, |frame| { pieces.push(frame); ControlFlow::Continue(()) });
+                    pieces_passed.extend(kept.drain(..passed));
+                    if gone + passed == 0 { break }
+                }
+                if at == sent.len() { break }
+            }
+            prop_assert_eq!(pieces, whole);
+            prop_assert_eq!(pieces_passed, whole_passed);
+            prop_assert!(kept.is_empty());
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Runs hyper behind the fast path: its settings, what each request costs, and when the connection ends.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::IpAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::header::COOKIE;
+use axum::http::{Request, Response, StatusCode, Uri, Version, uri};
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tower::ServiceExt;
+
+use super::connection_memory::{ConnectionMemory, MAX_FIELDS, MAX_UNCOUNTED_COOKIES};
+use super::connection_signals::{ConnectionSignals, ServerCloseReason};
+use super::connections::{MAX_HEAD_BYTES, wait_until_set};
+use super::fast_connection::FastConnection;
+use super::goaway_reason::GoawayReason;
+use super::header_filter::strip_unread_headers;
+use super::http2_watchdog::{Http2Watchdog, StreamTracker, TrackedBytes, WatchdogLimits, WatchdogTimeout};
+use super::peers::IdleTracker;
+use super::serving_snapshot::SnapshotReceiver;
+use super::socket::Socket;
+use crate::config::Config;
+use crate::log_throttle::LogThrottle;
+
+/// Maximum number of concurrent HTTP/2 streams of one connection; viewers request 100 blocks at once.
+pub(super) const MAX_STREAMS: u32 = 128;
+
+/// Maximum number of malformed requests on an HTTP/2 connection before it is closed.
+const MAX_MALFORMED_REQUESTS: usize = 16;
+
+/// Initial flow control window of a stream: bytes of a request body that the client may send at once. Requests have no
+/// body here; received bytes are dropped.
+const STREAM_WINDOW_BYTES: u32 = 8 << 10;
+
+/// Flow control window of an HTTP/2 connection for all request bodies together.
+const CONNECTION_WINDOW_BYTES: u32 = 65_535;
+
+/// Time to send GOAWAY before the connection is closed.
+const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Limits of one connection, besides those on how fast its client takes answers.
+pub(super) struct ConnectionLimits {
+    /// Memory taken from the pool that all connections share.
+    pub(super) memory: ConnectionMemory,
+    /// Idle tracker among the connections of the same address; `None` if these are not counted.
+    pub(super) activity: Option<Arc<IdleTracker>>,
+    /// Longest time to receive a request head.
+    pub(super) header_timeout: Duration,
+}
+
+/// Serves the rest of a connection with hyper, from the first request that the fast path does not answer.
+#[expect(clippy::too_many_arguments, reason = "one connection's state, passed from a single call site")]
+pub(super) async fn serve_with_hyper<S: Socket + 'static>(
+    http: &Builder<TokioExecutor>,
+    lane: FastConnection<S>,
+    news: SnapshotReceiver,
+    peer: Option<IpAddr>,
+    signals: ConnectionSignals,
+    mut closing: watch::Receiver<bool>,
+    limits: WatchdogLimits,
+    charge: ConnectionMemory,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let (told, progress, is_http2) = (signals.clone(), Http2Watchdog::default(), lane.is_http2());
+    let (streams, paid) = (progress.clone(), charge.clone());
+    let service = service_fn(move |request: Request<Incoming>| {
+        let answered = BusyGuard::begin(&signals);
+        let begun = prepare_request(request, &streams, &paid).map(|(mut request, stream)| {
+            request.extensions_mut().insert(ConnectInfo(peer));
+            (news.current().router.clone().oneshot(request), stream)
+        });
+        if begun.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
+            // A field may cost the client a single byte, and many fields take as much time as many requests.
+            paid.refuse(GoawayReason::TooManyFields);
+        }
+        async move {
+            let (response, stream) = match begun {
+                Ok((answer, stream)) => (answer.await?, stream),
+                Err(status) => (empty_response(status), None),
+            };
+            Ok::<_, Infallible>(response.map(|body| TrackedBody { body, stream, _busy: answered }))
+        }
+    });
+    let mut connection = pin!(http.serve_connection(TokioIo::new(lane), service));
+    let (mut is_closing, mut is_leaving, mut leaves_at) = (false, false, None);
+    let reason = loop {
+        tokio::select! {
+            // hyper must come first: if it is shut down before it has seen a request, it never sees it.
+            biased;
+            ended = with_accounting(connection.as_mut(), &charge) => return ended,
+            reason = charge.wait_for_refusal(), if is_http2 => {
+                if reason.is_memory_shortage() {
+                    log_ended_for_memory(peer, reason);
+                    told.set_close_reason(ServerCloseReason::Memory);
+                }
+                break io::Error::other(reason.text());
+            }
+            () = wait_until_set(&mut closing), if !is_closing => {
+                is_closing = true;
+                told.request_close();
+                progress.begin_shutdown();
+                connection.as_mut().graceful_shutdown();
+            }
+            () = charge.wait_for_reclaim(), if is_http2 && !is_leaving && !is_closing => {
+                is_leaving = true;
+                leaves_at = Some(Instant::now() + GOAWAY_TIMEOUT);
+                told.set_close_reason(ServerCloseReason::Evicted);
+                connection.as_mut().graceful_shutdown();
+            }
+            // The client ignores GOAWAY. The connection ends unless a request has just arrived.
+            () = tokio::time::sleep_until(leaves_at.unwrap_or_else(Instant::now)), if leaves_at.is_some() => {
+                if charge.is_idle() {
+                    break io::Error::other("others need the memory of this idle connection");
+                }
+                leaves_at = Some(Instant::now() + GOAWAY_TIMEOUT);
+            }
+            fault = progress.wait_for_timeout(limits), if is_http2 => match fault {
+                // A request may have been sent just now. If the client ignores GOAWAY, the connection becomes idle
+                // again.
+                WatchdogTimeout::Idle if !is_leaving => {
+                    is_leaving = true;
+                    told.set_close_reason(ServerCloseReason::Idle);
+                    connection.as_mut().graceful_shutdown();
+                }
+                WatchdogTimeout::Idle => break io::Error::other("the client makes no requests"),
+                WatchdogTimeout::Stalled => {
+                    let text = "the client does not read the answers it requested";
+                    break io::Error::new(io::ErrorKind::TimedOut, text);
+                }
+            },
+        }
+    };
+    if !is_closing {
+        // This sends two GOAWAY frames. The second, after a PING, tells an honest client which requests it can repeat.
+        connection.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(GOAWAY_TIMEOUT, with_accounting(connection, &charge)).await;
+    }
+    Err(reason.into())
+}
+
+/// Logs that a connection is ended because others need its memory.
+fn log_ended_for_memory(peer: Option<IpAddr>, reason: GoawayReason) {
+    static ENDED: LogThrottle = LogThrottle::new();
+    if let Some(unsaid) = ENDED.allow() {
+        tracing::warn!(?peer, reason = reason.text(), unsaid, "connection ended: the memory for streams is used up");
+    }
+}
+
+/// Drives hyper's connection and does the memory accounting of each poll.
+async fn with_accounting<T>(mut connection: Pin<&mut impl Future<Output = T>>, charge: &ConnectionMemory) -> T {
+    poll_fn(|context| {
+        charge.begin_poll();
+        let ended = connection.as_mut().poll(context);
+        charge.release_pending();
+        ended
+    })
+    .await
+}
+
+/// Prepares a request for the router and, for HTTP/2, opens its stream. Returns a status if the request costs too much.
+fn prepare_request(
+    request: Request<Incoming>,
+    streams: &Http2Watchdog,
+    charge: &ConnectionMemory,
+) -> Result<(Request<Body>, Option<StreamTracker>), StatusCode> {
+    if request.version() != Version::HTTP_2 {
+        let mut request = request.map(Body::new);
+        if strip_unread_headers(request.headers_mut()) {
+            // The copy frees the buffer of the head, of which only the URI is left.
+            if let Some(uri) = copy_uri(request.uri()) {
+                *request.uri_mut() = uri;
+            }
+        }
+        return Ok((request, None));
+    }
+    // Drop the body, if there is one: otherwise hyper keeps what has been received of it.
+    let (mut parts, _body) = request.into_parts();
+    // hyper's URI is a slice of the receive buffer and would keep all of it.
+    if let Some(uri) = copy_uri(&parts.uri) {
+        parts.uri = uri;
+    }
+    // Browsers send each cookie in a field of its own (RFC 9113, section 8.2.3).
+    let cookies = parts.headers.get_all(COOKIE).iter().count();
+    if parts.headers.len() - cookies.min(MAX_UNCOUNTED_COOKIES) > MAX_FIELDS {
+        return Err(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    }
+    let charge = charge.open_stream(&parts).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
+    let stream = streams.track(charge);
+    strip_unread_headers(&mut parts.headers);
+    Ok((Request::from_parts(parts, Body::empty()), Some(stream)))
+}
+
+/// Copies a URI into memory of its own.
+fn copy_uri(uri: &Uri) -> Option<Uri> {
+    let mut parts = uri::Parts::default();
+    let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
+    parts.path_and_query =
+        uri.path_and_query().map(|path| uri::PathAndQuery::from_maybe_shared(bytes(path.as_str()))).transpose().ok()?;
+    parts.authority =
+        uri.authority().map(|text| uri::Authority::from_maybe_shared(bytes(text.as_str()))).transpose().ok()?;
+    parts.scheme = uri.scheme().cloned();
+    Uri::from_parts(parts).ok()
+}
+
+/// Returns an empty response, for a request that does not reach the router.
+fn empty_response(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    response
+}
+
+/// Tells the fast path, when dropped, that hyper has the whole answer or will never have it.
+struct BusyGuard(ConnectionSignals);
+
+impl BusyGuard {
+    fn begin(signals: &ConnectionSignals) -> Self {
+        signals.set_busy();
+        Self(signals.clone())
+    }
+}
+
+impl Drop for BusyGuard {
+    fn drop(&mut self) {
+        self.0.clear_busy();
+    }
+}
+
+/// A response body that lives until hyper has taken all of it.
+struct TrackedBody {
+    body: Body,
+    /// `Some` for HTTP/2; over HTTP/1 the socket has a time limit of its own.
+    stream: Option<StreamTracker>,
+    _busy: BusyGuard,
+}
+
+impl http_body::Body for TrackedBody {
+    type Data = TrackedBytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<TrackedBytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        Poll::Ready(
+            frame
+                .map(|frame| frame.map(|frame| frame.map_data(|bytes| TrackedBytes::new(bytes, self.stream.as_ref())))),
+        )
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Returns the builder that sets how hyper serves connections.
+pub(super) fn hyper_builder(config: &Config) -> Builder<TokioExecutor> {
+    let mut http = Builder::new(TokioExecutor::new());
+    // The fast path enforces the time limit of request heads.
+    http.http1().header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
+    http.http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        // hyper keeps a stream in memory for each malformed request.
+        .max_local_error_reset_streams(Some(MAX_MALFORMED_REQUESTS))
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        // The minimum (RFC 9113, section 6.9.2).
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        // Makes a WebSocket handshake a request that gets an answer. Without it the stream is refused, and what follows
+        // on it is a connection error for all other clients of a proxy (RFC 8441, section 3).
+        .enable_connect_protocol()
+        .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
+        .keep_alive_interval(Some(config.server.header_timeout))
+        .keep_alive_timeout(config.server.header_timeout);
+    http
+}

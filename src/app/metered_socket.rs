@@ -1,0 +1,468 @@
+//! A socket that writes as much as its [`SendQueue`] allows, and gives back the memory of bytes that the client has
+//! taken.
+
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+use super::send_queue::{MIN_WRITE_BYTES, SendQueue};
+use super::so_meminfo::send_queue_bytes;
+use super::socket::TokioSocket;
+
+/// Shortest and longest pause before a connection with a full send queue tries again.
+const WRITE_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
+
+/// Time without received bytes after which a connection checks its send queue. Each read postpones the timer, because a
+/// timer that fires wakes the thread. With timers of 50 ms that were not postponed, 80 connections that took answers of
+/// 32 KiB used 9 % more processor time for each answer.
+const RELEASE_DELAY: Duration = Duration::from_millis(250);
+
+/// Shortest and longest pause between two checks of a closed connection whose last bytes are still in the send queue.
+const DRAIN_BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
+
+/// A tokio socket, with what its send queue has taken from the pool.
+#[derive(Debug)]
+pub(super) struct MeteredSocket<S: TokioSocket> {
+    /// `None` once dropped.
+    socket: Option<S>,
+    queue: SendQueue,
+    /// Timer of the next attempt to write, and the pause before it.
+    retry_timer: Option<(Pin<Box<Sleep>>, Duration)>,
+    release_timer: Option<Pin<Box<Sleep>>>,
+    /// True if bytes were received since [`Self::release_timer`] was set.
+    has_received: bool,
+    linger: LingerSlot,
+}
+
+/// Keeps the socket of a connection that is dropped before the client has taken all bytes.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LingerSlot(Arc<Mutex<Option<LingeringSocket>>>);
+
+/// A socket to which no more bytes are written.
+#[derive(Debug)]
+struct LingeringSocket {
+    socket: Box<dyn DrainableSocket>,
+    queue: SendQueue,
+}
+
+impl LingeringSocket {
+    /// Gives back the memory of bytes that the client has taken in the meantime. Returns how many are left in the
+    /// queue.
+    fn release_drained(&self) -> usize {
+        let queued = self.socket.queue_bytes();
+        self.queue.shrink_to_queued(queued);
+        queued
+    }
+}
+
+trait DrainableSocket: std::fmt::Debug + Send {
+    fn queue_bytes(&self) -> usize;
+    /// Makes the kernel discard the remaining bytes when the socket is closed.
+    fn set_reset_on_close(&self);
+}
+
+impl<S: TokioSocket> DrainableSocket for S {
+    fn queue_bytes(&self) -> usize {
+        send_queue_bytes(self.as_fd(), S::IS_TCP).unwrap_or(0)
+    }
+
+    fn set_reset_on_close(&self) {
+        // If this fails, the connection is gone and has no bytes left.
+        let _ = sockopt::set_socket_linger(self, Some(Duration::ZERO));
+    }
+}
+
+impl LingerSlot {
+    /// Waits until the client has taken the rest of an answer, for at most `patience`, or not at all if the connection
+    /// was `broken_off`. Then discards what is left, because the kernel would keep the bytes of any number of closed
+    /// sockets for minutes.
+    pub(super) async fn drain(&self, broken_off: bool, patience: Duration) {
+        let Some(unsent) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let (until, [mut pause, longest]) = (Instant::now() + patience, DRAIN_BACKOFF);
+        let mut left = unsent.release_drained();
+        while !broken_off && left > 0 && Instant::now() < until {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+            left = unsent.release_drained();
+        }
+        if left > 0 {
+            unsent.socket.set_reset_on_close();
+        }
+    }
+}
+
+impl<S: TokioSocket> MeteredSocket<S> {
+    pub(super) fn new(socket: S, queue: SendQueue, rest: &LingerSlot) -> Self {
+        Self {
+            socket: Some(socket),
+            queue,
+            retry_timer: None,
+            release_timer: None,
+            has_received: false,
+            linger: rest.clone(),
+        }
+    }
+
+    /// Returns the socket.
+    ///
+    /// # Errors
+    /// Only after the socket was dropped.
+    pub(super) fn socket(&self) -> io::Result<&S> {
+        self.socket.as_ref().ok_or_else(closed_error)
+    }
+
+    /// Writes some of `wanted` bytes with `write`, which gets the number of bytes that it may write and returns the
+    /// number that it wrote. Does not wait; after `WouldBlock`, [`AsyncWrite::poll_write`] does.
+    pub(super) fn try_to_write(
+        &self,
+        wanted: usize,
+        write: impl FnOnce(&S, usize) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let socket = self.socket()?;
+        let allowed = self.queue.allow(socket, wanted);
+        if allowed == 0 && wanted > 0 {
+            if S::IS_TCP {
+                // With the cork, the kernel would hold a partial packet for 0.2 s, and the next write would wait until
+                // it is sent.
+                let _ = sockopt::set_tcp_cork(socket, false);
+            }
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let written = socket.try_write_io(|| write(socket, allowed));
+        self.queue.record_write(socket, allowed, *written.as_ref().unwrap_or(&0));
+        written
+    }
+
+    /// Ready with how many of `wanted` bytes may be written. If `wanted` is 0, ready when [`Self::try_to_write`] would
+    /// write some of any number of bytes.
+    fn poll_allowed(&mut self, context: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
+        let [shortest, longest] = WRITE_BACKOFF;
+        loop {
+            let asked = if wanted == 0 { MIN_WRITE_BYTES } else { wanted };
+            let allowed = self.queue.allow(self.socket.as_ref().ok_or_else(closed_error)?, asked);
+            if allowed > 0 {
+                self.retry_timer = None;
+                return Poll::Ready(Ok(allowed.min(wanted)));
+            }
+            let (sleep, pause) =
+                self.retry_timer.get_or_insert_with(|| (Box::pin(tokio::time::sleep(shortest)), shortest));
+            ready!(sleep.as_mut().poll(context));
+            *pause = (*pause * 2).min(longest);
+            sleep.as_mut().reset(Instant::now() + *pause);
+        }
+    }
+
+    /// Gives back the memory of bytes that the client has taken, if the connection has received nothing for a while.
+    pub(super) fn poll_release(&mut self, context: &mut Context<'_>) {
+        while self.queue.has_grant() {
+            let sleep = self.release_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(RELEASE_DELAY)));
+            if std::mem::take(&mut self.has_received) {
+                sleep.as_mut().reset(Instant::now() + RELEASE_DELAY);
+            }
+            if sleep.as_mut().poll(context).is_pending() {
+                return;
+            }
+            self.release_timer = None;
+            self.release_drained();
+        }
+        self.release_timer = None;
+    }
+
+    fn release_drained(&self) {
+        if let Some(socket) = &self.socket {
+            self.queue.release(socket);
+        }
+    }
+
+    /// Records that `write` has written some of `allowed` bytes.
+    fn record_write(&mut self, allowed: usize, write: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        let written = if let Poll::Ready(Ok(written)) = write { written } else { 0 };
+        if let Some(socket) = &self.socket {
+            self.queue.record_write(socket, allowed, written);
+        }
+        write
+    }
+}
+
+impl<S: TokioSocket> AsyncRead for MeteredSocket<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let read = Pin::new(self.socket.as_mut().ok_or_else(closed_error)?).poll_read(context, out);
+        if read.is_pending() {
+            self.poll_release(context);
+            return Poll::Pending;
+        }
+        self.has_received = true;
+        if self.queue.has_grant() && self.queue.is_pool_under_pressure() {
+            // Most clients have taken an answer before they send the next request. The next answer may take some time.
+            self.release_drained();
+        }
+        read
+    }
+}
+
+impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let allowed = ready!(self.poll_allowed(context, bytes.len()))?;
+        let bytes = bytes.get(..allowed).unwrap_or(bytes);
+        let write = Pin::new(self.socket.as_mut().ok_or_else(closed_error)?).poll_write(context, bytes);
+        self.record_write(allowed, write)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let wanted = parts.iter().map(|part| part.len()).sum();
+        let allowed = ready!(self.poll_allowed(context, wanted))?;
+        let socket = Pin::new(self.socket.as_mut().ok_or_else(closed_error)?);
+        if allowed == wanted {
+            let write = socket.poll_write_vectored(context, parts);
+            return self.record_write(allowed, write);
+        }
+        let first = parts.iter().find(|part| !part.is_empty()).map_or(&[][..], |part| part);
+        let first = first.get(..allowed).unwrap_or(first);
+        let write = socket.poll_write(context, first);
+        self.record_write(first.len(), write)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.as_ref().is_some_and(AsyncWrite::is_write_vectored)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(self.socket.as_mut().ok_or_else(closed_error)?).poll_flush(context))?;
+        // An HTTP/2 connection reads first and then writes, so no read follows that would check the last write.
+        self.poll_release(context);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.socket.as_mut().ok_or_else(closed_error)?).poll_shutdown(context)
+    }
+}
+
+impl<S: TokioSocket> Drop for MeteredSocket<S> {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else { return };
+        if self.queue.measure(&socket) == 0 {
+            return;
+        }
+        let empty = self.queue.placeholder();
+        let unsent = LingeringSocket { socket: Box::new(socket), queue: std::mem::replace(&mut self.queue, empty) };
+        *self.linger.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(unsent);
+    }
+}
+
+fn closed_error() -> io::Error {
+    io::ErrorKind::NotConnected.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+    use super::super::connection_memory::AddressMemory;
+    use super::super::send_queue::{CONNECTION_DIVISOR, UNPOOLED_BYTES};
+    use super::super::threshold_pool::DynamicThresholdPool;
+    use super::*;
+    use crate::metrics::ConnectionPoolLabel;
+
+    async fn pair(pool: &Arc<DynamicThresholdPool>, rest: &LingerSlot) -> (MeteredSocket<TcpStream>, TcpStream) {
+        let (socket, reader, _) = pair_of_address(pool, rest).await;
+        (socket, reader)
+    }
+
+    async fn pair_of_address(
+        pool: &Arc<DynamicThresholdPool>,
+        rest: &LingerSlot,
+    ) -> (MeteredSocket<TcpStream>, TcpStream, Arc<AddressMemory>) {
+        let of_address = Arc::<AddressMemory>::default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        // Keeps the receive buffer of a client that reads nothing small.
+        socket.set_recv_buffer_size(4096).unwrap();
+        let (reader, accepted) = tokio::join!(socket.connect(address), listener.accept());
+        let queue = SendQueue::new(pool, Some(Arc::clone(&of_address)));
+        (MeteredSocket::new(accepted.unwrap().0, queue, rest), reader.unwrap(), of_address)
+    }
+
+    /// The queue is never drained.
+    #[tokio::test]
+    async fn a_write_of_nothing_waits_as_long_as_a_write_of_much() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
+        let (mut socket, _reader) = pair(&pool, &LingerSlot::default()).await;
+        let mut full = false;
+        for _ in 0..200 {
+            let much = socket.queue.allow(socket.socket().unwrap(), 1 << 20);
+            let nothing = futures_util::poll!(std::future::poll_fn(|context| socket.poll_allowed(context, 0)));
+            assert_eq!(much == 0, nothing.is_pending(), "{much}");
+            full |= much == 0;
+            if much > 0 {
+                let written =
+                    tokio::time::timeout(Duration::from_millis(5), socket.write(&vec![0; much.min(700)])).await;
+                assert!(written.is_ok());
+            }
+        }
+        assert!(full);
+    }
+
+    #[tokio::test]
+    async fn queues_of_clients_that_take_nothing_stay_within_the_pool() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
+        let mut held = Vec::new();
+        for _ in 0..40 {
+            let (mut socket, reader) = pair(&pool, &LingerSlot::default()).await;
+            let much = vec![0; 4 << 20];
+            let writing = socket.write_all(&much);
+            assert!(tokio::time::timeout(Duration::from_millis(20), writing).await.is_err());
+            held.push((socket, reader));
+        }
+        let queued: usize = held.iter().map(|(socket, _)| socket.socket().unwrap().queue_bytes()).sum();
+        assert!(queued <= (1 << 20) + 40 * 2 * UNPOOLED_BYTES, "{queued}");
+        assert!(queued > 1 << 18, "{queued}");
+    }
+
+    #[tokio::test]
+    async fn all_arrives_from_an_empty_pool_and_is_given_back() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
+        let (mut socket, mut reader) = pair(&pool, &LingerSlot::default()).await;
+        let sent: Vec<u8> = (0..100_000_u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
+        let mut received = Vec::new();
+        let sending = async {
+            socket.write_all(&sent).await.unwrap();
+            socket.shutdown().await.unwrap();
+        };
+        tokio::join!(sending, async { reader.read_to_end(&mut received).await.unwrap() });
+        assert!(received == sent);
+    }
+
+    #[tokio::test]
+    async fn a_packet_that_is_not_full_is_sent_where_nothing_may_follow() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
+        let (socket, _reader) = pair(&pool, &LingerSlot::default()).await;
+        let tcp = socket.socket().unwrap();
+        sockopt::set_tcp_cork(tcp, true).unwrap();
+        let mut sent = 0;
+        while let Ok(count) = socket.try_to_write(1 << 20, |tcp, allowed| {
+            assert!(sockopt::tcp_cork(tcp)?);
+            Ok(rustix::io::write(tcp, &vec![0; allowed])?)
+        }) {
+            sent += count;
+        }
+        assert!(sent > 0 && !sockopt::tcp_cork(tcp).unwrap(), "{sent} bytes are held back");
+    }
+
+    #[tokio::test]
+    async fn a_connection_gives_back_what_was_taken_when_it_is_idle_or_asks_again_where_others_need_it() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
+        let (mut socket, mut reader, of_address) = pair_of_address(&pool, &LingerSlot::default()).await;
+        for is_much_taken in [false, true] {
+            while is_much_taken && !pool.is_under_pressure() {
+                pool.take_up_to(None, 0, 1 << 17);
+            }
+            for asks in [true, false] {
+                socket.write_all(&vec![0; 30_000]).await.unwrap();
+                reader.read_exact(&mut vec![0; 30_000]).await.unwrap();
+                assert!(socket.queue.has_grant());
+                if asks {
+                    reader.write_u8(1).await.unwrap();
+                    assert_eq!(socket.read_u8().await.unwrap(), 1);
+                    assert_eq!(socket.queue.has_grant(), !is_much_taken);
+                } else {
+                    assert!(tokio::time::timeout(RELEASE_DELAY * 2, socket.read_u8()).await.is_err());
+                    assert!(!socket.queue.has_grant());
+                }
+                assert_eq!(of_address.queued_bytes.load(Ordering::Relaxed) > 0, socket.queue.has_grant());
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_flushed_and_not_read_gives_back_what_was_taken() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
+        let (mut socket, mut reader) = pair(&pool, &LingerSlot::default()).await;
+        socket.write_all(&vec![0; 30_000]).await.unwrap();
+        reader.read_exact(&mut vec![0; 30_000]).await.unwrap();
+        let emptied = std::future::poll_fn(|context| {
+            if !socket.queue.has_grant() {
+                return Poll::Ready(());
+            }
+            assert!(Pin::new(&mut socket).poll_flush(context).is_ready());
+            Poll::Pending
+        });
+        assert!(tokio::time::timeout(RELEASE_DELAY * 2, emptied).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn no_more_is_granted_than_the_kernel_takes() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 30, CONNECTION_DIVISOR));
+        let (mut socket, _reader, of_address) = pair_of_address(&pool, &LingerSlot::default()).await;
+        let much = vec![0; 16 << 20];
+        assert!(tokio::time::timeout(Duration::from_millis(50), socket.write_all(&much)).await.is_err());
+        let queued = socket.socket().unwrap().queue_bytes();
+        let granted = of_address.queued_bytes.load(Ordering::Relaxed);
+        assert!(granted > 0 && granted <= queued, "{granted} for {queued}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_has_ended_gives_back_what_is_taken_of_its_last_answer() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 22, CONNECTION_DIVISOR));
+        let rest = LingerSlot::default();
+        let (mut socket, mut reader, of_address) = pair_of_address(&pool, &rest).await;
+        let (mut sent, much) = (0, vec![0; 1 << 16]);
+        while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&much)).await {
+            sent += count.unwrap();
+        }
+        drop(socket);
+        let granted = of_address.queued_bytes.load(Ordering::Relaxed);
+        let mut draining = std::pin::pin!(rest.drain(false, Duration::from_secs(30)));
+        reader.read_exact(&mut vec![0; sent * 3 / 4]).await.unwrap();
+        assert!(tokio::time::timeout(DRAIN_BACKOFF[1] * 3, draining.as_mut()).await.is_err());
+        let left = of_address.queued_bytes.load(Ordering::Relaxed);
+        assert!(left > 0 && left < granted / 2, "{left} of {granted}");
+        tokio::join!(draining, async { reader.read_to_end(&mut Vec::new()).await.unwrap() });
+        assert_eq!(of_address.queued_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn a_closed_connection_is_waited_for_and_then_reset() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
+        for (patience, is_reset) in [(Duration::from_millis(50), true), (Duration::from_secs(30), false)] {
+            let rest = LingerSlot::default();
+            let (mut socket, mut reader) = pair(&pool, &rest).await;
+            let (mut sent, much) = (0, vec![0; 1 << 16]);
+            while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&much)).await {
+                sent += count.unwrap();
+            }
+            drop(socket);
+            let mut received = Vec::new();
+            if is_reset {
+                rest.drain(false, patience).await;
+                drop(rest);
+                assert!(reader.read_to_end(&mut received).await.is_err());
+            } else {
+                let reading = async { reader.read_to_end(&mut received).await.unwrap() };
+                tokio::join!(
+                    async {
+                        rest.drain(false, patience).await;
+                        drop(rest);
+                    },
+                    reading
+                );
+                assert_eq!(received.len(), sent);
+            }
+        }
+    }
+}

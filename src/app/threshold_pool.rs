@@ -1,0 +1,201 @@
+//! A bounded number of bytes that the connections of many addresses share, with a dynamic threshold: no address may
+//! hold more than is still free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
+//! Switches", 1998), and no connection more than a part of what its address may still take.
+//!
+//! A single address gets half of the pool, and a few greedy ones leave some bytes for the next. This needs no queue and
+//! no list of holders. Each address that gives nothing back takes half of what is left, so almost nothing is left after
+//! a dozen. Therefore a pool can reserve a third of its capacity for addresses that hold little. These may take all
+//! that is free of it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::Notify;
+
+use crate::metrics::{ConnectionPoolLabel, PoolGauge};
+
+/// Divisor of the capacity: this part of it is a large share.
+const LARGE_SHARE_DIVISOR: usize = 8;
+
+/// Divisor of the capacity: this part of it can be reserved for addresses that hold little.
+const RESERVE_DIVISOR: usize = 3;
+
+/// Pool of bytes that the connections of many addresses share.
+#[derive(Debug)]
+pub(super) struct DynamicThresholdPool {
+    capacity_bytes: usize,
+    taken_bytes: AtomicUsize,
+    /// A connection holds at most what its address may still take, divided by this, or all of that if this is 0.
+    connection_divisor: usize,
+    /// An address that holds less than this may take from the reserve.
+    guaranteed_bytes: usize,
+    reserved_bytes: usize,
+    gauge: PoolGauge,
+    reclaim_requested: Notify,
+}
+
+impl DynamicThresholdPool {
+    /// Creates a pool in which each address may hold as many bytes as are left free. Each of its connections may hold
+    /// what its address may still take, divided by `divisor`, or all of that if `divisor` is 0.
+    pub(super) fn new(pool: ConnectionPoolLabel, capacity_bytes: usize, connection_divisor: usize) -> Self {
+        let gauge = PoolGauge::new(pool, capacity_bytes);
+        let taken_bytes = AtomicUsize::new(0);
+        Self {
+            capacity_bytes,
+            taken_bytes,
+            connection_divisor,
+            guaranteed_bytes: 0,
+            reserved_bytes: 0,
+            gauge,
+            reclaim_requested: Notify::new(),
+        }
+    }
+
+    /// Reserves a third of the pool for addresses that hold less than `bytes`.
+    pub(super) fn with_guarantee(self, bytes: usize) -> Self {
+        Self { guaranteed_bytes: bytes, reserved_bytes: self.capacity_bytes / RESERVE_DIVISOR, ..self }
+    }
+
+    /// Takes up to `wanted_bytes`, as many as a connection that holds `held_bytes` may still take. Its address holds
+    /// `address_bytes`; `None` if the address stands for many clients. Returns how many bytes it took.
+    pub(super) fn take_up_to(&self, address_bytes: Option<usize>, held_bytes: usize, wanted_bytes: usize) -> usize {
+        let mut granted = 0;
+        // The closure always returns a value, so the update cannot fail.
+        let _ = self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+            granted = wanted_bytes.min(headroom(
+                self.address_headroom(taken, address_bytes),
+                held_bytes,
+                self.connection_divisor,
+            ));
+            Some(taken + granted)
+        });
+        self.gauge.add(granted);
+        granted
+    }
+
+    /// Takes either all of `bytes` or nothing, for an address that holds `address_bytes`; `None` if the address stands
+    /// for many clients. Returns true if it took them.
+    pub(super) fn try_take(&self, address_bytes: Option<usize>, bytes: usize) -> bool {
+        debug_assert!(
+            self.connection_divisor == 0,
+            "a pool with a connection divisor needs the bytes that the connection holds"
+        );
+        let is_taken = self
+            .taken_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+                (bytes <= self.address_headroom(taken, address_bytes)).then(|| taken + bytes)
+            })
+            .is_ok();
+        if is_taken {
+            self.gauge.add(bytes);
+        }
+        is_taken
+    }
+
+    /// Returns the maximum number of bytes that may be added to what an address holds.
+    fn address_headroom(&self, taken: usize, address_bytes: Option<usize>) -> usize {
+        let free = self.capacity_bytes.saturating_sub(taken);
+        let most = headroom(free.saturating_sub(self.reserved_bytes), address_bytes.unwrap_or(0), 1);
+        let assured = address_bytes.map_or(0, |held| self.guaranteed_bytes.saturating_sub(held));
+        most.max(assured.min(free))
+    }
+
+    /// Asks one holder to give back what it does not need: the one that has waited longest in
+    /// [`Self::wait_for_reclaim`].
+    pub(super) fn request_reclaim(&self) {
+        self.reclaim_requested.notify_one();
+    }
+
+    /// Waits until this holder is asked to give back what it does not need.
+    pub(super) async fn wait_for_reclaim(&self) {
+        self.reclaim_requested.notified().await;
+    }
+
+    /// Returns true if `bytes` are a large share of the capacity.
+    pub(super) fn is_large_share(&self, bytes: usize) -> bool {
+        bytes >= self.capacity_bytes / LARGE_SHARE_DIVISOR
+    }
+
+    /// Returns true if a large share of the capacity is taken.
+    pub(super) fn is_under_pressure(&self) -> bool {
+        self.is_large_share(self.taken_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Gives back bytes that were taken.
+    pub(super) fn give_back(&self, bytes: usize) {
+        self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.gauge.subtract(bytes);
+    }
+}
+
+/// Returns the maximum that may be added to `held` so that the sum is no more than what is then free, divided by
+/// `divisor`.
+fn headroom(free: usize, held: usize, divisor: usize) -> usize {
+    free.saturating_sub(held.saturating_mul(divisor)) / (divisor + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_has_half_and_greedy_ones_leave_some_for_the_next() {
+        let pool = DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1200, 0);
+        assert_eq!(pool.take_up_to(Some(0), 0, 5000), 600);
+        assert_eq!(pool.take_up_to(Some(600), 600, 1), 0);
+        assert_eq!(pool.take_up_to(Some(0), 0, 5000), 300);
+        assert!(!pool.try_take(Some(0), 151) && pool.try_take(Some(0), 150));
+        for bytes in [600, 300, 150] {
+            pool.give_back(bytes);
+        }
+        assert_eq!(pool.taken_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_connection_has_a_part_of_what_its_address_may_have() {
+        let pool = DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1000, 4);
+        let mut of_address = 0;
+        for granted in [100, 80, 64] {
+            assert_eq!(pool.take_up_to(Some(of_address), 0, 5000), granted);
+            of_address += granted;
+        }
+        assert_eq!(pool.take_up_to(Some(of_address), 64, 5000), 0);
+        assert_eq!(pool.take_up_to(Some(0), 0, 5000), 75);
+    }
+
+    #[test]
+    fn a_hundred_greedy_connections_never_take_all() {
+        let pool = DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, 4);
+        let mut held = [0; 100];
+        for _ in 0..1000 {
+            for held in &mut held {
+                *held += pool.take_up_to(Some(0), *held, 1 << 12);
+            }
+        }
+        let taken: usize = held.iter().sum();
+        assert!(taken <= (1 << 20) * 19 / 20 && taken > 1 << 19, "{taken}");
+        assert!(pool.take_up_to(Some(0), 0, 1 << 20) > 0);
+    }
+
+    #[test]
+    fn greedy_addresses_leave_what_the_next_ones_are_assured_of() {
+        const ASSURED: usize = 1 << 10;
+        let pool = DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 96 * ASSURED, 0).with_guarantee(ASSURED);
+        let take_all = |mut held| {
+            while pool.try_take(Some(held), 1) {
+                held += 1;
+            }
+            held
+        };
+        assert_eq!(take_all(0), 32 * ASSURED, "a single address has half of what is not reserved");
+        for _ in 0..30 {
+            assert!(take_all(0) >= ASSURED);
+        }
+        assert!(!pool.try_take(None, 1), "an address that stands for many clients has no guarantee");
+        assert_eq!(take_all(ASSURED / 2), ASSURED, "it gets the rest of its guarantee");
+        let left = pool.capacity_bytes - pool.taken_bytes.load(Ordering::Relaxed);
+        for _ in 0..left / ASSURED {
+            assert_eq!(take_all(0), ASSURED);
+        }
+        assert!(take_all(0) < ASSURED && !pool.try_take(Some(0), 1), "the last address gets what is left");
+    }
+}

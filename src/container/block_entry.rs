@@ -1,0 +1,65 @@
+//! Entries of the block cache: a decoded block, a hole, or the reason why a stored block cannot be decoded.
+
+use std::sync::Arc;
+
+use super::freshness::ValidatedAt;
+use super::{Dataset, ReadError};
+use crate::n5::{Block, BlockError, Coords, GridPosition};
+use crate::store::ObjectMeta;
+
+/// A cached block, hole or decode error.
+#[derive(Debug)]
+pub(super) struct BlockEntry {
+    /// `None` for a hole and for a block that cannot be decoded.
+    pub(super) block: Option<Block>,
+    /// The reason why the stored block cannot be decoded.
+    pub(super) fault: Option<Box<BlockError>>,
+    /// Entity tag and version of the stored block.
+    pub(super) stored: Option<(Arc<str>, u64)>,
+    pub(super) checked: ValidatedAt,
+}
+
+impl BlockEntry {
+    /// Creates an entry for a block decoded from the stored object `meta`, which was current at the moment `checked`.
+    pub(super) fn new(block: Block, meta: ObjectMeta, checked: u64) -> Self {
+        let stored = Some((meta.etag, meta.version));
+        Self { block: Some(block), fault: None, stored, checked: ValidatedAt::at(checked) }
+    }
+
+    /// Creates an entry for the stored object `meta`, which cannot be decoded and was current at the moment `checked`.
+    pub(super) fn undecodable(fault: BlockError, meta: ObjectMeta, checked: u64) -> Self {
+        let stored = Some((meta.etag, meta.version));
+        Self { block: None, fault: Some(Box::new(fault)), stored, checked: ValidatedAt::at(checked) }
+    }
+
+    /// Returns an error if the stored block cannot be decoded. A hole is not an error.
+    pub(super) fn check_decodable(&self, dataset: &Dataset, position: &GridPosition) -> Result<(), ReadError> {
+        let Some(fault) = &self.fault else { return Ok(()) };
+        let (key, position) = (dataset.block_key(position), position.clone());
+        Err(ReadError::Block { key, position, error: (**fault).clone() })
+    }
+
+    /// Returns true if no block is stored.
+    pub(super) fn is_hole(&self) -> bool {
+        self.block.is_none() && self.fault.is_none()
+    }
+
+    /// Creates an entry for a hole that was seen at the moment `checked`.
+    pub(super) fn hole(checked: u64) -> Self {
+        Self { block: None, fault: None, stored: None, checked: ValidatedAt::at(checked) }
+    }
+
+    /// Returns the last moment at which the entry was known to match the store.
+    pub(super) fn checked_at(&self) -> u64 {
+        self.checked.moment()
+    }
+
+    pub(super) fn version(&self) -> Option<u64> {
+        self.stored.as_ref().map(|(_, version)| *version)
+    }
+
+    /// Returns the block if its size is exactly `size`.
+    pub(super) fn block_of_size(&self, size: &Coords) -> Option<&Block> {
+        self.block.as_ref().filter(|block| block.size == *size)
+    }
+}

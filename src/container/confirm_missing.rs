@@ -1,0 +1,60 @@
+//! Confirmation that missing blocks are holes, which were never written, and not blocks that cannot be read at the
+//! moment.
+
+use std::sync::Arc;
+
+use super::instrument::instrument;
+use super::{Container, Dataset, Freshness, ReadError};
+use crate::metrics::StoreOperation;
+use crate::n5::GridPosition;
+use crate::store::{CachedStat, Key, StoreError};
+
+impl Container {
+    /// Checks that `dataset` still exists. Missing blocks are holes only if it does.
+    ///
+    /// # Errors
+    /// [`ReadError::Store`] when the dataset is gone or the store cannot tell.
+    async fn ensure_dataset_exists(&self, access: Freshness, dataset: &Dataset) -> Result<(), ReadError> {
+        let key = dataset.attributes_key().unwrap_or_else(Key::root);
+        match self.store.stat_nonblocking(&key) {
+            CachedStat::Object(_) => return Ok(()),
+            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => access.ensure_may_block().await,
+        }
+        let gone = || StoreError::RootMissing(format!("dataset {:?} disappeared while it was being read", dataset.key));
+        let facts = async { self.store.head(&key).await?.ok_or_else(gone) };
+        instrument(StoreOperation::Head, self.store.backend(), facts).await?;
+        Ok(())
+    }
+
+    /// Confirms that the blocks missing at `positions` are holes, by checking afterwards that the dataset still exists.
+    /// If it does not, removes the cached holes so that no other request trusts them.
+    ///
+    /// # Errors
+    /// As `ensure_dataset_exists`.
+    pub async fn confirm_missing(
+        &self,
+        access: Freshness,
+        dataset: &Arc<Dataset>,
+        positions: &[GridPosition],
+    ) -> Result<(), ReadError> {
+        let is_there = self.ensure_dataset_exists(access, dataset).await;
+        if is_there.is_err() {
+            self.resources.blocks.forget_holes(dataset, positions).await;
+            for position in positions {
+                self.resources.objects.forget_hole(self.id, &dataset.block_key(position)).await;
+            }
+        }
+        is_there
+    }
+
+    /// Calls [`Self::confirm_missing`] if `is_missing`.
+    pub(super) async fn confirm_missing_if(
+        &self,
+        is_missing: bool,
+        access: Freshness,
+        dataset: &Arc<Dataset>,
+        positions: &[GridPosition],
+    ) -> Result<(), ReadError> {
+        if is_missing { self.confirm_missing(access, dataset, positions).await } else { Ok(()) }
+    }
+}

@@ -1,0 +1,386 @@
+//! Nonblocking gather: reads, decodes and pastes blocks that need no waiting in one pass, with up to one job per core.
+//!
+//! A job takes one block after another. A cached block is pasted. A missing block is read if the store can do so
+//! without blocking, decoded into a buffer that serves all blocks of the job, and pasted while it is in the core's
+//! cache. Everything else is left to the regular path, which alone handles errors, retries and waits: a file that is
+//! not in the page cache, a block that is damaged or being loaded by another request, a lack of memory.
+//!
+//! Time of a slice of 256^3 uint16 in 64 blocks, nothing cached, transport included, compared with handing each block
+//! to a thread for each of reading, decoding and pasting: raw 33 ms instead of 44, zstd 54 instead of 73, gzip 70
+//! instead of 97.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::try_join_all;
+
+use super::block_cache::{BlockCache, BlockEntry, BlockLoadFailure, BlockLocation, LoadTimes};
+use super::block_waiters::BlockWaiters;
+use super::canvas::{Canvas, ElementByteOrder};
+use super::footprint;
+use super::freshness;
+use super::permit::Permit;
+use super::read_stats::ReadStats;
+use super::{Dataset, ReadError};
+use crate::cpu_pool::{CoreLease, Priority};
+use crate::metrics::{self, StoreOperation};
+use crate::n5::{Block, CancelCheck, DecodeBuffers, DecompressedBlock, GridPosition, Scratch};
+use crate::store::{NonblockingReader, ObjectMeta, Store};
+use crate::trace;
+
+/// Time after which a job gives up its core to waiting jobs. If none waits, the job continues: when it ended after
+/// every quantum, a slice of 64 bzip2 blocks took 739 ms instead of 661, and one of gzip blocks 70 instead of 59.
+const JOB_QUANTUM: Duration = Duration::from_millis(5);
+
+/// Bytes of blocks, decoded or read from the cache, that justify starting another job.
+const BYTES_PER_JOB: u64 = 512 << 10;
+
+/// Maximum size of all samples for which cached blocks are pasted on the calling thread. It takes less time than
+/// handing them to another thread.
+const INLINE_PASTE_BYTES: u64 = 64 << 10;
+
+/// Largest file that is read without blocking. A larger one would keep the job on its core for too long.
+const MAX_NONBLOCKING_FILE_BYTES: u64 = 16 << 20;
+
+/// Bytes that a file may have beyond its block's: a header, and the expansion of incompressible data.
+const FILE_SLACK_BYTES: u64 = 64 << 10;
+
+/// A block to paste.
+pub(super) enum PasteItem {
+    /// A cached block.
+    Hit(GridPosition, Arc<BlockEntry>),
+    /// A block that is not cached.
+    Miss {
+        /// Grid position of the block.
+        position: GridPosition,
+        /// The loaded block is put into the cache.
+        should_cache: bool,
+    },
+}
+
+/// State that all jobs of one slice share.
+pub(super) struct GatherContext {
+    pub(super) blocks: BlockCache,
+    pub(super) container: u32,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) dataset: Arc<Dataset>,
+    pub(super) canvas: Canvas,
+    /// A block last compared with the store before this moment is stale.
+    pub(super) since: u64,
+    /// Decoded size of a whole block in bytes.
+    pub(super) block_bytes: u64,
+    /// Bytes that enter a core's cache when all samples are copied out of decoded blocks.
+    pub(super) sample_bytes: u64,
+}
+
+/// State of one job: buffers that it reuses for every block, and its results.
+#[derive(Default)]
+struct JobScratch {
+    file: Vec<u8>,
+    buffers: DecodeBuffers,
+    /// Reader that is kept until the quantum is over.
+    reader: Option<Box<dyn NonblockingReader>>,
+    /// Permit of the decode budget for both buffers.
+    permit: Option<Permit>,
+    deferred: Vec<GridPosition>,
+    stats: ReadStats,
+    /// Expires when no request waits for the slice any more.
+    requester: Weak<()>,
+    /// The job takes blocks from the end of the queue, so that two jobs paste into different slabs instead of waiting
+    /// for each other.
+    from_end: bool,
+}
+
+impl GatherContext {
+    /// Pastes the `items` that need no waiting and returns the positions of the others.
+    pub(super) async fn paste(
+        self: &Arc<Self>,
+        items: Vec<PasteItem>,
+        stats: &mut ReadStats,
+    ) -> Result<Vec<GridPosition>, ReadError> {
+        let misses = items.iter().filter(|item| matches!(item, PasteItem::Miss { .. })).count() as u64;
+        let hits = (items.len() as u64).saturating_sub(misses);
+        let bytes = self.block_bytes.saturating_mul(hits).min(self.sample_bytes);
+        let bytes = bytes.saturating_add(self.block_bytes.saturating_mul(misses));
+        if misses == 0 && self.sample_bytes <= INLINE_PASTE_BYTES {
+            let mut bench = JobScratch::default();
+            for item in &items {
+                if let PasteItem::Hit(position, loaded) = item {
+                    self.paste_loaded(position, loaded, &mut bench);
+                }
+            }
+            stats.merge(&bench.stats);
+            // There may be many such batches of small blocks, so they count against the task's budget.
+            tokio::task::consume_budget().await;
+            return Ok(Vec::new());
+        }
+        let jobs = usize::try_from(bytes / BYTES_PER_JOB).unwrap_or(usize::MAX).clamp(1, items.len().max(1));
+        let jobs = jobs.min(self.blocks.cpu.cores());
+        // Cached blocks do not wait behind decoding jobs.
+        let length = if misses == 0 { Priority::High } else { Priority::Low };
+        let queue = Arc::new(Mutex::new(items.into_iter()));
+        let asked = Arc::new(());
+        let (queue, asked) = (&queue, &asked);
+        let job = |number: usize| async move {
+            let mut bench = JobScratch { from_end: number % 2 == 1, ..JobScratch::default() };
+            loop {
+                let (work, queue, asked) = (Arc::clone(self), Arc::clone(queue), Arc::downgrade(asked));
+                let turn = move |turn: &CoreLease| {
+                    bench.requester.clone_from(&asked);
+                    let more = work.run_quantum(&queue, turn, &mut bench, length);
+                    bench.reader = None;
+                    if !more {
+                        // The memory that a codec keeps, much of it in liblzma, is freed here and not on the thread
+                        // that serves requests.
+                        bench.buffers.scratch = Scratch::default();
+                    }
+                    // Dropped before the job reports its end, so that the caller then has the only reference to the
+                    // canvas.
+                    drop(work);
+                    (bench, more)
+                };
+                let more;
+                (bench, more) = self.blocks.cpu.run_cooperative(length, self.dataset.id, turn).await?;
+                self.blocks.cache.run_pending_tasks().await;
+                if !more {
+                    return Ok::<JobScratch, ReadError>(bench);
+                }
+            }
+        };
+        let mut left = Vec::new();
+        for mut bench in try_join_all((0..jobs).map(job)).await? {
+            stats.merge(&bench.stats);
+            left.append(&mut bench.deferred);
+            bench.return_buffers(&self.blocks);
+        }
+        Ok(left)
+    }
+
+    /// Processes blocks from `queue` until it is empty or the quantum is over. Returns true if there may be more.
+    fn run_quantum(
+        &self,
+        queue: &Mutex<std::vec::IntoIter<PasteItem>>,
+        turn: &CoreLease,
+        bench: &mut JobScratch,
+        length: Priority,
+    ) -> bool {
+        let mut started = Instant::now();
+        loop {
+            // A job whose client has disconnected does not delay the next client for the rest of a quantum.
+            if bench.requester.strong_count() == 0 {
+                return true;
+            }
+            let mut items = queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let next = if bench.from_end { items.next_back() } else { items.next() };
+            drop(items);
+            let Some(item) = next else { return false };
+            match item {
+                PasteItem::Hit(position, loaded) => self.paste_loaded(&position, &loaded, bench),
+                PasteItem::Miss { position, should_cache: keep } => {
+                    let done = if keep {
+                        self.try_load(&position, turn, bench)
+                    } else {
+                        self.paste_uncached(&position, turn, bench)
+                    };
+                    if done.is_none() {
+                        bench.deferred.push(position);
+                    }
+                }
+            }
+            if started.elapsed() > JOB_QUANTUM {
+                if self.blocks.cpu.has_waiters(length) {
+                    return true;
+                }
+                // Evictions free memory for the next blocks.
+                self.blocks.cache.run_pending_tasks().now_or_never();
+                bench.reader = None;
+                started = Instant::now();
+            }
+        }
+    }
+
+    fn paste_loaded(&self, position: &GridPosition, loaded: &BlockEntry, bench: &mut JobScratch) {
+        let Some(block) = &loaded.block else { return };
+        let started = Instant::now();
+        self.canvas.paste(position, &block.size, &block.data, ElementByteOrder::LittleEndian);
+        bench.stats.assemble += started.elapsed();
+    }
+
+    /// Loads a block into the cache with single flight, and pastes it.
+    fn try_load(&self, position: &GridPosition, turn: &CoreLease, bench: &mut JobScratch) -> Option<()> {
+        let place = self.block_location(position);
+        let mut times = LoadTimes::default();
+        let load = async {
+            self.try_decode(&place, turn, bench, &mut times).map(Arc::new).ok_or(BlockLoadFailure::WouldBlock)
+        };
+        // If the load is not ready immediately, another request is loading the block.
+        let loaded = self.blocks.cache.try_get_with(place.cache_key(), load).now_or_never()?.ok()?;
+        if loaded.checked_at() < self.since || loaded.fault.is_some() {
+            return None;
+        }
+        bench.stats.count_load(times);
+        bench.stats.count_block(position, &loaded);
+        self.paste_loaded(position, &loaded, bench);
+        Some(())
+    }
+
+    fn try_decode(
+        &self,
+        place: &BlockLocation,
+        turn: &CoreLease,
+        bench: &mut JobScratch,
+        times: &mut LoadTimes,
+    ) -> Option<BlockEntry> {
+        let checked = freshness::now();
+        let Some(meta) = self.try_read(&place.position, bench, times)? else { return Some(BlockEntry::hole(checked)) };
+        let attributes = &self.dataset.attributes;
+        let needed_bytes = self.checked_decoding_bytes(&place.position, bench)?;
+        // Memory that decoding needs besides the block stays with this job.
+        let scratch_bytes = needed_bytes.saturating_sub(self.block_bytes);
+        bench.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
+        let mut decoding = self.blocks.budget.try_take(needed_bytes)?;
+        let started = Instant::now();
+        // A raw block keeps the file's buffer. Otherwise the buffer is reused for the next file.
+        let is_plain = attributes.compression().codec().is_none_or(crate::n5::Codec::is_uncompressed);
+        if is_plain {
+            bench.file.shrink_to_fit();
+        }
+        let stored = Bytes::from(std::mem::take(&mut bench.file));
+        let file = (!is_plain).then(|| stored.clone());
+        let limit_bytes = self.blocks.block_bytes;
+        let mut room = self.blocks.budget.decode_buffers(&stored, attributes, &place.position);
+        std::mem::swap(&mut room.scratch, &mut bench.buffers.scratch);
+        let audience = BlockWaiters::of_flight(&self.blocks.loading, place.cache_key())
+            .with_request(Weak::clone(&bench.requester));
+        let goes_on = audience.should_continue(turn);
+        let watch = CancelCheck::new(&goes_on);
+        let block = Block::decode_with(stored, attributes, &place.position, limit_bytes, &mut room, watch);
+        bench.buffers.scratch = room.scratch;
+        bench.file = file.map(Vec::from).unwrap_or_default();
+        let block = block.ok()?;
+        decoding.shrink(block.data.len() as u64);
+        let decoding = decoding.into_cache_owned();
+        times.decode += started.elapsed();
+        record_decode(attributes.compression().label(), started.elapsed());
+        let data = if is_plain || footprint::needs_copy(&block.data) {
+            decoding.own(footprint::compact_for_cache(block.data, !is_plain))
+        } else {
+            self.blocks.budget.own(block.data.into(), decoding)
+        };
+        let block = Block { size: block.size, data };
+        Some(BlockEntry::new(block, meta, checked))
+    }
+
+    /// Decodes a block and pastes it without caching it.
+    fn paste_uncached(&self, position: &GridPosition, turn: &CoreLease, bench: &mut JobScratch) -> Option<()> {
+        let checked = freshness::now();
+        let mut times = LoadTimes::default();
+        bench.take_buffers(&self.blocks, self.max_file_bytes(), self.block_bytes)?;
+        let meta = self.try_read(position, bench, &mut times)?;
+        if meta.is_some() {
+            let needed_bytes = self.checked_decoding_bytes(position, bench)?;
+            bench.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(needed_bytes))?;
+            let started = Instant::now();
+            let attributes = &self.dataset.attributes;
+            let (file, room, asked) = (&bench.file, &mut bench.buffers, &bench.requester);
+            let goes_on = || {
+                turn.yield_if_contended();
+                asked.strong_count() > 0
+            };
+            let watch = CancelCheck::new(&goes_on);
+            let block =
+                DecompressedBlock::new(file, attributes, position, self.blocks.block_bytes, room, watch).ok()?;
+            times.decode += started.elapsed();
+            record_decode(attributes.compression().label(), started.elapsed());
+            let started = Instant::now();
+            self.canvas.paste(position, &block.size, block.data, ElementByteOrder::BigEndian);
+            bench.stats.assemble += started.elapsed();
+        }
+        bench.stats.count_load(times);
+        bench.stats.count_stored(position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), checked);
+        Some(())
+    }
+
+    /// Reads the file of a block. Returns `Some(None)` if the file does not exist, `None` if reading it would block or
+    /// fails.
+    #[expect(clippy::option_option, reason = "the outer `None` ends the attempt, as in all functions of this file")]
+    fn try_read(
+        &self,
+        position: &GridPosition,
+        bench: &mut JobScratch,
+        times: &mut LoadTimes,
+    ) -> Option<Option<ObjectMeta>> {
+        let most_bytes = self.max_file_bytes();
+        bench.try_reserve(&self.blocks, most_bytes)?;
+        let started = Instant::now();
+        if bench.reader.is_none() {
+            bench.reader = Some(self.store.nonblocking_reader()?);
+        }
+        let found = bench.reader.as_mut()?.get(&self.dataset.block_key(position), most_bytes, &mut bench.file)?;
+        times.store += started.elapsed();
+        metrics::store_request(StoreOperation::Get, self.store.backend(), started.elapsed());
+        trace::record("storage", StoreOperation::Get.name(), started.elapsed());
+        if found.is_some() {
+            metrics::store_read_bytes(self.store.backend(), bench.file.len() as u64);
+        }
+        Some(found)
+    }
+
+    fn checked_decoding_bytes(&self, position: &GridPosition, bench: &JobScratch) -> Option<u64> {
+        let needed = Block::decode_memory_bytes(&bench.file, &self.dataset.attributes, position).ok()?;
+        (needed <= self.blocks.block_bytes).then_some(needed)
+    }
+
+    fn max_file_bytes(&self) -> u64 {
+        self.block_bytes
+            .saturating_add(self.block_bytes / 16)
+            .saturating_add(FILE_SLACK_BYTES)
+            .min(MAX_NONBLOCKING_FILE_BYTES)
+    }
+
+    pub(super) fn block_location(&self, position: &GridPosition) -> BlockLocation {
+        BlockLocation {
+            container: self.container,
+            store: Arc::clone(&self.store),
+            dataset: Arc::clone(&self.dataset),
+            position: position.clone(),
+        }
+    }
+}
+
+/// Records a decoded block in the metrics and the trace.
+fn record_decode(codec: &'static str, elapsed: Duration) {
+    metrics::block_decoded(codec, elapsed);
+    trace::record("decode", codec, elapsed);
+}
+
+impl JobScratch {
+    /// Takes pooled buffers if the job has none yet.
+    fn take_buffers(&mut self, blocks: &BlockCache, file_bytes: u64, block_bytes: u64) -> Option<()> {
+        if self.permit.is_none() {
+            self.try_reserve(blocks, file_bytes.saturating_add(block_bytes))?;
+            self.file = blocks.budget.buffer(usize::try_from(file_bytes).ok()?);
+            self.buffers.decoded = blocks.budget.buffer(usize::try_from(block_bytes).ok()?);
+        }
+        Some(())
+    }
+
+    /// Returns the buffers to the pool.
+    fn return_buffers(self, blocks: &BlockCache) {
+        if let Some(permit) = self.permit {
+            blocks.budget.return_buffers([self.buffers.decoded, self.file], permit);
+        }
+    }
+
+    /// Ensures that the permit covers `bytes`. Returns `None` if that would block.
+    fn try_reserve(&mut self, blocks: &BlockCache, bytes: u64) -> Option<()> {
+        match &mut self.permit {
+            Some(permit) if permit.bytes() >= bytes => {}
+            Some(permit) => permit.merge(blocks.budget.try_take(bytes.saturating_sub(permit.bytes()))?),
+            none => *none = Some(blocks.budget.try_take(bytes)?),
+        }
+        Some(())
+    }
+}

@@ -1,0 +1,191 @@
+//! Nonblocking lookups of stored objects: they do not wait for a disk, for memory or for another request.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+
+use super::Container;
+use super::footprint;
+use super::freshness::{Freshness, ValidatedAt};
+use super::object_cache::{MAX_WHOLE_OBJECT_BYTES, ObjectCache, ObjectCacheKey, ObjectEntry, UncachedObject};
+use super::revalidate::Dependency;
+use crate::metrics::{self, LookupResult, StoreOperation};
+use crate::store::{CachedStat, Key, ObjectMeta, SendfileSource, Store};
+
+/// Maximum size of an object that is read into the cache whenever the page cache holds it. Opening such an object costs
+/// more than reading it.
+const MAX_ALWAYS_CACHED_BYTES: u64 = 64 << 10;
+
+/// Maximum size of an object that is read on the calling thread, which takes up to 0.1 ms. Sending from the page cache
+/// costs less than reading into new memory. Sending from the object cache costs less still, which pays off for objects
+/// that are requested often.
+const MAX_NONBLOCKING_READ_BYTES: u64 = 512 << 10;
+
+/// Result of a nonblocking lookup.
+#[derive(Debug)]
+pub enum NonblockingLookup {
+    /// The result is not available without blocking.
+    WouldBlock,
+    /// There is neither an object nor a directory of that name. The dependency revalidates this.
+    Missing(Dependency),
+    /// Metadata and bytes of the object, and its dependency if there is one. The bytes are empty if they were not
+    /// requested and are not cached.
+    Object(ObjectMeta, Bytes, Option<Dependency>),
+    /// An open file that is sent by `sendfile`.
+    Sendfile(SendfileSource),
+}
+
+impl Container {
+    /// As [`Self::object`] (or [`Self::meta`] without `with_bytes`), but never waits for a disk, for memory or for
+    /// another request.
+    pub fn try_object(&self, access: Freshness, key: &Key, with_bytes: bool) -> NonblockingLookup {
+        if !self.is_visible(key) {
+            return NonblockingLookup::WouldBlock;
+        }
+        self.resources.objects.try_get(self.id, &*self.store, key, access, with_bytes)
+    }
+}
+
+impl ObjectCache {
+    /// Looks up the object at `key`, no staler than `access` accepts, without blocking. The result includes the bytes
+    /// if `with_bytes` is true or they are cached.
+    pub(super) fn try_get(
+        &self,
+        container: u32,
+        store: &dyn Store,
+        key: &Key,
+        access: Freshness,
+        with_bytes: bool,
+    ) -> NonblockingLookup {
+        let (since, moment) = (access.since(key), access.request_start);
+        let cached = self.cache.get(&ObjectCacheKey::Stored(container, key.clone())).now_or_never().flatten();
+        if let Some(hole) = cached.as_ref().filter(|entry| entry.object.is_none()) {
+            return self.try_get_hole(container, hole, store, key, (since, moment));
+        }
+        let is_cached = cached.is_some();
+        let good = cached.filter(|entry| {
+            entry.checked.is_fresh(since)
+                || entry.checked.try_revalidate(store, key, entry.version(), moment) == Some(true)
+        });
+        if let Some(entry) = good
+            && let Some((meta, bytes)) = entry.object.clone()
+        {
+            self.lookups.count(LookupResult::Hit, 1);
+            return NonblockingLookup::Object(meta, bytes, Some(Dependency::entry(key, &entry, moment)));
+        }
+        let object = match store.stat_nonblocking(key) {
+            CachedStat::Missing => {
+                // Cached only if a later request can use it.
+                if !is_cached && since < moment {
+                    let entry =
+                        Arc::new(ObjectEntry { object: None, is_name_absent: true, checked: ValidatedAt::at(moment) });
+                    // Another request may have just loaded a new object.
+                    let entry_key = ObjectCacheKey::Stored(container, key.clone());
+                    let _ = self.cache.entry(entry_key).or_insert(entry).now_or_never();
+                    let _ = self.cache.run_pending_tasks().now_or_never();
+                }
+                return self.known_missing(key, moment);
+            }
+            CachedStat::Object(facts) if !is_cached && facts.len <= MAX_ALWAYS_CACHED_BYTES => self
+                .try_load(ObjectCacheKey::Stored(container, key.clone()), store, key, facts.len, moment)
+                .or_else(|| (!with_bytes).then(|| (facts.into(), Bytes::new()))),
+            CachedStat::Object(facts) if !with_bytes => {
+                return NonblockingLookup::Object(
+                    facts.into(),
+                    Bytes::new(),
+                    Some(Dependency::stored_version(key, facts, moment)),
+                );
+            }
+            CachedStat::Object(facts) if !is_cached && facts.len <= MAX_WHOLE_OBJECT_BYTES => {
+                if facts.len <= MAX_NONBLOCKING_READ_BYTES && self.admission.admit(facts.version) {
+                    self.try_load(ObjectCacheKey::Stored(container, key.clone()), store, key, facts.len, moment)
+                } else {
+                    let Some(file) = store.open_nonblocking(key, MAX_WHOLE_OBJECT_BYTES) else {
+                        return NonblockingLookup::WouldBlock;
+                    };
+                    self.lookups.count(LookupResult::Miss, 1);
+                    return NonblockingLookup::Sendfile(file);
+                }
+            }
+            CachedStat::Object(_) | CachedStat::NotAnObject | CachedStat::Unknown => None,
+        };
+        object.map_or(NonblockingLookup::WouldBlock, |(meta, bytes)| NonblockingLookup::Object(meta, bytes, None))
+    }
+
+    /// Looks up a key that is cached as missing: it is not an object, but may be a directory.
+    fn try_get_hole(
+        &self,
+        container: u32,
+        hole: &ObjectEntry,
+        store: &dyn Store,
+        key: &Key,
+        (since, moment): (u64, u64),
+    ) -> NonblockingLookup {
+        if hole.is_name_absent && hole.checked.is_fresh(since) {
+            return self.known_missing(key, hole.checked.moment());
+        }
+        if store.stat_nonblocking(key) == CachedStat::Missing {
+            hole.checked.touch(moment);
+            return self.known_missing(key, moment);
+        }
+        if hole.is_name_absent {
+            let _ = self.cache.invalidate(&ObjectCacheKey::Stored(container, key.clone())).now_or_never();
+        }
+        NonblockingLookup::WouldBlock
+    }
+
+    fn known_missing(&self, key: &Key, known: u64) -> NonblockingLookup {
+        self.lookups.count(LookupResult::Absent, 1);
+        NonblockingLookup::Missing(Dependency::missing(key, known))
+    }
+
+    /// Reads an object of `len` bytes into the cache if this does not block.
+    fn try_load(
+        &self,
+        entry_key: ObjectCacheKey,
+        store: &dyn Store,
+        key: &Key,
+        len: u64,
+        moment: u64,
+    ) -> Option<(ObjectMeta, Bytes)> {
+        let read = async {
+            let object = Some(self.try_read(store, key, len)?);
+            Ok(Arc::new(ObjectEntry { object, is_name_absent: false, checked: ValidatedAt::at(moment) }))
+        };
+        // Not ready: another request is loading it.
+        let loaded = self.cache.try_get_with::<_, UncachedObject>(entry_key, read).now_or_never()?;
+        // Evicts surplus entries, unless another task is already doing so.
+        let _ = self.cache.run_pending_tasks().now_or_never();
+        let entry = loaded.ok().filter(|entry: &Arc<ObjectEntry>| entry.checked.is_fresh(moment))?;
+        let object = entry.object.clone()?;
+        // Failures are counted by the blocking path.
+        self.lookups.count(LookupResult::Miss, 1);
+        Some(object)
+    }
+
+    /// Reads an object of `len` bytes if this does not block. A job on the disk pool and new pages from the system
+    /// would take several times as long as the copy.
+    fn try_read(&self, store: &dyn Store, key: &Key, len: u64) -> Result<(ObjectMeta, Bytes), UncachedObject> {
+        let permit = self.budget.try_take(len).ok_or(UncachedObject::WouldBlock)?;
+        // Has exactly this capacity, since the cache does not account for more. Large pages come zeroed from the system
+        // and stay untouched until they are read into.
+        let mut room = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        let started = Instant::now();
+        let meta = store
+            .nonblocking_reader()
+            .and_then(|mut objects| objects.get(key, len, &mut room))
+            .flatten()
+            .ok_or(UncachedObject::WouldBlock)?;
+        metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
+        metrics::store_read_bytes(store.backend(), room.len() as u64);
+        let permit = permit.into_cache_owned();
+        let bytes = if footprint::needs_copy(&room) {
+            permit.own(footprint::compact_for_cache(room.into(), true))
+        } else {
+            self.budget.own(room, permit)
+        };
+        Ok((meta, bytes))
+    }
+}

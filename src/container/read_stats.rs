@@ -1,0 +1,174 @@
+//! Counters and times of reading a slice, and the fingerprint of the blocks that were read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
+
+use super::block_cache::{BlockEntry, LoadTimes, MAX_NONBLOCKING_CHECKS};
+use super::instrument::instrument;
+use super::slice_plan::PlannedSlice;
+use super::{Container, Dataset, Freshness, ReadError};
+use crate::cpu_pool::Priority;
+use crate::metrics::StoreOperation;
+use crate::n5::GridPosition;
+use crate::store::{CachedStat, Key, ObjectMeta, Store};
+
+/// Number of blocks that are looked up in one job, which takes 1 to 2 ms.
+const BATCH: usize = 1024;
+
+/// Counters and times of a read.
+#[derive(Debug, Clone, Default)]
+pub struct ReadStats {
+    /// Number of missing blocks.
+    pub missing: u64,
+    /// Number of blocks found in the cache, including holes.
+    pub hits: u64,
+    /// Number of blocks loaded, including holes.
+    pub loaded: u64,
+    /// Time spent looking up and revalidating cached blocks.
+    pub cache: Duration,
+    /// Time spent reading, summed over concurrent loads.
+    pub store: Duration,
+    /// Time spent decoding, summed over concurrent loads.
+    pub decode: Duration,
+    /// Time spent pasting, summed over concurrent jobs.
+    pub assemble: Duration,
+    /// Fingerprint of the blocks that were read.
+    pub fingerprint: Fingerprint,
+    /// Moment of the oldest comparison with the store among the blocks.
+    pub(super) oldest_check: Option<u64>,
+}
+
+impl ReadStats {
+    pub(super) fn count_block(&mut self, position: &GridPosition, loaded: &BlockEntry) {
+        let stored = loaded.stored.as_ref().map(|(etag, version)| (&**etag, *version));
+        self.count_stored(position, stored, loaded.checked_at());
+    }
+
+    /// Counts a block by its entity tag and version, or a hole, as compared with the store at `moment`.
+    pub(super) fn count_stored(&mut self, position: &GridPosition, stored: Option<(&str, u64)>, moment: u64) {
+        match stored {
+            Some((etag, version)) => self.fingerprint.add(position, etag, version),
+            None => self.missing += 1,
+        }
+        self.oldest_check = Some(self.oldest_check.map_or(moment, |earlier| earlier.min(moment)));
+    }
+
+    /// Adds the counters of other blocks.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.missing += other.missing;
+        self.hits += other.hits;
+        self.loaded += other.loaded;
+        self.cache += other.cache;
+        self.store += other.store;
+        self.decode += other.decode;
+        self.assemble += other.assemble;
+        self.fingerprint.merge(&other.fingerprint);
+        self.oldest_check = match (self.oldest_check, other.oldest_check) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
+
+    pub(super) fn count_load(&mut self, times: LoadTimes) {
+        self.loaded += 1;
+        self.store += times.store;
+        self.decode += times.decode;
+    }
+}
+
+/// Fingerprint of all existing blocks of a region. It depends on nothing else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// Hash of positions and entity tags. It is the same on every replica and after every restart.
+    pub etags_hash: u128,
+    /// Hash of positions and versions. It changes with every write.
+    pub versions_hash: u64,
+    /// Number of existing blocks.
+    pub(super) blocks: u64,
+}
+
+impl Fingerprint {
+    /// Returns true if no block exists.
+    pub fn is_empty(&self) -> bool {
+        self.blocks == 0
+    }
+
+    /// Adds an existing block.
+    pub fn add(&mut self, position: &GridPosition, etag: &str, version: u64) {
+        let seed = position.iter().fold(0u64, |seed, p| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(*p + 1));
+        // A sum does not depend on the order of reading.
+        self.etags_hash = self.etags_hash.wrapping_add(xxh3_128_with_seed(etag.as_bytes(), seed));
+        self.versions_hash = self.versions_hash.wrapping_add(xxh3_64_with_seed(&version.to_le_bytes(), seed));
+        self.blocks += 1;
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.etags_hash = self.etags_hash.wrapping_add(other.etags_hash);
+        self.versions_hash = self.versions_hash.wrapping_add(other.versions_hash);
+        self.blocks += other.blocks;
+    }
+}
+
+impl Container {
+    /// Returns the [`ReadStats::fingerprint`] of all blocks that `slice` touches, without reading them.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the store fails.
+    pub async fn fingerprint(&self, access: Freshness, slice: &PlannedSlice) -> Result<Fingerprint, ReadError> {
+        let mut sum = Fingerprint::default();
+        let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
+        loop {
+            let batch: Vec<GridPosition> = positions.by_ref().take(BATCH).collect();
+            if batch.is_empty() {
+                return Ok(sum);
+            }
+            let (store, dataset, is_small) =
+                (Arc::clone(&self.store), Arc::clone(&slice.dataset), batch.len() <= MAX_NONBLOCKING_CHECKS);
+            let look = move || FingerprintProbe::probe(&*store, &dataset, batch);
+            // Clients take turns: a slice may have a million blocks, and a client may request a thousand slices.
+            let looked = if is_small {
+                look()
+            } else {
+                self.resources.cpu().run(Priority::Low, slice.dataset_id(), look).await?
+            };
+            sum.merge(&looked.known);
+            if looked.unknown.is_empty() {
+                continue;
+            }
+            access.ensure_may_block().await;
+            let (positions, keys): (Vec<_>, Vec<_>) = looked.unknown.into_iter().unzip();
+            let metas = instrument(StoreOperation::Head, self.store.backend(), self.store.head_many(keys)).await?;
+            for (position, meta) in positions.iter().zip(metas) {
+                if let Some(meta) = meta {
+                    sum.add(position, &meta.etag, meta.version);
+                }
+            }
+        }
+    }
+}
+
+/// Result of checking which blocks exist, without waiting for the store.
+struct FingerprintProbe {
+    known: Fingerprint,
+    unknown: Vec<(GridPosition, Key)>,
+}
+
+impl FingerprintProbe {
+    fn probe(store: &dyn Store, dataset: &Dataset, positions: Vec<GridPosition>) -> Self {
+        let mut looked = Self { known: Fingerprint::default(), unknown: Vec::new() };
+        for position in positions {
+            let key = dataset.block_key(&position);
+            match store.stat_nonblocking(&key) {
+                CachedStat::Object(facts) => {
+                    let meta = ObjectMeta::from(facts);
+                    looked.known.add(&position, &meta.etag, meta.version);
+                }
+                CachedStat::Missing | CachedStat::NotAnObject => {}
+                CachedStat::Unknown => looked.unknown.push((position, key)),
+            }
+        }
+        looked
+    }
+}

@@ -1,0 +1,186 @@
+//! Reconfiguration: new resources replace those in use and take over some of their parts.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use moka::future::Cache;
+
+use super::{Container, Resources, Settings};
+use crate::cpu_pool::CpuPool;
+
+/// Maximum number of rounds in which a cache frees its entries.
+const MAX_DRAIN_ROUNDS: usize = 100;
+
+impl Resources {
+    /// Returns resources for `settings`. They take over all budgets, and every cache whose own settings are unchanged.
+    /// Other caches start empty. Old and new resources can be used at the same time once the new ones' budgets are
+    /// [applied](Self::apply_budgets).
+    pub fn reconfigured(&self, settings: Settings) -> Arc<Self> {
+        let (kept, wait) = (RetainedParts::of(&self.settings, &settings), settings.budget_wait);
+        let cpu = if kept.cpu { self.cpu.clone() } else { CpuPool::new(settings.cores) };
+        let fresh = Self::with_cpu(cpu.clone(), settings.clone());
+        let of = |is_kept| if is_kept { self } else { &*fresh };
+        let mut objects = of(kept.objects).objects.with_wait(wait);
+        objects.budget = self.objects.budget.with_size_of(&fresh.objects.budget);
+        let mut blocks = of(kept.blocks).blocks.with_wait(wait, &objects, &cpu);
+        blocks.budget = self.blocks.budget.with_size_of(&fresh.blocks.budget);
+        Arc::new(Self {
+            slice_budget: self.slice_budget.with_size_of(&fresh.slice_budget),
+            datasets: self.datasets.with_wait(wait),
+            next_container_id: Arc::clone(&self.next_container_id),
+            blocks,
+            objects,
+            cpu,
+            settings,
+        })
+    }
+
+    /// Applies the sizes of these budgets, which are shared with the replaced resources.
+    pub fn apply_budgets(&self) {
+        for budget in [&self.slice_budget, &self.objects.budget, &self.blocks.budget] {
+            budget.apply_size();
+        }
+    }
+
+    /// Frees cached entries that resources for `settings` have not taken over. Must be called repeatedly until nothing
+    /// uses these resources any more, since their remaining users may cache more.
+    pub async fn drain_caches(&self, settings: &Settings) {
+        let kept = RetainedParts::of(&self.settings, settings);
+        if !kept.objects {
+            drain(&self.objects.cache).await;
+        }
+        if !kept.blocks {
+            drain(&self.blocks.cache).await;
+        }
+    }
+}
+
+/// Frees all entries. The cache itself only marks them and frees them at its next use, which may never come.
+async fn drain<K, V>(cache: &Cache<K, V>)
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    cache.invalidate_all();
+    // Each round frees as much as it can within 0.1 s.
+    for _ in 0..MAX_DRAIN_ROUNDS {
+        cache.run_pending_tasks().await;
+        if cache.entry_count() == 0 {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The parts that new resources take over.
+struct RetainedParts {
+    objects: bool,
+    blocks: bool,
+    cpu: bool,
+}
+
+impl RetainedParts {
+    fn of(old: &Settings, new: &Settings) -> Self {
+        let stored = |settings: &Settings| (settings.stored_cache, settings.transfer_budget, settings.use_tiny_lfu);
+        let decoded = |settings: &Settings| (settings.decoded_cache, settings.decode_budget);
+        let objects = stored(old) == stored(new);
+        let cpu = old.cores == new.cores;
+        // Blocks are loaded through the object cache and decoded on the CPU pool.
+        let blocks = objects && cpu && decoded(old) == decoded(new);
+        Self { objects, blocks, cpu }
+    }
+}
+
+impl Container {
+    /// Returns the same container with other resources. Caches that they took over still serve it.
+    #[must_use]
+    pub fn with_resources(&self, resources: &Arc<Resources>) -> Self {
+        Self { resources: resources.for_container(), ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::container::RevalidationPolicy;
+
+    fn settings() -> Settings {
+        Settings {
+            decoded_cache: 1 << 20,
+            stored_cache: 1 << 20,
+            use_tiny_lfu: false,
+            recheck_metadata: RevalidationPolicy::Always,
+            recheck_data: RevalidationPolicy::Always,
+            max_slice_bytes: 1 << 30,
+            slice_budget: 1 << 20,
+            decode_budget: 1 << 20,
+            transfer_budget: 1 << 20,
+            decode_factor: 16,
+            max_attributes_bytes: 1 << 20,
+            budget_wait: Duration::from_secs(1),
+            cores: 1,
+        }
+    }
+
+    #[test]
+    fn only_what_has_other_bounds_begins_anew() {
+        let kept = |change: &dyn Fn(&mut Settings)| {
+            let mut new = settings();
+            change(&mut new);
+            let RetainedParts { objects, blocks, cpu } = RetainedParts::of(&settings(), &new);
+            [objects, blocks, cpu]
+        };
+        assert_eq!(kept(&|new| new.budget_wait = Duration::ZERO), [true; 3]);
+        assert_eq!(kept(&|new| new.recheck_data = RevalidationPolicy::Never), [true; 3]);
+        assert_eq!(kept(&|new| new.slice_budget *= 2), [true, true, true]);
+        assert_eq!(kept(&|new| new.decoded_cache *= 2), [true, false, true]);
+        assert_eq!(kept(&|new| new.stored_cache *= 2), [false, false, true]);
+    }
+
+    #[tokio::test]
+    async fn what_was_lent_before_counts_in_the_new_budget() {
+        const MIB: u64 = 1 << 20;
+        let old = Resources::new(settings());
+        let held = old.slice_budget.take(MIB).await.unwrap();
+        let larger = old.reconfigured(Settings { slice_budget: 2 * MIB, ..settings() });
+        assert_eq!(old.slice_budget.free_bytes(), 0, "budget sizes change only when they are applied");
+        larger.apply_budgets();
+        assert_eq!(larger.slice_budget.free_bytes(), MIB);
+        let smaller = larger.reconfigured(Settings { slice_budget: MIB / 2, ..settings() });
+        smaller.apply_budgets();
+        assert!(smaller.slice_budget.try_take(1).is_none());
+        drop(held);
+        assert_eq!(smaller.slice_budget.free_bytes(), MIB / 2);
+        // A permit of a request that started earlier and was planned with a larger budget.
+        let held = larger.slice_budget.take(2 * MIB).await.unwrap();
+        assert!(smaller.slice_budget.try_take(1).is_none());
+        drop(held);
+        assert_eq!(smaller.slice_budget.free_bytes(), MIB / 2);
+    }
+
+    #[tokio::test]
+    async fn caches_that_are_replaced_make_room_for_the_new_ones() {
+        let old = Resources::new(settings());
+        let permit = old.blocks.budget.take(1 << 20).await.unwrap().into_cache_owned();
+        let new = old.reconfigured(Settings { decoded_cache: 2 << 20, ..settings() });
+        new.apply_budgets();
+        assert_eq!(new.blocks.budget.free_bytes() + (1 << 20), new.blocks.budget.capacity_bytes());
+        drop(permit);
+        assert_eq!(new.blocks.budget.free_bytes(), new.blocks.budget.capacity_bytes());
+    }
+
+    #[tokio::test]
+    async fn shares_of_a_budget_that_is_kept_are_of_the_same_memory() {
+        let old = Resources::new(settings());
+        let new = old.reconfigured(Settings { budget_wait: Duration::ZERO, ..settings() });
+        let held = old.slice_budget.take(1 << 20).await.unwrap();
+        assert!(new.slice_budget.take(1 << 20).await.is_err());
+        drop(held);
+        assert!(new.slice_budget.take(1 << 20).await.is_ok());
+        let larger = old.reconfigured(Settings { slice_budget: 2 << 20, ..settings() });
+        larger.apply_budgets();
+        assert!(larger.slice_budget.take(2 << 20).await.is_ok());
+    }
+}

@@ -1,0 +1,184 @@
+//! Revalidation of cached answers: a repeated request reuses an answer by its dependencies instead of looking it up
+//! again.
+
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+
+use super::Container;
+use super::freshness::Freshness;
+use super::object_cache::{ObjectCache, ObjectCacheKey, ObjectEntry};
+use crate::metrics::LookupResult;
+use crate::store::{CachedStat, Key, ObjectMeta, RawObjectMeta, Store};
+
+/// Longest time for which an entry is reused without a lookup in the cache. It is short because the cache evicts by
+/// last use.
+const CACHE_TOUCH_NANOSECONDS: u64 = 100_000_000;
+
+/// Something that an answer depends on. The answer is reused while it is unchanged.
+#[derive(Debug, Clone)]
+pub struct Dependency {
+    kind: DependencyKind,
+    last_lookup: u64,
+}
+
+#[derive(Debug, Clone)]
+enum DependencyKind {
+    /// A cached stored object. The reference does not keep it in memory.
+    CachedObject(Key, Weak<ObjectEntry>),
+    /// A stored object of this version.
+    StoredVersion(Key, u64),
+    /// A cached result derived from stored objects. These are not compared with the store.
+    Derived(u128, Weak<ObjectEntry>),
+    /// A key that names neither an object nor a directory.
+    Missing(Key),
+}
+
+impl Dependency {
+    pub(super) fn entry(key: &Key, entry: &Arc<ObjectEntry>, moment: u64) -> Self {
+        Self { kind: DependencyKind::CachedObject(key.clone(), Arc::downgrade(entry)), last_lookup: moment }
+    }
+
+    pub(super) fn stored_version(key: &Key, facts: RawObjectMeta, moment: u64) -> Self {
+        Self { kind: DependencyKind::StoredVersion(key.clone(), facts.version), last_lookup: moment }
+    }
+
+    pub(super) fn missing(key: &Key, moment: u64) -> Self {
+        Self { kind: DependencyKind::Missing(key.clone()), last_lookup: moment }
+    }
+
+    pub(super) fn derived(id: u128, entry: &Arc<ObjectEntry>, moment: u64) -> Self {
+        Self { kind: DependencyKind::Derived(id, Arc::downgrade(entry)), last_lookup: moment }
+    }
+}
+
+/// A cached answer, which [`Container::revalidate`] reuses.
+#[derive(Debug)]
+pub struct CachedAnswer {
+    /// Dependencies that must be unchanged. The last one holds the answer's bytes; the answer depends on the others.
+    pub dependencies: Vec<Dependency>,
+    /// Range of the answer within these bytes.
+    pub range: Range<usize>,
+}
+
+impl Container {
+    /// Revalidates a cached answer and returns its bytes. Returns `None` if that would block, if a dependency has
+    /// changed, or if one is staler than `access` accepts; the answer must then be looked up anew. Without
+    /// `with_bytes`, the content of the returned bytes is unspecified.
+    pub fn revalidate(&self, access: Freshness, trail: &mut CachedAnswer, with_bytes: bool) -> Option<Bytes> {
+        let (last, others) = trail.dependencies.split_last_mut()?;
+        let again = |found, with_bytes| {
+            self.resources.objects.revalidate_dependency(self.id, &*self.store, found, access, with_bytes)
+        };
+        // The dataset is checked after its block: a missing block is a hole only if its dataset exists.
+        let bytes = again(last, with_bytes)?;
+        for found in others {
+            again(found, false)?;
+        }
+        match last.kind {
+            DependencyKind::CachedObject(..) | DependencyKind::Derived(..) => self.count_lookup(LookupResult::Hit),
+            DependencyKind::Missing(_) => self.count_lookup(LookupResult::Absent),
+            DependencyKind::StoredVersion(..) => {}
+        }
+        if with_bytes {
+            (trail.range.end <= bytes.len()).then(|| bytes.slice(trail.range.clone()))
+        } else {
+            Some(bytes)
+        }
+    }
+
+    /// Counts a lookup of a stored object that was answered without blocking.
+    pub fn count_lookup(&self, result: LookupResult) {
+        self.resources.objects.lookups.count(result, 1);
+    }
+
+    /// Returns the dependency on the object at `key` if the cache holds this version of it.
+    pub fn cached_dependency(&self, access: Freshness, key: &Key, version: u64) -> Option<Dependency> {
+        let name = ObjectCacheKey::Stored(self.id, key.clone());
+        let entry = self.resources.objects.cache.get(&name).now_or_never().flatten()?;
+        (entry.version() == Some(version)).then(|| Dependency::entry(key, &entry, access.request_start))
+    }
+
+    /// Returns true if the store can answer without blocking.
+    pub fn supports_nonblocking(&self) -> bool {
+        self.store.stat_nonblocking(&Key::root()) != CachedStat::Unknown
+    }
+
+    /// Returns the store's metadata of the object at `key` and the dependency on its version, if the store knows them
+    /// without blocking.
+    pub fn stored_dependency(&self, access: Freshness, key: &Key) -> Option<(ObjectMeta, Dependency)> {
+        match self.store.stat_nonblocking(key) {
+            _ if !self.is_visible(key) => None,
+            CachedStat::Object(facts) => {
+                Some((facts.into(), Dependency::stored_version(key, facts, access.request_start)))
+            }
+            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => None,
+        }
+    }
+}
+
+impl ObjectCache {
+    /// Returns the bytes of a dependency if it is unchanged and no staler than `access` accepts. A stored version has
+    /// no bytes: the result is empty, or `None` with `with_bytes`.
+    fn revalidate_dependency(
+        &self,
+        container: u32,
+        store: &dyn Store,
+        found: &mut Dependency,
+        access: Freshness,
+        with_bytes: bool,
+    ) -> Option<Bytes> {
+        let moment = access.request_start;
+        // From time to time the cache must register the use of the entry, and the whole path must be checked.
+        if found.last_lookup.saturating_add(CACHE_TOUCH_NANOSECONDS) < moment {
+            self.revalidate_by_key(container, store, found, moment)?;
+        }
+        Some(match &found.kind {
+            DependencyKind::CachedObject(key, entry) => {
+                let entry = entry.upgrade()?;
+                let is_good = entry.checked.is_fresh(access.since(key))
+                    || entry.checked.try_revalidate(store, key, entry.version(), moment) == Some(true);
+                let (_, bytes) = entry.object.as_ref().filter(|_| is_good)?;
+                bytes.clone()
+            }
+            DependencyKind::StoredVersion(key, version) => {
+                let is_fresh = found.last_lookup >= access.since(key);
+                let is_good = !with_bytes && (is_fresh || store.is_unchanged(key, *version));
+                is_good.then(Bytes::new)?
+            }
+            DependencyKind::Derived(_, entry) => entry.upgrade()?.object.as_ref()?.1.clone(),
+            DependencyKind::Missing(key) => {
+                if found.last_lookup < access.since(key) {
+                    is_missing(store, key).then(|| found.last_lookup = moment)?;
+                }
+                Bytes::new()
+            }
+        })
+    }
+
+    /// Looks up the dependency by its key. Returns `None` if that would block or finds something else.
+    fn revalidate_by_key(&self, container: u32, store: &dyn Store, found: &mut Dependency, moment: u64) -> Option<()> {
+        let is_cached = |key, entry: &Weak<ObjectEntry>| {
+            let cached = self.cache.get(&key).now_or_never().flatten();
+            cached.is_some_and(|cached| std::ptr::eq(entry.as_ptr(), Arc::as_ptr(&cached)))
+        };
+        let is_same = match &found.kind {
+            DependencyKind::CachedObject(key, entry) => {
+                is_cached(ObjectCacheKey::Stored(container, key.clone()), entry)
+            }
+            DependencyKind::Derived(id, entry) => is_cached(ObjectCacheKey::Derived(*id), entry),
+            DependencyKind::StoredVersion(key, version) => match store.stat_nonblocking(key) {
+                CachedStat::Object(facts) => facts.version == *version,
+                CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => false,
+            },
+            DependencyKind::Missing(key) => is_missing(store, key),
+        };
+        is_same.then(|| found.last_lookup = moment)
+    }
+}
+
+fn is_missing(store: &dyn Store, key: &Key) -> bool {
+    store.stat_nonblocking(key) == CachedStat::Missing
+}

@@ -1,0 +1,77 @@
+//! Slices that are exactly one stored block. They share the cached block's buffer.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::read_stats::ReadStats;
+use super::slice_plan::PlannedSlice;
+use super::{Container, Freshness, ReadError};
+use crate::fair_queue::ClientId;
+
+impl Container {
+    /// As [`Self::single_block`], and charges the elements to the client while they are being sent.
+    pub(super) async fn single_block_to_send(
+        &self,
+        access: Freshness,
+        slice: &PlannedSlice,
+        stats: &mut ReadStats,
+    ) -> Result<Option<Bytes>, ReadError> {
+        let Some(bytes) = self.single_block(access, slice, stats).await? else { return Ok(None) };
+        let budget = &self.resources.blocks.budget;
+        if let Some(sent) = budget.charge_to_client(ClientId::current(), &bytes) {
+            return Ok(Some(sent));
+        }
+        // A request that waits for its client must not hold memory that other requests wait for.
+        let len = bytes.len();
+        drop(bytes);
+        let turn = budget.acquire_send_permit(len).await?;
+        *stats = ReadStats::default();
+        let bytes = self.single_block(access, slice, stats).await?;
+        Ok(bytes.map(|bytes| budget.charge_with_permit(turn, bytes)))
+    }
+
+    /// Returns the elements if `slice` is exactly one block, otherwise `None`.
+    pub(super) async fn single_block(
+        &self,
+        access: Freshness,
+        slice: &PlannedSlice,
+        stats: &mut ReadStats,
+    ) -> Result<Option<Bytes>, ReadError> {
+        let grid = slice.dataset.attributes.grid();
+        let mut covering = grid.covering(&slice.region);
+        let (1, Some(position)) = (covering.total(), covering.next()) else { return Ok(None) };
+        let starts_at_origin = slice
+            .region
+            .start()
+            .iter()
+            .zip(grid.origin(&position))
+            .all(|(s, o)| u64::try_from(*s).is_ok_and(|start| start == o));
+        let contiguous = slice.region.step().iter().zip(slice.region.shape()).all(|(step, n)| *step == 1 || *n == 1);
+        if !starts_at_origin || !contiguous || *slice.region.shape() != grid.clipped_size(&position) {
+            return Ok(None);
+        }
+        if self.is_read_in_parts(slice, &slice.region, &position) {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let blocks = &self.resources.blocks;
+        let at = std::slice::from_ref(&position);
+        let cached = blocks.cached(&*self.store, &slice.dataset, at, access.data_since);
+        let cached = self.wait_or_yield(&slice.dataset, Box::pin(cached)).await?.pop().flatten();
+        stats.cache += started.elapsed();
+        let loaded = if let Some(loaded) = cached {
+            stats.hits += 1;
+            loaded
+        } else {
+            let load = blocks.load(self.block_location(&slice.dataset, &position), access.data_since);
+            let (loaded, times) = self.wait_or_yield(&slice.dataset, Box::pin(load)).await?;
+            stats.count_load(times);
+            loaded
+        };
+        stats.count_block(&position, &loaded);
+        let belief = self.confirm_missing_if(loaded.block.is_none(), access, &slice.dataset, at);
+        self.wait_or_yield(&slice.dataset, Box::pin(belief)).await?;
+        Ok(loaded.block_of_size(slice.region.shape()).map(|block| block.data.clone()))
+    }
+}

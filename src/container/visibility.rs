@@ -1,0 +1,34 @@
+//! Visibility: objects that a caller may not read appear not to exist.
+
+use std::fmt;
+
+use super::Container;
+use crate::store::Key;
+
+/// The part of a container that a caller may see. Hidden objects appear not to exist: in listings, as ancestors with
+/// attributes, and as levels of a pyramid.
+pub trait Visibility: fmt::Debug + Send + Sync {
+    /// Returns true if the object or directory at `key` is visible.
+    fn is_visible(&self, key: &Key) -> bool;
+
+    /// Returns true if everything at `key` and below is visible. A dataset that is partly hidden is treated as missing,
+    /// since its blocks are read without a check for each.
+    fn is_subtree_visible(&self, key: &Key) -> bool;
+}
+
+impl Container {
+    /// Returns the same container with restricted visibility. The caches are shared, but are asked for visible objects
+    /// only.
+    #[must_use]
+    pub fn with_visibility(&self, sight: std::sync::Arc<dyn Visibility>) -> Self {
+        Self { visibility: Some(sight), ..self.clone() }
+    }
+
+    pub(super) fn is_visible(&self, key: &Key) -> bool {
+        self.visibility.as_ref().is_none_or(|sight| sight.is_visible(key))
+    }
+
+    pub(super) fn is_subtree_visible(&self, key: &Key) -> bool {
+        self.visibility.as_ref().is_none_or(|sight| sight.is_subtree_visible(key))
+    }
+}

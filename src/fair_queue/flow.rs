@@ -1,0 +1,95 @@
+//! Flows: queues of the requests that wait for permits.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Weak;
+
+use tokio::sync::oneshot;
+
+use super::permit::GrantKind;
+use super::{FairPermit, FlowId};
+
+/// Of the units that a flow holds, one in this many counts as if it had overtaken others.
+const HELD_UNITS_DIVISOR: usize = 16;
+
+/// Maximum number of units that one client holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientQuota {
+    /// Maximum while no other client holds or requests units. The rest is for the next client.
+    pub alone: usize,
+    /// Maximum while other clients do.
+    pub among_others: usize,
+}
+
+impl ClientQuota {
+    /// No limit.
+    pub const UNLIMITED: Self = Self { alone: usize::MAX, among_others: usize::MAX };
+
+    /// Returns the quota if clients share only `units` of `all`: the same fraction of those.
+    pub(super) fn scaled_to(self, units: usize, all: usize) -> Self {
+        let part = |most: usize| {
+            let part = most as u128 * units as u128 / all.max(1) as u128;
+            usize::try_from(part).unwrap_or(usize::MAX)
+        };
+        if units == all { self } else { Self { alone: part(self.alone), among_others: part(self.among_others) } }
+    }
+
+    /// Returns the maximum number of units of one client among others while `free` of `all` units are free. It is
+    /// `free`, multiplied by the ratio of the units that a client alone gets to those that it leaves. However many
+    /// clients take all they can, some units are left for the next one (Choudhury and Hahne, "Dynamic Queue Length
+    /// Thresholds for Shared-Memory Packet Switches", 1998).
+    pub(super) fn dynamic_threshold(&self, all: usize, free: usize) -> usize {
+        let left = all.saturating_sub(self.alone).max(1);
+        self.among_others.min(free.saturating_mul(self.alone) / left)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Flow {
+    pub(super) id: FlowId,
+    /// Service received, in units or in nanoseconds.
+    pub(super) start_tag: u64,
+    pub(super) held: usize,
+    /// Of the held units, those of permits that overtook others.
+    pub(super) overtaking_units: usize,
+    pub(super) queue: VecDeque<PendingAcquire>,
+}
+
+impl Flow {
+    /// Returns the number of units that count as overtaking. The more a client holds, the less it may overtake with.
+    /// Otherwise clients that hold much would leave too little for one that holds nothing.
+    pub(super) fn effective_overtaking_units(&self) -> usize {
+        self.overtaking_units.saturating_add(self.held.saturating_sub(self.overtaking_units) / HELD_UNITS_DIVISOR)
+    }
+}
+
+/// A request that waits.
+#[derive(Debug)]
+pub(super) struct PendingAcquire {
+    pub(super) units: usize,
+    /// Units that must be left free for others.
+    pub(super) reserve: usize,
+    /// For a part of a stream: held by the parts that are being sent.
+    pub(super) stream: Option<Weak<()>>,
+    pub(super) kind: GrantKind,
+    /// True if other clients had to wait until there are enough units for this request.
+    pub(super) blocked_others: Cell<bool>,
+    pub(super) sender: oneshot::Sender<FairPermit>,
+}
+
+impl PendingAcquire {
+    /// Creates a request for this many units that leaves none free and belongs to no stream.
+    pub(super) fn new(units: usize, kind: GrantKind, sender: oneshot::Sender<FairPermit>) -> Self {
+        Self { units, reserve: 0, stream: None, kind, blocked_others: Cell::new(false), sender }
+    }
+
+    /// Returns true for a stream of which no part is being sent.
+    pub(super) fn is_first_of_stream(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.strong_count() <= 1)
+    }
+
+    /// Returns the number of units that must be free for the request.
+    pub(super) fn needed_free_units(&self) -> usize {
+        if self.kind == GrantKind::Charged { 0 } else { self.units.saturating_add(self.reserve) }
+    }
+}

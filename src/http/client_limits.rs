@@ -1,0 +1,591 @@
+//! Identifies clients and limits what one client may take: concurrent requests and bytes per second. The number of
+//! requests over time is not limited, because a viewer sends thousands.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, Ipv6Addr};
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Response};
+use futures_util::FutureExt;
+use ipnet::IpNet;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use super::admission::{AdmissionController, InFlightCounter, InFlightGuard};
+use super::authorization::CallerView;
+use super::problem::{self, Problem};
+use super::rate_limited_body::RateLimitedBody;
+use super::{HttpOptions, forwarded};
+use crate::fair_queue::ClientId;
+use crate::metrics::{self, QueueLabel, ShedReason};
+use crate::trace;
+
+/// Maximum number of accounts kept, of some 200 bytes each. Under a low byte rate a debt lasts long, and a proxy may
+/// name any number of clients.
+const MAX_ACCOUNTS: usize = 50_000;
+
+/// Number of new accounts after which accounts without debt are evicted.
+const ACCOUNTS_PER_CLEANUP: usize = 1024;
+
+/// Divisor of `limits.concurrent_requests` that gives the maximum number of one client's requests that wait for its
+/// other requests.
+const MAX_WAITING_DIVISOR: usize = 4;
+
+/// Limits of each client; 0 for no limit.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientLimits {
+    /// Maximum number of concurrent requests; a request counts until the last byte of its response is sent.
+    pub requests: usize,
+    /// Maximum bytes of response bodies per second.
+    pub bytes_per_second: u64,
+    /// Bytes that may be sent at once after a pause.
+    pub burst_bytes: u64,
+    /// Longest wait for another request of the client to end, and for admission.
+    pub max_wait: Duration,
+}
+
+/// Returns the address that identifies a client: an IPv4 address itself, or the /64 network of an IPv6 address, because
+/// one machine has all addresses of a /64.
+pub fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        short @ IpAddr::V4(_) => short,
+    }
+}
+
+impl ClientLimits {
+    fn is_unlimited(&self) -> bool {
+        self.requests == 0 && self.bytes_per_second == 0
+    }
+}
+
+/// Identifies clients and enforces their limits.
+pub(super) struct ClientLimiter {
+    limits: ClientLimits,
+    concurrent_requests: usize,
+    /// Proxies that are trusted to name the clients of their requests.
+    trusted_proxies: Vec<IpNet>,
+    registry: Arc<ClientRegistry>,
+}
+
+/// For each client with requests: their number, and the counter of those in flight.
+type ClientRequestCounts = Arc<Mutex<HashMap<ClientId, (usize, InFlightCounter)>>>;
+
+/// State of the clients that have sent requests recently. It outlives changes of the limits.
+pub(super) struct ClientRegistry {
+    request_counts: ClientRequestCounts,
+    /// Accounts of clients that have requests or a debt from earlier ones.
+    accounts: Mutex<AccountTable>,
+    /// Requests that wait for another request of the same client.
+    waiting: AtomicUsize,
+    /// Randomly seeded, so that no client can force a collision with another client's id.
+    hashing: RandomState,
+}
+
+#[derive(Default)]
+struct AccountTable {
+    by_client: HashMap<ClientId, Arc<ClientAccount>>,
+    /// Number of accounts after the last cleanup.
+    len_after_cleanup: usize,
+}
+
+impl AccountTable {
+    fn get_or_insert(&mut self, client: ClientId, most_requests: usize) -> Arc<ClientAccount> {
+        let account = self.by_client.entry(client).or_insert_with(|| Arc::new(ClientAccount::new(most_requests)));
+        let account = Arc::clone(account);
+        if self.by_client.len() >= self.len_after_cleanup + ACCOUNTS_PER_CLEANUP {
+            let now = Instant::now();
+            self.by_client.retain(|_, account| Arc::strong_count(account) > 1 || account.has_debt(now));
+            if self.by_client.len() > MAX_ACCOUNTS {
+                self.evict_half();
+            }
+            self.len_after_cleanup = self.by_client.len();
+        }
+        account
+    }
+
+    /// Evicts the half with the least debt, except accounts that are in use.
+    fn evict_half(&mut self) {
+        let mut paid: Vec<Instant> = self.by_client.values().map(|account| account.theoretical_arrival()).collect();
+        let middle = paid.len() / 2;
+        let (_, middle, _) = paid.select_nth_unstable(middle);
+        let middle = *middle;
+        self.by_client.retain(|_, account| Arc::strong_count(account) > 1 || account.theoretical_arrival() > middle);
+    }
+}
+
+/// Resources that one client has used.
+struct ClientAccount {
+    permits: Arc<Semaphore>,
+    /// Requests that wait for one of `permits`.
+    waiting: AtomicUsize,
+    /// Number of permits in `permits`, free and taken.
+    permit_count: Mutex<usize>,
+    /// Theoretical arrival time (GCRA): when the rate will have paid for all bytes charged so far.
+    theoretical_arrival: Mutex<Instant>,
+}
+
+impl ClientAccount {
+    fn has_debt(&self, now: Instant) -> bool {
+        self.theoretical_arrival() > now
+    }
+
+    fn theoretical_arrival(&self) -> Instant {
+        *self.theoretical_arrival.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ClientLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientLimiter").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+impl ClientLimiter {
+    /// Creates a limiter with the limits of `options` and the client state `accounts`.
+    pub(super) fn new(options: &HttpOptions, registry: Arc<ClientRegistry>) -> Self {
+        Self {
+            limits: options.client_limits,
+            concurrent_requests: options.concurrent_requests,
+            trusted_proxies: options.trusted_proxies.clone(),
+            registry,
+        }
+    }
+
+    /// Returns true if the bytes of responses are limited.
+    pub(super) fn limits_bandwidth(&self) -> bool {
+        self.limits.bytes_per_second > 0
+    }
+
+    /// Returns the client that a request belongs to.
+    pub(super) fn identify(
+        &self,
+        headers: &HeaderMap,
+        peer: Option<IpAddr>,
+        viewpoint: Option<&CallerView>,
+    ) -> ClientId {
+        let told = forwarded::client_address(headers, peer, &self.trusted_proxies);
+        self.client_id(viewpoint.and_then(CallerView::caller_name), told.or(peer))
+    }
+
+    /// Returns the client of a peer address; `None` for a trusted proxy or a Unix socket, whose requests may belong to
+    /// other clients.
+    pub(super) fn identify_direct_peer(&self, peer: Option<IpAddr>) -> Option<ClientId> {
+        (!forwarded::is_trusted_proxy(peer, &self.trusted_proxies)).then(|| self.client_id(None, peer))
+    }
+
+    /// Returns the client of a caller, or else of an address. A request with neither comes over a Unix socket, from a
+    /// proxy that does not name its client.
+    fn client_id(&self, caller: Option<String>, address: Option<IpAddr>) -> ClientId {
+        let address = address.filter(|_| caller.is_none()).map(network_of);
+        ClientId::new(self.registry.hashing.hash_one((caller, address)))
+    }
+
+    /// Waits for one of the client's request permits, if they are limited, and for an in-flight slot. The permit is
+    /// held until the response is sent; a small response frees the slot as soon as it is made. While too many requests
+    /// are in flight, a request of a client that has few is admitted at once if a spare slot is free, and other
+    /// requests wait for their turn.
+    ///
+    /// # Errors
+    /// 429 if the client's other requests do not end in time or too many of its requests wait already; 503 if its turn
+    /// does not come in time.
+    pub(super) async fn admit(
+        &self,
+        client: ClientId,
+        admitted: &AdmissionController,
+    ) -> Result<RequestPermit, Problem> {
+        let limits = self.limits;
+        // Acquired first: a request that waits here occupies no in-flight slot.
+        let (account, request) =
+            if limits.is_unlimited() { (None, None) } else { self.acquire_client_permit(client).await?.unzip() };
+        let counted = RequestCountGuard::new(&self.registry.request_counts, client);
+        let (most, answered) = (self.concurrent_requests, &counted.in_flight);
+        let in_flight = match admitted.try_admit(most, answered) {
+            Some(in_flight) => in_flight,
+            None => admitted.wait(client, answered, most, limits.max_wait).await.ok_or_else(overloaded)?,
+        };
+        Ok(RequestPermit {
+            account,
+            limits,
+            _client_permit: request,
+            _count_guard: counted,
+            in_flight: Some(in_flight),
+        })
+    }
+
+    /// Acquires one of the client's request permits, together with its account.
+    ///
+    /// # Errors
+    /// 429 if the client's other requests do not end in time or too many of its requests wait already.
+    async fn acquire_client_permit(
+        &self,
+        client: ClientId,
+    ) -> Result<Option<(Arc<ClientAccount>, OwnedSemaphorePermit)>, Problem> {
+        let limits = self.limits;
+        let most = if limits.requests == 0 { Semaphore::MAX_PERMITS } else { limits.requests };
+        let account = self.registry.accounts.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(client, most);
+        let request = {
+            let mut entering = pin!(account.acquire_permit(most));
+            match entering.as_mut().now_or_never() {
+                Some(entered) => entered,
+                None => match ClientWaitGuard::try_begin(&self.registry, &account, self.concurrent_requests) {
+                    Some(_waiting) => {
+                        let (_measured, since) = (metrics::QueueWaitTimer::begin(QueueLabel::Client), Instant::now());
+                        let entered = tokio::time::timeout(limits.max_wait, entering).await.ok().flatten();
+                        trace::record("wait", QueueLabel::Client.name(), since.elapsed());
+                        entered
+                    }
+                    None => None,
+                },
+            }
+        };
+        let Some(request) = request else {
+            metrics::request_shed(ShedReason::Client);
+            let detail = format!(
+                "this client already has {} requests in progress; wait for one of them to finish",
+                limits.requests
+            );
+            return Err(Problem::new(problem::TOO_MANY, detail).with_retry_after());
+        };
+        Ok(Some((account, request)))
+    }
+}
+
+/// Guard of a request that waits for another request of the same client.
+struct ClientWaitGuard<'a>([&'a AtomicUsize; 2]);
+
+impl<'a> ClientWaitGuard<'a> {
+    /// Counts a waiting request. Returns `None` if too many wait: of all clients together, as many as may be in flight
+    /// at once; of one client, a fraction of that.
+    fn try_begin(accounts: &'a ClientRegistry, account: &'a ClientAccount, most: usize) -> Option<Self> {
+        let this = Self([&accounts.waiting, &account.waiting]);
+        let counts = this.0.map(|count| count.fetch_add(1, Ordering::Relaxed));
+        (counts[0] < most && counts[1] < (most / MAX_WAITING_DIVISOR).max(1)).then_some(this)
+    }
+}
+
+impl Drop for ClientWaitGuard<'_> {
+    fn drop(&mut self) {
+        for count in self.0 {
+            count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Default for ClientRegistry {
+    fn default() -> Self {
+        Self {
+            request_counts: Arc::default(),
+            accounts: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            hashing: RandomState::new(),
+        }
+    }
+}
+
+impl ClientAccount {
+    fn new(most: usize) -> Self {
+        let permits = Arc::new(Semaphore::new(most));
+        Self {
+            permits,
+            waiting: AtomicUsize::new(0),
+            permit_count: Mutex::new(most),
+            theoretical_arrival: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Acquires a permit. Adjusts the number of permits first, because `most` may have changed since.
+    async fn acquire_permit(&self, most: usize) -> Option<OwnedSemaphorePermit> {
+        loop {
+            {
+                let mut current = self.permit_count.lock().unwrap_or_else(PoisonError::into_inner);
+                if *current < most {
+                    self.permits.add_permits(most - *current);
+                    *current = most;
+                } else {
+                    *current -= self.permits.forget_permits(*current - most);
+                }
+            }
+            // The semaphore is never closed.
+            let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
+            let mut current = self.permit_count.lock().unwrap_or_else(PoisonError::into_inner);
+            if *current <= most {
+                return Some(permit);
+            }
+            // The limit was lowered, and this permit is surplus.
+            permit.forget();
+            *current -= 1;
+        }
+    }
+}
+
+/// Counts a rejection for overload and returns its problem.
+fn overloaded() -> Problem {
+    metrics::request_shed(ShedReason::Requests);
+    Problem::with_cause(
+        problem::OVERLOADED,
+        "the server has too many concurrent requests; try again",
+        "too many requests",
+    )
+}
+
+/// Guard that counts a request of a client until dropped.
+struct RequestCountGuard {
+    counts: ClientRequestCounts,
+    client: ClientId,
+    in_flight: InFlightCounter,
+}
+
+impl RequestCountGuard {
+    fn new(running: &ClientRequestCounts, client: ClientId) -> Self {
+        let mut clients = running.lock().unwrap_or_else(PoisonError::into_inner);
+        let (count, answered) = clients.entry(client).or_default();
+        *count += 1;
+        Self { counts: Arc::clone(running), client, in_flight: Arc::clone(answered) }
+    }
+}
+
+impl Drop for RequestCountGuard {
+    fn drop(&mut self) {
+        let mut running = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut requests) = running.entry(self.client) {
+            requests.get_mut().0 -= 1;
+            if requests.get().0 == 0 {
+                requests.remove();
+            }
+        }
+    }
+}
+
+/// Permit of one request, held until its response is sent.
+pub(super) struct RequestPermit {
+    /// `None` if the client has no limits.
+    account: Option<Arc<ClientAccount>>,
+    limits: ClientLimits,
+    // Dropped before the permit: the next request that gets the permit is counted, and must not be counted beside this
+    // one.
+    _count_guard: RequestCountGuard,
+    in_flight: Option<InFlightGuard>,
+    _client_permit: Option<OwnedSemaphorePermit>,
+}
+
+impl RequestPermit {
+    /// Returns true if the byte rate is limited.
+    pub(super) fn is_rate_limited(&self) -> bool {
+        self.limits.bytes_per_second > 0
+    }
+
+    /// Frees the in-flight slot: the response is complete and only has to be sent.
+    pub(super) fn release_in_flight(&mut self) {
+        self.in_flight = None;
+    }
+
+    /// Wraps the body of a response, so that the permit is held until it is sent and the client's byte rate is not
+    /// exceeded.
+    pub(super) fn hold_until_sent(self, response: Response<Body>) -> Response<Body> {
+        response.map(|body| Body::new(RateLimitedBody::new(body, self)))
+    }
+
+    /// Charges `bytes` to the client. Returns the time at which they may be sent, or `None` if they may be sent now.
+    pub(super) fn charge_bytes(&self, bytes: usize, now: Instant) -> Option<Instant> {
+        let ClientLimits { bytes_per_second, burst_bytes, .. } = self.limits;
+        let account = self.account.as_ref().filter(|_| bytes_per_second > 0)?;
+        let time = |bytes: u64| {
+            let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second);
+            Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)).min(Duration::from_secs(86_400))
+        };
+        let mut paid = account.theoretical_arrival.lock().unwrap_or_else(PoisonError::into_inner);
+        *paid = (*paid).max(now) + time(bytes as u64);
+        let due = paid.checked_sub(time(burst_bytes)).unwrap_or(now);
+        (due > now).then_some(due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http_body_util::BodyExt;
+
+    use super::super::admission::AdmissionController;
+    use super::*;
+
+    fn clients(requests: usize, bytes_per_second: u64, burst_bytes: u64) -> ClientLimiter {
+        ClientLimiter {
+            limits: ClientLimits { requests, bytes_per_second, burst_bytes, max_wait: Duration::from_secs(10) },
+            concurrent_requests: 16,
+            trusted_proxies: Vec::new(),
+            registry: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn a_client_is_a_caller_or_an_address_or_a_network() {
+        let clients = clients(0, 0, 0);
+        let at = |address: &str| clients.client_id(None, Some(address.parse().unwrap()));
+        assert_eq!(at("192.0.2.1"), at("::ffff:192.0.2.1"));
+        assert_ne!(at("192.0.2.1"), at("192.0.2.2"));
+        assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:1:2:3"));
+        assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
+        let named = |address: &str| clients.client_id(Some("ann".to_owned()), Some(address.parse().unwrap()));
+        assert_eq!(named("192.0.2.1"), named("192.0.2.2"));
+        assert_ne!(named("192.0.2.1"), at("192.0.2.1"));
+    }
+
+    #[tokio::test]
+    async fn bytes_beyond_the_burst_come_at_the_rate_and_all_of_them_come() {
+        let clients = clients(0, 8 << 20, 1 << 20);
+        let begun = Instant::now();
+        let sent = Bytes::from((0..(4_usize << 20) + 5).map(|at| u8::try_from(at % 251).unwrap()).collect::<Vec<_>>());
+        let mut received = Vec::new();
+        for part in [sent.slice(..2 << 20), sent.slice(2 << 20..)] {
+            let place = clients.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
+            let answer = place.hold_until_sent(Response::new(Body::from(part.clone())));
+            assert_eq!(http_body::Body::size_hint(answer.body()).exact(), Some(part.len() as u64));
+            received.extend(answer.into_body().collect().await.unwrap().to_bytes());
+        }
+        assert!(received == sent);
+        // The first MiB is sent at once; each of the other three takes at least an eighth of a second.
+        assert!(begun.elapsed() >= Duration::from_millis(370), "{:?}", begun.elapsed());
+        let other = clients.admit(ClientId::new(2), &AdmissionController::default()).await.unwrap();
+        assert!(other.charge_bytes(1 << 20, Instant::now()).is_none(), "another client has no debt");
+    }
+
+    #[tokio::test]
+    async fn whoever_is_served_or_owes_is_not_forgotten_and_others_are() {
+        let mut clients = clients(1, 1000, 1000);
+        clients.limits.max_wait = Duration::from_millis(20);
+        let _served = clients.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
+        let _due = clients
+            .admit(ClientId::new(2), &AdmissionController::default())
+            .await
+            .unwrap()
+            .charge_bytes(1_000_000, Instant::now());
+        for number in 0..4 * ACCOUNTS_PER_CLEANUP as u64 {
+            assert!(clients.admit(ClientId::new(100 + number), &AdmissionController::default()).await.is_ok());
+        }
+        assert!(
+            clients.admit(ClientId::new(1), &AdmissionController::default()).await.is_err(),
+            "its only permit is taken"
+        );
+        let debtor = clients.admit(ClientId::new(2), &AdmissionController::default()).await.unwrap();
+        assert!(
+            debtor.charge_bytes(1, Instant::now()).is_some_and(|due| due > Instant::now() + Duration::from_secs(900))
+        );
+        assert!(clients.registry.accounts.lock().unwrap().by_client.len() <= ACCOUNTS_PER_CLEANUP + 2);
+    }
+
+    #[test]
+    fn the_number_of_clients_that_owe_is_bounded_and_those_that_owe_most_are_remembered() {
+        let mut known = AccountTable::default();
+        let now = Instant::now();
+        let debtor = ClientId::new(u64::MAX);
+        *known.get_or_insert(debtor, 1).theoretical_arrival.lock().unwrap() = now + Duration::from_secs(86_400);
+        for number in 0..2 * MAX_ACCOUNTS as u64 + ACCOUNTS_PER_CLEANUP as u64 {
+            *known.get_or_insert(ClientId::new(number), 1).theoretical_arrival.lock().unwrap() =
+                now + Duration::from_secs(1000 + number / 1000);
+        }
+        assert!(known.by_client.len() <= MAX_ACCOUNTS + ACCOUNTS_PER_CLEANUP, "{}", known.by_client.len());
+        assert!(known.by_client.contains_key(&debtor));
+    }
+
+    #[tokio::test]
+    async fn a_place_is_kept_until_the_body_is_gone_and_waited_for() {
+        let mut clients = clients(1, 0, 0);
+        let answer = clients
+            .admit(ClientId::new(1), &AdmissionController::default())
+            .await
+            .unwrap()
+            .hold_until_sent(Response::new(Body::from("x")));
+        assert!(clients.admit(ClientId::new(2), &AdmissionController::default()).await.is_ok());
+        let admitted = AdmissionController::default();
+        let (second, ()) = tokio::join!(clients.admit(ClientId::new(1), &admitted), async {
+            tokio::task::yield_now().await;
+            drop(answer);
+        });
+        clients.limits.max_wait = Duration::from_millis(20);
+        assert!(clients.admit(ClientId::new(1), &AdmissionController::default()).await.is_err());
+        drop(second.unwrap());
+        assert!(clients.admit(ClientId::new(1), &AdmissionController::default()).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn small_answers_in_memory_keep_no_place_among_all_and_others_do() {
+        let (clients, admitted) = (clients(0, 0, 0), AdmissionController::default());
+        let streamed = futures_util::stream::iter([Ok::<_, std::io::Error>(Bytes::from("x"))]);
+        let bodies = [Body::from(vec![0; 1 << 20]), Body::from(vec![0; (1 << 20) + 1]), Body::from_stream(streamed)];
+        let mut answers = Vec::new();
+        for (kept, body) in bodies.into_iter().enumerate() {
+            let place = clients.admit(ClientId::new(1), &admitted).await.unwrap();
+            answers.push(place.hold_until_sent(Response::new(body)));
+            assert_eq!(admitted.count(), kept);
+        }
+        drop(answers);
+        assert_eq!(admitted.count(), 0);
+    }
+
+    #[tokio::test]
+    async fn other_limits_hold_for_clients_that_are_known_and_forgive_nothing() {
+        let before = clients(3, 1 << 20, 1 << 20);
+        let limited = |requests, bytes_per_second| {
+            let wait = Duration::from_millis(20);
+            let limits = ClientLimits { requests, bytes_per_second, burst_bytes: 1 << 20, max_wait: wait };
+            ClientLimiter {
+                limits,
+                concurrent_requests: 16,
+                trusted_proxies: Vec::new(),
+                registry: Arc::clone(&before.registry),
+            }
+        };
+        let client = ClientId::new(1);
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            held.push(before.admit(client, &AdmissionController::default()).await.unwrap());
+        }
+        let fewer = limited(1, 1 << 20);
+        assert!(fewer.admit(client, &AdmissionController::default()).await.is_err());
+        held.truncate(1);
+        assert!(fewer.admit(client, &AdmissionController::default()).await.is_err(), "the new limit is one request");
+        held[0].charge_bytes(64 << 20, Instant::now());
+        held.clear();
+        let place = fewer.admit(client, &AdmissionController::default()).await.unwrap();
+        assert!(place.charge_bytes(1, Instant::now()).is_some(), "the debt of earlier bytes remains");
+        let more = limited(2, 1 << 20);
+        let both = (
+            more.admit(client, &AdmissionController::default()).await,
+            more.admit(client, &AdmissionController::default()).await,
+        );
+        assert!(both.0.is_ok() && both.1.is_err());
+        assert!(limited(0, 1 << 20).admit(client, &AdmissionController::default()).await.is_ok(), "no limit");
+    }
+
+    #[tokio::test]
+    async fn when_there_are_too_many_requests_those_who_have_few_get_in_and_others_wait() {
+        let (mut clients, admitted) = (clients(0, 0, 0), AdmissionController::default());
+        let (greedy, modest) = (ClientId::new(1), ClientId::new(2));
+        let mut places = Vec::new();
+        for _ in 1..=16 {
+            places.push(clients.admit(greedy, &admitted).await.unwrap());
+        }
+        let place = clients.admit(modest, &admitted).await.unwrap();
+        clients.limits.max_wait = Duration::from_millis(20);
+        assert!(clients.admit(modest, &admitted).await.is_err(), "a light client has at most one of sixteen");
+        assert_eq!(admitted.count(), 17);
+        clients.limits.max_wait = Duration::from_secs(10);
+        {
+            let mut waits = std::pin::pin!(clients.admit(greedy, &admitted));
+            assert!(futures_util::poll!(waits.as_mut()).is_pending());
+            places.truncate(14);
+            places.push(waits.await.unwrap());
+        }
+        drop((place, places));
+        assert!(clients.registry.request_counts.lock().unwrap().is_empty());
+        assert_eq!(admitted.count(), 0);
+    }
+}

@@ -1,0 +1,166 @@
+//! Fair polling of requests on the thread that serves their connections. Work is divided into rounds. A round ends when
+//! all tasks that were ready at its start have run. Requests work for at most 32 ms in a round, in time slices that
+//! clients get in turn.
+//!
+//! Work of up to a millisecond runs on that thread, such as checking signatures and pasting cached blocks. Thousands of
+//! such requests of one client may be ready at once, and a request of another client would wait for all of them. Bodies
+//! are not covered: they are produced only as far as the client receives them.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use futures_util::poll;
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
+
+/// Number of time slices per round. A request of another client waits for at most as many milliseconds.
+const SLICES_PER_ROUND: usize = 32;
+
+/// Work after which a time slice is used up. Requests that need less share one, because waiting for a time slice makes
+/// a request half as expensive again.
+const TIME_SLICE: Duration = Duration::from_millis(1);
+
+/// Fair scheduler of the requests of one thread.
+#[derive(Debug, Clone)]
+struct FairPoller {
+    shares: FairSemaphore,
+    round: Arc<Mutex<PollRound>>,
+}
+
+/// Work of the current round.
+#[derive(Debug, Default)]
+struct PollRound {
+    /// Time slices that are used up.
+    spent_slices: Vec<FairPermit>,
+    /// Work since the last time slice was used up.
+    slice_elapsed: Duration,
+    /// True if the task that ends the round has been spawned.
+    is_end_scheduled: bool,
+}
+
+thread_local! {
+    static FAIR_POLLER: FairPoller = FairPoller {
+        shares: FairSemaphore::new(SLICES_PER_ROUND, ClientQuota::UNLIMITED, CostBasis::Units),
+        round: Arc::default(),
+    };
+}
+
+/// Runs `work` to completion. Whenever it is ready to continue, it waits for a time slice of `client`. It holds none
+/// while it waits for anything else.
+pub(super) async fn poll_fairly<T>(client: ClientId, work: impl Future<Output = T>) -> T {
+    if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread {
+        // On other runtimes, a new task does not run after those that are ready.
+        return work.await;
+    }
+    let turns = FAIR_POLLER.with(Clone::clone);
+    let mut work = pin!(work);
+    loop {
+        let turn = turns.shares.acquire((client, 0), 1).await;
+        let since = Instant::now();
+        let worked = poll!(work.as_mut());
+        turns.charge_slice(turn, since.elapsed());
+        if let Poll::Ready(done) = worked {
+            return done;
+        }
+        next_poll().await;
+    }
+}
+
+impl FairPoller {
+    /// Returns a time slice, or keeps it until the end of the round if it is used up.
+    fn charge_slice(&self, turn: FairPermit, worked: Duration) {
+        let (is_first, left) = {
+            let mut round = self.round.lock().unwrap_or_else(PoisonError::into_inner);
+            round.slice_elapsed += worked;
+            let left = if round.slice_elapsed < TIME_SLICE {
+                Some(turn)
+            } else {
+                round.slice_elapsed = Duration::ZERO;
+                round.spent_slices.push(turn);
+                None
+            };
+            (!std::mem::replace(&mut round.is_end_scheduled, true), left)
+        };
+        // Dropped outside the lock, because it wakes other requests.
+        drop(left);
+        if is_first {
+            let end = RoundEndGuard(Arc::clone(&self.round));
+            // A new task runs after all that are ready now.
+            tokio::spawn(async move { drop(end) });
+        }
+    }
+}
+
+/// Frees the time slices of a round when dropped, even if the runtime ends before the round does.
+struct RoundEndGuard(Arc<Mutex<PollRound>>);
+
+impl Drop for RoundEndGuard {
+    fn drop(&mut self) {
+        let round = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        // Dropped outside the lock, because it wakes other requests.
+        drop(round);
+    }
+}
+
+/// Completes when the task is polled again.
+async fn next_poll() {
+    let mut is_first = true;
+    poll_fn(|_context| if std::mem::take(&mut is_first) { Poll::Pending } else { Poll::Ready(()) }).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use futures_util::future::join_all;
+    use tokio::sync::oneshot;
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    /// Starts `count` requests of a client. Each adds the client's number to `answered` when it is done.
+    fn begin(client: u64, count: usize, answered: &Arc<Mutex<Vec<u64>>>) -> Vec<JoinHandle<()>> {
+        let request = |answered: Arc<Mutex<Vec<u64>>>| {
+            tokio::spawn(poll_fairly(ClientId::new(client), async move {
+                let since = Instant::now();
+                while since.elapsed() < TIME_SLICE {}
+                answered.lock().unwrap().push(client);
+            }))
+        };
+        (0..count).map(|_| request(Arc::clone(answered))).collect()
+    }
+
+    #[tokio::test]
+    async fn a_client_with_many_requests_leaves_turns_to_others() {
+        let answered = Arc::default();
+        let mut begun = begin(1, 200, &answered);
+        begun.extend(begin(2, 3, &answered));
+        join_all(begun).await;
+        let answered = answered.lock().unwrap();
+        let last = answered.iter().rposition(|client| *client == 2).unwrap();
+        assert!(answered.len() == 203 && last < 3 * SLICES_PER_ROUND, "{last}");
+    }
+
+    #[tokio::test]
+    async fn requests_that_take_little_share_a_turn() {
+        let waited = join_all((0..4 * SLICES_PER_ROUND).map(|_| {
+            let mut request = Box::pin(poll_fairly(ClientId::new(1), async {}));
+            async move { poll!(request.as_mut()).is_pending() }
+        }));
+        assert!(waited.await.into_iter().all(|waited| !waited));
+    }
+
+    #[tokio::test]
+    async fn work_that_waits_has_no_turn() {
+        let (sender, receiver) = oneshot::channel::<()>();
+        let receiver = receiver.shared();
+        let waiting: Vec<_> =
+            (0..2 * SLICES_PER_ROUND).map(|_| tokio::spawn(poll_fairly(ClientId::new(1), receiver.clone()))).collect();
+        join_all(begin(2, 1, &Arc::default())).await;
+        sender.send(()).unwrap();
+        assert!(join_all(waiting).await.into_iter().all(|ended| ended.is_ok_and(|sent| sent.is_ok())));
+    }
+}

@@ -1,0 +1,286 @@
+//! NumPy's basic indexing as text, such as `0:64,10:20:2,5`: the value of the parameter `select`.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+use smallvec::SmallVec;
+
+/// One item of an index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum IndexItem {
+    /// `5`: one position; its axis is dropped.
+    Position(i64),
+    /// `start:stop:step`; negative numbers count from the end.
+    Slice {
+        /// First position, by default 0.
+        start: Option<i64>,
+        /// Position after the last, by default the end.
+        stop: Option<i64>,
+        /// Distance between positions, at least 1.
+        step: u64,
+    },
+    /// `...`: as many full slices as there are axes left.
+    Ellipsis,
+}
+
+const FULL_SLICE: IndexItem = IndexItem::Slice { start: None, stop: None, step: 1 };
+
+/// The samples that are selected along one axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AxisSelection {
+    pub(super) start: i64,
+    pub(super) count: u64,
+    pub(super) step: u64,
+    /// True if the axis is left out of the result's shape.
+    pub(super) dropped: bool,
+}
+
+/// Reason why an index does not fit a dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum IndexError {
+    /// More items than axes; holds the number of items.
+    TooManyItems(usize),
+    /// A position outside the axis.
+    OutOfBounds { axis: usize, position: i64 },
+}
+
+/// Parses an index, whose items are separated by commas. A trailing comma, enclosing brackets and spaces around numbers
+/// are allowed. An empty text is an index without items.
+///
+/// # Errors
+/// A message to the client.
+pub(super) fn parse(text: &str) -> Result<Vec<IndexItem>, String> {
+    let text = trim(text);
+    let text = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).map_or(text, trim);
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = text.strip_suffix(',').unwrap_or(text);
+    let items = text.split(',').map(|item| parse_item(trim(item))).collect::<Result<Vec<IndexItem>, String>>()?;
+    if items.iter().filter(|item| **item == IndexItem::Ellipsis).count() > 1 {
+        return Err("... may occur only once".to_owned());
+    }
+    Ok(items)
+}
+
+fn parse_item(text: &str) -> Result<IndexItem, String> {
+    if text == "..." {
+        return Ok(IndexItem::Ellipsis);
+    }
+    let mut parts = text.split(':').map(trim);
+    let (Some(first), second, third) = (parts.next(), parts.next(), parts.next()) else {
+        return Err(syntax_error(text));
+    };
+    if parts.next().is_some() {
+        return Err(syntax_error(text));
+    }
+    let Some(stop) = second else {
+        return Ok(IndexItem::Position(parse_integer(first).ok_or_else(|| syntax_error(text))?));
+    };
+    let bound = |part: &str| match part {
+        "" => Ok(None),
+        part => parse_integer(part).map(Some).ok_or_else(|| syntax_error(text)),
+    };
+    let step = match bound(third.unwrap_or_default())? {
+        None => 1,
+        Some(step) if step > 0 => step.unsigned_abs(),
+        Some(step) => return Err(format!("step {step} is not positive; only forward steps are supported")),
+    };
+    Ok(IndexItem::Slice { start: bound(first)?, stop: bound(stop)?, step })
+}
+
+fn syntax_error(item: &str) -> String {
+    let shown: String = item.chars().take(40).collect();
+    format!("{shown:?} is not an integer, start:stop, start:stop:step or ...")
+}
+
+fn trim(text: &str) -> &str {
+    text.trim_matches(' ')
+}
+
+/// Parses a decimal integer with an optional minus and a magnitude of at most 2^63 - 1.
+pub(super) fn parse_integer(text: &str) -> Option<i64> {
+    let (digits, negative) = text.strip_prefix('-').map_or((text, false), |digits| (digits, true));
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let magnitude: i64 = digits.parse().ok()?;
+    if negative { magnitude.checked_neg() } else { Some(magnitude) }
+}
+
+/// Returns the samples that `items` select from a dataset of `dimensions`, one entry per axis.
+///
+/// As in NumPy, axes without an item are full. Slices are clipped to the axis, positions are not.
+pub(super) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<SmallVec<[AxisSelection; 6]>, IndexError> {
+    let given = items.iter().filter(|item| **item != IndexItem::Ellipsis).count();
+    let Some(missing) = dimensions.len().checked_sub(given) else { return Err(IndexError::TooManyItems(given)) };
+    let rest = items.iter().position(|item| *item == IndexItem::Ellipsis).unwrap_or(items.len());
+    let (before, after) = items.split_at_checked(rest).unwrap_or((items, &[]));
+    let full = std::iter::repeat_n(&FULL_SLICE, missing);
+    let axes = before.iter().chain(full).chain(after.iter().filter(|item| **item != IndexItem::Ellipsis));
+    axes.zip(dimensions).enumerate().map(|(axis, (item, size))| resolve_item(axis, item, *size)).collect()
+}
+
+fn resolve_item(axis: usize, item: &IndexItem, size: u64) -> Result<AxisSelection, IndexError> {
+    let wrapped = |position: i64| {
+        let position = i128::from(position);
+        if position < 0 { position.saturating_add(size.into()) } else { position }
+    };
+    match item {
+        IndexItem::Position(position) => {
+            let beyond = IndexError::OutOfBounds { axis, position: *position };
+            match i64::try_from(wrapped(*position)) {
+                Ok(start) if start >= 0 && start.unsigned_abs() < size => {
+                    Ok(AxisSelection { start, count: 1, step: 1, dropped: true })
+                }
+                _ => Err(beyond),
+            }
+        }
+        IndexItem::Slice { start, stop, step } => {
+            let clipped = |position: i64| u64::try_from(wrapped(position)).unwrap_or(0).min(size);
+            let start = start.map_or(0, clipped);
+            let count = stop.map_or(size, clipped).saturating_sub(start).div_ceil((*step).max(1));
+            let start = i64::try_from(start).unwrap_or(i64::MAX);
+            Ok(AxisSelection { start, count, step: *step, dropped: false })
+        }
+        IndexItem::Ellipsis => resolve_item(axis, &FULL_SLICE, size),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Positions selected along each axis, and whether the axis is dropped.
+    type PickedPositions = Vec<(Vec<u64>, bool)>;
+
+    fn picked(text: &str, dimensions: &[u64]) -> PickedPositions {
+        let axes = resolve(&parse(text).unwrap(), dimensions).unwrap();
+        axes.iter().map(|a| ((0..a.count).map(|k| a.start.unsigned_abs() + k * a.step).collect(), a.dropped)).collect()
+    }
+
+    #[test]
+    fn slices_take_defaults_ends_and_steps_like_numpy() {
+        let cases = [
+            (":", (0..10).collect::<Vec<u64>>()),
+            ("::", (0..10).collect()),
+            ("2:5", vec![2, 3, 4]),
+            (":3", vec![0, 1, 2]),
+            ("7:", vec![7, 8, 9]),
+            ("1:8:3", vec![1, 4, 7]),
+            ("::4", vec![0, 4, 8]),
+            ("-3:", vec![7, 8, 9]),
+            (":-8", vec![0, 1]),
+            ("8:1000", vec![8, 9]),
+            ("-1000:2", vec![0, 1]),
+            ("5:5", vec![]),
+            ("5:2", vec![]),
+            ("10:", vec![]),
+            ("1000:2000", vec![]),
+            ("3::9223372036854775807", vec![3]),
+            ("-9223372036854775807:9223372036854775807:9", vec![0, 9]),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(picked(text, &[10]), [(expected, false)], "{text}");
+        }
+    }
+
+    #[test]
+    fn an_integer_drops_its_axis() {
+        assert_eq!(picked("1,0:2", &[3, 3]), [(vec![1], true), (vec![0, 1], false)]);
+        assert_eq!(picked("-1", &[3]), [(vec![2], true)]);
+    }
+
+    #[test]
+    fn missing_axes_and_the_ellipsis_are_full() {
+        let full = |n: u64| ((0..n).collect::<Vec<u64>>(), false);
+        assert_eq!(picked("0", &[2, 3]), [(vec![0], true), full(3)]);
+        assert_eq!(picked("...,0", &[2, 3]), [full(2), (vec![0], true)]);
+        assert_eq!(picked("0,...,1", &[2, 3, 2]), [(vec![0], true), full(3), (vec![1], true)]);
+        assert_eq!(picked("0,...,1", &[2, 2]), [(vec![0], true), (vec![1], true)]);
+        assert_eq!(picked("...", &[]), []);
+        assert_eq!(picked("", &[]), []);
+    }
+
+    #[test]
+    fn brackets_spaces_and_a_trailing_comma_are_python() {
+        let expected = picked("0:2,1", &[3, 3]);
+        for text in ["[0:2,1]", " [ 0 : 2 , 1 ] ", "0:2,1,"] {
+            assert_eq!(picked(text, &[3, 3]), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_basic_index_is_refused() {
+        let texts = [
+            "a",
+            "1.5",
+            "+1",
+            "0:1:2:3",
+            "::0",
+            "::-1",
+            "1,,2",
+            ",",
+            "..",
+            "....",
+            "...,...",
+            "--1",
+            "-",
+            "1 2",
+            "[0",
+            "0]",
+            "[[0]]",
+            "None",
+            "9223372036854775808",
+            "-9223372036854775808",
+            "\u{0661}",
+            "0:\u{a0}1",
+        ];
+        for text in texts {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn positions_beyond_an_axis_and_too_many_items_do_not_fit() {
+        let misfit = |text: &str, dimensions: &[u64]| resolve(&parse(text).unwrap(), dimensions).unwrap_err();
+        assert_eq!(misfit("0,3", &[3, 3]), IndexError::OutOfBounds { axis: 1, position: 3 });
+        assert_eq!(misfit("-4", &[3]), IndexError::OutOfBounds { axis: 0, position: -4 });
+        assert_eq!(misfit("0", &[0]), IndexError::OutOfBounds { axis: 0, position: 0 });
+        assert_eq!(misfit("0,0", &[3]), IndexError::TooManyItems(2));
+        assert_eq!(misfit("0", &[]), IndexError::TooManyItems(1));
+        assert_eq!(misfit("...,0,0", &[3]), IndexError::TooManyItems(2));
+    }
+
+    fn bound() -> impl Strategy<Value = Option<i64>> {
+        prop::option::of(prop_oneof![-12i64..13, Just(i64::MAX), Just(-i64::MAX)])
+    }
+
+    /// Returns the positions of Python's `range(size)[start:stop:step]`, found by testing every position.
+    fn python(size: u64, start: Option<i64>, stop: Option<i64>, step: u64) -> Vec<u64> {
+        let place = |p: i64| if p < 0 { i128::from(p) + i128::from(size) } else { p.into() };
+        let (low, high) = (start.map_or(0, place).max(0), stop.map_or(size.into(), place));
+        (0..size)
+            .filter(|i| {
+                i128::from(*i) >= low && i128::from(*i) < high && (i128::from(*i) - low) % i128::from(step) == 0
+            })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn slices_equal_a_walk_over_every_position(size in 0u64..11, start in bound(), stop in bound(), step in 1u64..5) {
+            let show = |n: Option<i64>| n.map_or(String::new(), |n| n.to_string());
+            let text = format!("{}:{}:{step}", show(start), show(stop));
+            prop_assert_eq!(parse(&text).unwrap(), vec![IndexItem::Slice { start, stop, step }]);
+            prop_assert_eq!(picked(&text, &[size]), [(python(size, start, stop, step), false)]);
+        }
+
+        #[test]
+        fn no_text_panics(text in r"[-+0-9:,.\[\] x]{0,30}", dimensions in prop::collection::vec(any::<u64>(), 0..4)) {
+            if let Ok(items) = parse(&text) {
+                let _ = resolve(&items, &dimensions);
+            }
+        }
+    }
+}

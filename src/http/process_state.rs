@@ -1,0 +1,51 @@
+//! State of the process, which remains when a new [`super::App`] replaces the previous one.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use super::admission::AdmissionController;
+use super::client_limits::ClientRegistry;
+use super::exposition::ExpositionCache;
+use super::rejection_delay::RejectionDelay;
+
+/// State that all successive apps of the process share.
+pub(super) struct ProcessState {
+    /// True if clients should send no more requests to this server.
+    pub(super) draining: AtomicBool,
+    /// Number of requests whose responses have not been sent completely.
+    pub(super) requests_in_flight: AtomicUsize,
+    /// Admission of requests, which limits how many are in flight.
+    pub(super) admission: AdmissionController,
+    /// Rejected requests that have not been answered yet.
+    pub(super) rejection_delay: RejectionDelay,
+    /// Recent clients and what each has used. A new configuration does not reset it.
+    pub(super) client_registry: Arc<ClientRegistry>,
+    /// Renders the text of `/metrics`.
+    pub(super) render_metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// Texts of `/metrics` that clients have not received completely.
+    pub(super) exposition: ExpositionCache,
+    id_base: u64,
+    id_count: AtomicU64,
+}
+
+impl ProcessState {
+    pub(super) fn new(render_metrics: impl Fn() -> String + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            draining: AtomicBool::new(false),
+            requests_in_flight: AtomicUsize::new(0),
+            admission: AdmissionController::default(),
+            rejection_delay: RejectionDelay::default(),
+            client_registry: Arc::default(),
+            render_metrics: Box::new(render_metrics),
+            exposition: ExpositionCache::default(),
+            id_base: RandomState::new().hash_one(std::process::id()),
+            id_count: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns a number that no other request of this process has.
+    pub(super) fn new_request_id(&self) -> u64 {
+        self.id_base ^ self.id_count.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}

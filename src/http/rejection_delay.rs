@@ -1,0 +1,107 @@
+//! Delays of requests that are rejected because there are too many. Their responses come a little later, so that
+//! clients that retry at once, however often, leave the cores to other clients.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::metrics::{QueueLabel, QueueWaitTimer};
+use crate::trace;
+
+/// Minimum delay. A connection gets at most four rejections per second for each request that it may have in flight. It
+/// is short compared with the second of `Retry-After`.
+const MIN_DELAY: Duration = Duration::from_millis(250);
+
+/// Delay per pending rejection. All connections together get 500 rejections per second, unless that would delay one by
+/// more than [`MAX_DELAY`]. Four times as many rejections, on 640 connections, took a tenth of a core or more.
+const DELAY_PER_PENDING: Duration = Duration::from_millis(2);
+
+/// Interval at which rejections are sent in batches. Sending each one alone would interrupt the work on a core.
+const BATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Maximum delay.
+const MAX_DELAY: Duration = Duration::from_secs(4);
+
+/// Delays rejections, depending on how many are pending.
+#[derive(Debug)]
+pub(super) struct RejectionDelay {
+    pending: AtomicUsize,
+    /// Rejections are sent a whole number of [`BATCH_INTERVAL`]s after this.
+    epoch: Instant,
+}
+
+impl Default for RejectionDelay {
+    fn default() -> Self {
+        Self { pending: AtomicUsize::new(0), epoch: Instant::now() }
+    }
+}
+
+impl RejectionDelay {
+    /// Waits until a rejected request may be answered.
+    pub(super) async fn wait(&self) {
+        let before = self.pending.fetch_add(1, Ordering::Relaxed);
+        let _held = (PendingRejectionGuard(&self.pending), QueueWaitTimer::begin(QueueLabel::Refused));
+        let now = Instant::now();
+        tokio::time::sleep_until(release_time(self.epoch, now, delay_for(before))).await;
+        trace::record("wait", QueueLabel::Refused.name(), now.elapsed());
+    }
+}
+
+/// Returns when to answer a request that is rejected at `now` and must wait for at least `held`. The time is a whole
+/// number of [`BATCH_INTERVAL`]s after `since`.
+fn release_time(since: Instant, now: Instant, held: Duration) -> Instant {
+    let times = (now.duration_since(since) + held).as_millis() / BATCH_INTERVAL.as_millis() + 1;
+    since + BATCH_INTERVAL.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX))
+}
+
+/// Returns the delay of a rejection while `others` are pending.
+fn delay_for(others: usize) -> Duration {
+    DELAY_PER_PENDING.saturating_mul(u32::try_from(others).unwrap_or(u32::MAX)).clamp(MIN_DELAY, MAX_DELAY)
+}
+
+/// A pending rejection. Its client may disconnect before it is answered.
+struct PendingRejectionGuard<'a>(&'a AtomicUsize);
+
+impl Drop for PendingRejectionGuard<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_have_no_more_refusals_than_some() {
+        assert_eq!([0, 1, 125].map(delay_for), [MIN_DELAY; 3]);
+        assert_eq!(delay_for(1000), Duration::from_secs(2));
+        assert_eq!([2000, 1 << 20, usize::MAX].map(delay_for), [MAX_DELAY; 3]);
+    }
+
+    #[tokio::test]
+    async fn whoever_goes_is_not_counted_any_more() {
+        let refused = RejectionDelay::default();
+        {
+            let mut waits = std::pin::pin!(refused.wait());
+            assert!(futures_util::poll!(waits.as_mut()).is_pending());
+            assert_eq!(refused.pending.load(Ordering::Relaxed), 1);
+        }
+        assert_eq!(refused.pending.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn those_who_come_one_after_the_other_are_answered_together() {
+        let since = Instant::now();
+        let mut all: Vec<Instant> = Vec::new();
+        for n in 0..100 {
+            let now = since + Duration::from_millis(n);
+            let due = release_time(since, now, MIN_DELAY);
+            assert!(due - now > MIN_DELAY && due - now <= MIN_DELAY + BATCH_INTERVAL, "{:?}", due - now);
+            all.push(due);
+        }
+        all.dedup();
+        assert_eq!(all.len(), 2);
+    }
+}

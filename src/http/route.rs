@@ -1,0 +1,295 @@
+//! Targets of requests: the endpoint and the key that a path addresses. The raw path is split first, then each segment
+//! is decoded once.
+
+use std::borrow::Cow;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+use super::problem::{INVALID_PARAMETER, Problem};
+use crate::container::ATTRIBUTES;
+use crate::store::{Key, KeyError};
+use crate::view;
+
+/// Bytes that are percent-encoded: all except the unreserved ones of a URI.
+const PERCENT_ENCODE_SET: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// Endpoint that a first path segment selects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// The container as stored.
+    Stored,
+    /// Regions of datasets.
+    Slice,
+    /// Descriptions of groups and datasets.
+    Info,
+    /// Neuroglancer, and the assets of the listing page.
+    Viewer,
+    /// Statistics of elements.
+    Stats,
+    /// A view: the container in another program's format.
+    View(&'static dyn view::View),
+    /// An operation of the server itself, with no further path.
+    Operation(Operation),
+}
+
+/// An operation of the server itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// Liveness of the process.
+    Health,
+    /// Readiness for requests.
+    Ready,
+    /// Prometheus metrics.
+    Metrics,
+    /// Version, codecs and output formats.
+    Version,
+    /// The OpenAPI description.
+    OpenApi,
+}
+
+/// The built-in endpoints. Their names and those of [`view::VIEWS`] are reserved as first segments: no container may
+/// have one of them, and a group that does is reached below `/n5/`.
+const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
+    ("n5", Endpoint::Stored),
+    ("slice", Endpoint::Slice),
+    ("info", Endpoint::Info),
+    ("viewer", Endpoint::Viewer),
+    ("stats", Endpoint::Stats),
+    ("healthz", Endpoint::Operation(Operation::Health)),
+    ("readyz", Endpoint::Operation(Operation::Ready)),
+    ("metrics", Endpoint::Operation(Operation::Metrics)),
+    ("version", Endpoint::Operation(Operation::Version)),
+    ("openapi.yaml", Endpoint::Operation(Operation::OpenApi)),
+];
+
+/// Returns all reserved first segments with their endpoints.
+pub fn endpoints() -> impl Iterator<Item = (&'static str, Endpoint)> {
+    let others = view::VIEWS.iter().map(|view| (view.name(), Endpoint::View(*view)));
+    others.chain(BUILT_IN_ENDPOINTS.iter().copied())
+}
+
+/// A parsed request path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestTarget {
+    /// The endpoint.
+    pub endpoint: Endpoint,
+    /// Decoded segments after the endpoint's name.
+    pub segments: Vec<String>,
+    /// True if the path ends in a slash.
+    pub trailing_slash: bool,
+    /// True if the path is the base path or an endpoint's name with nothing after it, not even a slash.
+    pub is_bare: bool,
+}
+
+impl RequestTarget {
+    /// Returns the decoded path of the key that a raw path addresses in the container as stored. Returns `None` for all
+    /// other paths, and for those that only [`Self::parse`] can decide. In contrast to it, this allocates nothing.
+    pub(super) fn parse_literal_stored<'a>(path: &'a str, base_path: &str) -> Option<&'a str> {
+        let inner = path.strip_prefix(base_path)?.strip_prefix('/')?;
+        if !inner.bytes().all(Self::is_literal_path_byte) {
+            return None;
+        }
+        let first = inner.split('/').next()?;
+        match endpoints().find(|(name, _)| *name == first) {
+            None => Some(inner),
+            Some((_, Endpoint::Stored)) => inner.strip_prefix(first)?.strip_prefix('/'),
+            Some(_) => None,
+        }
+    }
+
+    /// Returns true if a byte stands for itself in a path (RFC 3986, section 3.3).
+    pub(super) fn is_literal_path_byte(byte: u8) -> bool {
+        byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte)
+    }
+
+    /// Returns true if the last segment begins with a digit, as for a block or a chunk.
+    pub(super) fn ends_like_chunk(&self) -> bool {
+        self.segments.last().is_some_and(|name| name.starts_with(|first: char| first.is_ascii_digit()))
+    }
+
+    /// Returns true if the target is a key of a container, as stored or in a view, and not a directory or a document
+    /// about one. `/info` alone is the key at which clients look for precomputed volumes.
+    pub(super) fn addresses_key(&self) -> bool {
+        match self.endpoint {
+            Endpoint::Stored | Endpoint::View(_) => !self.trailing_slash,
+            Endpoint::Info => self.is_bare,
+            Endpoint::Slice | Endpoint::Viewer | Endpoint::Stats | Endpoint::Operation(_) => false,
+        }
+    }
+
+    /// Parses a raw path. `base_path` is empty, or begins with a slash and does not end in one.
+    ///
+    /// Returns `Ok(None)` for a path outside the base path.
+    ///
+    /// # Errors
+    /// `invalid-parameter` for a segment that no key may have.
+    pub fn parse(path: &str, base_path: &str) -> Result<Option<Self>, Problem> {
+        let Some(rest) = path.strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/')) else {
+            // Operations are served without the base path, too.
+            let outside = if base_path.is_empty() { None } else { Self::parse(path, "")? };
+            return Ok(outside.filter(|target| matches!(target.endpoint, Endpoint::Operation(_))));
+        };
+        let trailing_slash = rest.ends_with('/');
+        let inner = rest.strip_prefix('/').unwrap_or(rest);
+        let inner = inner.strip_suffix('/').unwrap_or(inner);
+        let mut segments = Vec::new();
+        if !inner.is_empty() || rest.len() > 1 {
+            for raw in inner.split('/') {
+                segments.push(decode_segment(raw)?.into_owned());
+            }
+        }
+        match Key::from_segments(&segments) {
+            Ok(_) => {}
+            // No file has such a long path.
+            Err(KeyError::Length) => return Err(Problem::not_found()),
+            Err(error) => {
+                return Err(Problem::new(INVALID_PARAMETER, format!("{error}; see the path rules in the README")));
+            }
+        }
+        let found = segments.first().and_then(|first| endpoints().find(|(name, _)| name == first));
+        let (view, named) = found.map_or((Endpoint::Stored, false), |(_, view)| (view, true));
+        if named {
+            segments.remove(0);
+        }
+        let bare = segments.is_empty() && !trailing_slash;
+        Ok(Some(Self { endpoint: view, segments, trailing_slash, is_bare: bare }))
+    }
+}
+
+/// Decodes one segment. `%` followed by two hexadecimal digits is an octet, and the octets must be UTF-8.
+fn decode_segment(segment: &str) -> Result<Cow<'_, str>, Problem> {
+    let invalid = |fault: &str| {
+        let shown: String = segment.chars().take(80).collect();
+        Problem::new(INVALID_PARAMETER, format!("the path segment {shown:?} {fault}"))
+    };
+    let mut rest = segment.as_bytes();
+    while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
+        match rest.get(at + 1..at + 3) {
+            Some(digits) if digits.iter().all(u8::is_ascii_hexdigit) => rest = rest.get(at + 3..).unwrap_or(&[]),
+            _ => return Err(invalid("has a % that is not followed by two hexadecimal digits")),
+        }
+    }
+    percent_decode_str(segment).decode_utf8().map_err(|_not| invalid("does not decode to UTF-8"))
+}
+
+/// Encodes a name as a path segment of a URI. Every byte except the unreserved ones is percent-encoded.
+pub fn encode_segment(name: &str) -> impl std::fmt::Display + '_ {
+    utf8_percent_encode(name, PERCENT_ENCODE_SET)
+}
+
+/// Encodes a key as the path of a URI, without a leading slash.
+pub fn encode_key(key: &Key) -> String {
+    key.segments().map(|segment| encode_segment(segment).to_string()).collect::<Vec<_>>().join("/")
+}
+
+/// Returns true if a request runs on the document runtime, whose threads may block. That is so for documents that are
+/// generated and for files of the viewer, but not for blocks, chunks and slices.
+pub(super) fn runs_on_document_runtime(path: &str, base_path: &str) -> bool {
+    let Ok(Some(target)) = RequestTarget::parse(path, base_path) else { return false };
+    match target.endpoint {
+        Endpoint::Stored | Endpoint::View(_) => {
+            !target.ends_like_chunk() && target.segments.last().is_none_or(|name| name != ATTRIBUTES)
+        }
+        // The assets of the listing page are in memory.
+        Endpoint::Viewer => target.segments.first().is_none_or(|first| first != "page"),
+        Endpoint::Info | Endpoint::Stats => true,
+        Endpoint::Slice | Endpoint::Operation(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(path: &str) -> Option<(Endpoint, Vec<String>, bool)> {
+        RequestTarget::parse(path, "").ok().flatten().map(|t| (t.endpoint, t.segments, t.trailing_slash))
+    }
+
+    fn stored(segments: &[&str], slash: bool) -> (Endpoint, Vec<String>, bool) {
+        (Endpoint::Stored, segments.iter().map(ToString::to_string).collect(), slash)
+    }
+
+    #[test]
+    fn segments_are_decoded_once_after_splitting() {
+        assert_eq!(parse("/"), Some(stored(&[], true)));
+        assert_eq!(parse("/a/b"), Some(stored(&["a", "b"], false)));
+        assert_eq!(parse("/a%252Fb/"), Some(stored(&["a%2Fb"], true)));
+        assert_eq!(parse("/a+b;c,d:e"), Some(stored(&["a+b;c,d:e"], false)));
+        assert_eq!(parse("/é%C3%A9"), Some(stored(&["éé"], false)));
+        assert_eq!(parse("/%73lice/x"), Some((Endpoint::Slice, vec!["x".into()], false)));
+    }
+
+    #[test]
+    fn what_no_key_may_have_is_refused_in_every_spelling() {
+        for bad in [
+            "//",
+            "/a//b",
+            "/a//",
+            "/..",
+            "/%2e%2e/x",
+            "/a/../b",
+            "/./a",
+            "/a/%2E",
+            "/a%2Fb",
+            "/a%5cb",
+            "/a\\b",
+            "/a%00",
+            "/a%0a",
+            "/%zz",
+            "/%",
+            "/a%2",
+            "/%ff",
+            "/%c3",
+            "/n5/../x",
+            "/slice/%2e%2e",
+        ] {
+            assert!(RequestTarget::parse(bad, "").is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn views_stand_first_and_groups_of_their_name_below_n5() {
+        assert_eq!(parse("/n5/slice/a"), Some(stored(&["slice", "a"], false)));
+        assert_eq!(parse("/a/slice"), Some(stored(&["a", "slice"], false)));
+        assert!(RequestTarget::parse("/info", "").unwrap().unwrap().is_bare);
+        assert!(!RequestTarget::parse("/info/", "").unwrap().unwrap().is_bare);
+    }
+
+    #[test]
+    fn the_base_path_is_part_of_the_path_but_for_operations() {
+        let at = |path| RequestTarget::parse(path, "/x/y").unwrap();
+        assert_eq!(at("/x/y/a").unwrap().segments, ["a"]);
+        assert!(at("/x/y").unwrap().is_bare);
+        assert!(at("/x/yz").is_none());
+        assert!(at("/a").is_none());
+        assert_eq!(at("/healthz").unwrap().endpoint, Endpoint::Operation(Operation::Health));
+    }
+
+    proptest! {
+        #[test]
+        fn encoded_names_come_back(name in "[^/\\\\\\p{Cc}]{1,20}") {
+            prop_assume!(name != "." && name != "..");
+            let target = RequestTarget::parse(&format!("/n5/{}", encode_segment(&name)), "").unwrap().unwrap();
+            prop_assert_eq!(target.segments, vec![name]);
+        }
+
+        #[test]
+        fn a_plain_path_is_taken_apart_alike(path in "(/x)?(/(n5|slice|info|a|b~|..|%41|é|[0-9]{1,3})){0,4}/?") {
+            if let Some(plain) = RequestTarget::parse_literal_stored(&path, "/x")
+                && let Ok(key) = Key::parse(plain)
+            {
+                let target = RequestTarget::parse(&path, "/x").unwrap().unwrap();
+                prop_assert_eq!(target.endpoint, Endpoint::Stored);
+                prop_assert!(!target.trailing_slash);
+                prop_assert_eq!(Key::from_segments(&target.segments).unwrap(), key);
+            }
+        }
+
+        #[test]
+        fn arbitrary_paths_never_panic(path in "/[ -~é]{0,40}") {
+            let _ = RequestTarget::parse(&path, "");
+        }
+    }
+}

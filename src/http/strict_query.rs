@@ -1,0 +1,129 @@
+//! Query strings of routes that refuse unknown parameters.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+use std::collections::BTreeMap;
+
+use percent_encoding::percent_decode_str;
+use serde_json::json;
+
+use super::numpy_index;
+use super::problem::{self, Problem};
+use crate::n5::Coords;
+
+/// Reason why a query string is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QueryError {
+    /// A parameter that cannot be parsed or conflicts with the others.
+    #[error("{detail}")]
+    Invalid {
+        /// Its name as given, at most 40 characters of it.
+        parameter: String,
+        /// Message to the client: what was requested, what is allowed, and what to do.
+        detail: String,
+        /// The known names or values, if the given one is unknown.
+        known: Vec<&'static str>,
+    },
+    /// Wrong rank, or samples outside the dataset.
+    #[error("{detail}")]
+    OutOfBounds {
+        /// Message to the client: what was requested, what is allowed, and what to do.
+        detail: String,
+        /// The dataset's dimensions.
+        dimensions: Coords,
+    },
+}
+
+/// Decoded parameters by name, without `token`.
+pub(super) type QueryParameters = BTreeMap<&'static str, String>;
+
+/// Parses a query string whose parameters must all be in `known`.
+///
+/// # Errors
+/// [`QueryError::Invalid`] for a parameter that is unknown, repeated or not percent-encoded UTF-8.
+pub(super) fn parse_query(query: &str, known: &[&'static str]) -> Result<QueryParameters, QueryError> {
+    let mut given = BTreeMap::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (raw_name, raw_value) = pair.split_once('=').unwrap_or((pair, ""));
+        let name = percent_decode(raw_name, raw_name)?;
+        let Some(found) = known.iter().copied().find(|known| *known == name) else {
+            let detail = format!("unknown parameter {:?}; known: {}", excerpt(&name), known.join(", "));
+            return Err(QueryError::Invalid { parameter: excerpt(&name), detail, known: known.to_vec() });
+        };
+        if found == "token" {
+            continue;
+        }
+        if given.insert(found, percent_decode(found, raw_value)?).is_some() {
+            return Err(invalid_parameter(found, format!("{found} is given more than once; give it only once")));
+        }
+    }
+    Ok(given)
+}
+
+fn percent_decode(parameter: &str, raw: &str) -> Result<String, QueryError> {
+    let mut escapes = raw.split('%').skip(1).map(str::as_bytes);
+    let sound = escapes.all(|after| after.get(..2).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit)));
+    let text = percent_decode_str(raw).decode_utf8().ok().filter(|_| sound);
+    text.map(String::from).ok_or_else(|| {
+        let detail = format!("{:?} is not percent-encoded UTF-8; a literal percent sign is %25", excerpt(raw));
+        invalid_parameter(&excerpt(parameter), detail)
+    })
+}
+
+/// Returns the beginning of a client's text, to repeat it in an error.
+pub(super) fn excerpt(text: &str) -> String {
+    text.chars().take(40).collect()
+}
+
+pub(super) fn invalid_parameter(parameter: &str, detail: String) -> QueryError {
+    QueryError::Invalid { parameter: parameter.to_owned(), detail, known: Vec::new() }
+}
+
+pub(super) fn unknown_value(parameter: &str, value: &str, known: &[&'static str]) -> QueryError {
+    let detail = format!("{parameter} is {:?}; known: {}", excerpt(value), known.join(", "));
+    QueryError::Invalid { parameter: parameter.to_owned(), detail, known: known.to_vec() }
+}
+
+/// Parses comma-separated integers. An empty text is an empty list, as rank 0 has.
+pub(super) fn parse_integers(parameter: &'static str, text: &str, signed: bool) -> Result<Vec<i64>, QueryError> {
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    let parsed = text.split(',').map(|item| match numpy_index::parse_integer(item) {
+        Some(_) if item.starts_with('-') && !signed => {
+            let hint = match parameter {
+                "start" | "stop" => "give outside=clip or outside=zero for regions that leave the dataset",
+                _ => "give numbers without a sign",
+            };
+            Err(invalid_parameter(parameter, format!("{parameter} contains {:?}; {hint}", excerpt(item))))
+        }
+        Some(number) => Ok(number),
+        None => {
+            let detail = format!(
+                "{parameter} contains {:?}; give decimal integers up to 2^63-1, separated by commas",
+                excerpt(item)
+            );
+            Err(invalid_parameter(parameter, detail))
+        }
+    });
+    parsed.collect()
+}
+
+/// Parses a finite decimal number.
+pub(super) fn parse_decimal(text: &str) -> Option<f64> {
+    let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E'));
+    text.parse::<f64>().ok().filter(|number| plain && number.is_finite())
+}
+
+impl From<QueryError> for Problem {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Invalid { parameter, detail, known } => {
+                let problem = Self::new(problem::INVALID_PARAMETER, detail).with_member("parameter", parameter);
+                if known.is_empty() { problem } else { problem.with_member("known", known) }
+            }
+            QueryError::OutOfBounds { detail, dimensions } => {
+                Self::new(problem::OUT_OF_BOUNDS, detail).with_member("dimensions", json!(dimensions.as_slice()))
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Thread-local cache of recent replies: a repeated request for an object or chunk is found by the text of its path
+//! alone.
+//!
+//! Parsing the path, looking in the cache and writing the object's headers took a quarter of the time that this process
+//! itself spends on a small response. Resolving a chunk and the HTTP library took half of it (docs/PERFORMANCE.md).
+
+use std::cell::RefCell;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::App;
+use super::fastpath::EntityHeaders;
+use crate::container::CachedAnswer;
+
+/// Number of replies that a thread remembers, at about 400 to 700 bytes each.
+const SLOT_COUNT: usize = 1024;
+
+/// Longest path that is remembered, in bytes.
+const MAX_PATH_BYTES: usize = 256;
+
+/// A reply that can be sent again.
+pub(super) struct ThreadCacheEntry {
+    /// Index of its mount.
+    pub(super) mount: usize,
+    /// Headers of the object or chunk; `None` if neither exists.
+    pub(super) headers: Option<EntityHeaders>,
+    pub(super) cached_answer: CachedAnswer,
+}
+
+struct ThreadCacheSlot {
+    /// [`App::id`] of the app that replied.
+    app: u64,
+    path: Box<str>,
+    entry: ThreadCacheEntry,
+}
+
+thread_local! {
+    static THREAD_SLOTS: RefCell<Vec<Option<ThreadCacheSlot>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Returns the result of `job` on the entry of a path; `None` if there is no entry.
+pub(super) fn with_entry<T>(app: &App, path: &str, job: impl FnOnce(&mut ThreadCacheEntry) -> Option<T>) -> Option<T> {
+    THREAD_SLOTS.with_borrow_mut(|slots| {
+        let place = slots.get_mut(slot_index(path))?;
+        let slot = place.as_mut().filter(|slot| slot.app == app.id && *slot.path == *path)?;
+        let made = job(&mut slot.entry);
+        if made.is_none() && slot.entry.headers.is_none() {
+            // The entry says that the key is missing, which may no longer be true.
+            *place = None;
+        }
+        made
+    })
+}
+
+/// Stores an entry for a path in place of the one in its slot. An entry for a missing key never replaces one for
+/// another path whose key exists, because clients can invent any number of names.
+pub(super) fn insert(app: &App, path: &str, seen: ThreadCacheEntry) {
+    if path.len() > MAX_PATH_BYTES {
+        return;
+    }
+    THREAD_SLOTS.with_borrow_mut(|slots| {
+        if slots.is_empty() {
+            slots.resize_with(SLOT_COUNT, || None);
+        }
+        let Some(place) = slots.get_mut(slot_index(path)) else { return };
+        let is_taken = place.as_ref().is_some_and(|slot| slot.app == app.id && slot.entry.headers.is_some());
+        let is_same = place.as_ref().is_some_and(|slot| *slot.path == *path);
+        if seen.headers.is_some() || !is_taken || is_same {
+            *place = Some(ThreadCacheSlot { app: app.id, path: path.into(), entry: seen });
+        }
+    });
+}
+
+fn slot_index(path: &str) -> usize {
+    usize::try_from(xxh3_64(path.as_bytes()) % SLOT_COUNT as u64).unwrap_or(0)
+}

@@ -1,0 +1,315 @@
+//! Resolves a key component by component, for systems that refuse `openat2` and for links that it does not resolve.
+//!
+//! Every component is opened relative to its parent's descriptor, without following links. Replacing a directory by a
+//! link therefore cannot lead out of the root. Links are read and resolved here. `..` is resolved with the names on the
+//! path so far, never by the file system. A link may leave the root and come back, as an absolute link does. Outside
+//! the root, only directories are opened, and only as paths. Everything that fails or ends there is refused in the same
+//! way, so no answer reveals what exists there.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat};
+use rustix::io::Errno;
+
+use crate::store::Key;
+use crate::store::reopen::is_procfs;
+
+/// Maximum number of links that one key may lead through, as in the kernel.
+const MAX_LINKS: usize = 40;
+
+/// Maximum number of components that are opened for one key. The path in a link may have two thousand.
+const MAX_STEPS: usize = 4096;
+
+/// Maximum number of components that are held at once.
+const MAX_COMPONENTS: usize = 1024;
+
+/// Flags of every descriptor here. It names a file without opening it.
+const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Why a key cannot be resolved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ResolveError {
+    /// A link is not followed: the policy follows none, or the target is outside the root.
+    LinkNotFollowed,
+    /// An error of the system.
+    Errno(Errno),
+}
+
+impl From<Errno> for ResolveError {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+/// Opens what `key` names below `root` as a path. A file is opened for reading if `flags` lack `O_PATH`. With
+/// `O_DIRECTORY`, only a directory is opened.
+///
+/// # Errors
+/// [`ResolveError`].
+pub(super) fn resolve_path(
+    root: &OwnedFd,
+    key: &Key,
+    follows_links: bool,
+    flags: OFlags,
+) -> Result<OwnedFd, ResolveError> {
+    let mut walk = PathResolver {
+        root,
+        remaining: Vec::new(),
+        names: Vec::new(),
+        current: None,
+        outside: None,
+        links_left: if follows_links { MAX_LINKS } else { 0 },
+        follows_links,
+        steps_left: MAX_STEPS,
+        must_be_directory: flags.contains(OFlags::DIRECTORY),
+        file_flags: (!flags.contains(OFlags::PATH)).then_some(flags | OFlags::NOFOLLOW | OFlags::CLOEXEC),
+    };
+    walk.push_components(key.as_str().as_bytes(), ComponentOrigin::Inside)?;
+    walk.run()
+}
+
+/// Where a component comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ComponentOrigin {
+    /// The key, or a link below the root.
+    Inside,
+    /// A link outside the root.
+    Outside,
+}
+
+/// A component that is still to be opened.
+struct PathComponent {
+    name: Vec<u8>,
+    origin: ComponentOrigin,
+}
+
+/// A directory outside the root.
+struct OutsideDirectory {
+    at: OwnedFd,
+    /// True if a name led there, not only `..` from the root or the start at `/`.
+    was_entered: bool,
+}
+
+struct PathResolver<'a> {
+    root: &'a OwnedFd,
+    /// Components that are still to be opened, in reverse order.
+    remaining: Vec<PathComponent>,
+    /// Names from the root to `current`. None of them is a link.
+    names: Vec<Vec<u8>>,
+    /// Descriptor of what `names` lead to. `None` for the root, and if it must be opened again.
+    current: Option<OwnedFd>,
+    outside: Option<OutsideDirectory>,
+    follows_links: bool,
+    /// Number of links that may still be followed.
+    links_left: usize,
+    steps_left: usize,
+    must_be_directory: bool,
+    /// Flags with which a file at the end of the path is opened for reading, if at all.
+    file_flags: Option<OFlags>,
+}
+
+enum OpenedComponent {
+    Link(Vec<u8>),
+    NotLink(OwnedFd),
+}
+
+impl PathResolver<'_> {
+    fn run(mut self) -> Result<OwnedFd, ResolveError> {
+        loop {
+            let Some(part) = self.remaining.pop() else {
+                if self.outside.is_some() {
+                    return Err(ResolveError::LinkNotFollowed);
+                }
+                match self.current.take() {
+                    Some(at) => return Ok(at),
+                    None if self.names.is_empty() => {
+                        return Ok(openat(self.root, ".", PATH_FLAGS | OFlags::DIRECTORY, Mode::empty())?);
+                    }
+                    // The path ended with `..`.
+                    None => {
+                        self.must_be_directory = true;
+                        self.reopen_from_root();
+                        continue;
+                    }
+                }
+            };
+            self.steps_left = self.steps_left.checked_sub(1).ok_or(Errno::LOOP)?;
+            match (part.name.as_slice(), self.outside.take()) {
+                (b".", outside) => self.outside = outside,
+                (b"..", None) => self.ascend()?,
+                (_, None) => self.descend(part)?,
+                (_, Some(outside)) => self.step_outside(outside, &part).map_err(conceal_error)?,
+            }
+        }
+    }
+
+    /// Schedules the names on the path so far to be opened again.
+    fn reopen_from_root(&mut self) {
+        let names = self.names.drain(..).rev();
+        self.remaining.extend(names.map(|name| PathComponent { name, origin: ComponentOrigin::Inside }));
+    }
+
+    fn ascend(&mut self) -> Result<(), ResolveError> {
+        self.current = None;
+        if self.names.pop().is_some() { Ok(()) } else { self.leave_root(self.root, "..").map_err(conceal_error) }
+    }
+
+    fn descend(&mut self, part: PathComponent) -> Result<(), ResolveError> {
+        if self.current.is_none() && !self.names.is_empty() {
+            self.remaining.push(part);
+            self.reopen_from_root();
+            return Ok(());
+        }
+        let (at, directory) =
+            (self.current.as_ref().unwrap_or(self.root), self.must_be_directory || !self.remaining.is_empty());
+        match open_component(at, &part.name, directory)? {
+            OpenedComponent::Link(text) => self.follow_link(&text, ComponentOrigin::Inside),
+            OpenedComponent::NotLink(mut entered) => {
+                if let Some(reading) = self.file_flags.filter(|_| self.remaining.is_empty())
+                    && FileType::from_raw_mode(fstat(&entered)?.st_mode).is_file()
+                {
+                    entered = openat(at, part.name.as_slice(), reading, Mode::empty())?;
+                }
+                self.names.push(part.name);
+                self.current = Some(entered);
+                Ok(())
+            }
+        }
+    }
+
+    /// Continues outside the root, at `path`.
+    fn leave_root(&mut self, at: impl AsFd, path: &str) -> Result<(), ResolveError> {
+        let at = openat(at, path, PATH_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
+        self.enter_outside(OutsideDirectory { at, was_entered: false })
+    }
+
+    /// Resolves one component outside the root.
+    fn step_outside(&mut self, outside: OutsideDirectory, part: &PathComponent) -> Result<(), ResolveError> {
+        if part.name == b".." {
+            // Entering a name and leaving it again would reveal whether it exists.
+            if outside.was_entered && part.origin == ComponentOrigin::Inside {
+                return Err(ResolveError::LinkNotFollowed);
+            }
+            let at = openat(&outside.at, "..", PATH_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
+            return self.enter_outside(OutsideDirectory { at, ..outside });
+        }
+        match open_component(&outside.at, &part.name, true)? {
+            OpenedComponent::Link(text) => {
+                self.outside = Some(outside);
+                self.follow_link(&text, ComponentOrigin::Outside)
+            }
+            OpenedComponent::NotLink(at) => self.enter_outside(OutsideDirectory { at, was_entered: true }),
+        }
+    }
+
+    /// Continues in the given directory, inside the root if it is the root.
+    fn enter_outside(&mut self, outside: OutsideDirectory) -> Result<(), ResolveError> {
+        let (there, root) = (fstat(&outside.at)?, fstat(self.root)?);
+        let is_root = (there.st_dev, there.st_ino) == (root.st_dev, root.st_ino);
+        // Links in procfs would reveal which processes exist.
+        if !is_root && is_procfs(&outside.at) {
+            return Err(ResolveError::LinkNotFollowed);
+        }
+        self.outside = (!is_root).then_some(outside);
+        Ok(())
+    }
+
+    fn follow_link(&mut self, text: &[u8], origin: ComponentOrigin) -> Result<(), ResolveError> {
+        if !self.follows_links {
+            return Err(ResolveError::LinkNotFollowed);
+        }
+        self.links_left = self.links_left.checked_sub(1).ok_or(Errno::LOOP)?;
+        if text.is_empty() {
+            return Err(Errno::NOENT.into());
+        }
+        self.push_components(text, origin)?;
+        if text.first() == Some(&b'/') {
+            self.names.clear();
+            self.current = None;
+            self.outside = None;
+            self.leave_root(CWD, "/").map_err(conceal_error)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the components of `path` before the remaining ones.
+    fn push_components(&mut self, path: &[u8], origin: ComponentOrigin) -> Result<(), ResolveError> {
+        // A path that ends with a slash names a directory.
+        let end = path.ends_with(b"/").then_some(&b"."[..]);
+        let names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).chain(end);
+        let before = self.remaining.len();
+        self.remaining.extend(names.map(|name| PathComponent { name: name.to_vec(), origin }));
+        if let Some(new) = self.remaining.get_mut(before..) {
+            new.reverse();
+        }
+        if self.remaining.len().saturating_add(self.names.len()) > MAX_COMPONENTS {
+            Err(Errno::LOOP.into())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Opens `name` in the directory `at` as a path, without following links. If `directory` is set, anything other than a
+/// link must be a directory.
+fn open_component(at: &OwnedFd, name: &[u8], directory: bool) -> Result<OpenedComponent, ResolveError> {
+    if directory {
+        // Triggers an automount.
+        match openat(at, name, PATH_FLAGS | OFlags::DIRECTORY, Mode::empty()) {
+            Ok(entered) => return Ok(OpenedComponent::NotLink(entered)),
+            // Not a directory, or a link.
+            Err(Errno::NOTDIR | Errno::LOOP) => {}
+            Err(other) => return Err(other.into()),
+        }
+    }
+    let entered = openat(at, name, PATH_FLAGS, Mode::empty())?;
+    let kind = FileType::from_raw_mode(fstat(&entered)?.st_mode);
+    if kind.is_symlink() {
+        Ok(OpenedComponent::Link(readlinkat(&entered, "", Vec::new())?.into_bytes()))
+    } else if directory && !kind.is_dir() {
+        Err(Errno::NOTDIR.into())
+    } else {
+        Ok(OpenedComponent::NotLink(entered))
+    }
+}
+
+/// Conceals an error outside the root, unless the process lacks a resource or was interrupted.
+fn conceal_error(stop: ResolveError) -> ResolveError {
+    match stop {
+        ResolveError::Errno(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR) => stop,
+        ResolveError::Errno(_) | ResolveError::LinkNotFollowed => ResolveError::LinkNotFollowed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+
+    use super::*;
+
+    /// As on a system without /proc, where files are opened by name.
+    #[test]
+    fn only_a_file_is_opened_for_reading() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("a")).unwrap();
+        #[expect(clippy::disallowed_methods, reason = "a test needs a file")]
+        std::fs::write(directory.path().join("a/0"), "inside").unwrap();
+        std::os::unix::fs::symlink("a/0", directory.path().join("link")).unwrap();
+        let fifo = directory.path().join("a/fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let root = openat(CWD, directory.path(), PATH_FLAGS | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let open = |key: &str| resolve_path(&root, &Key::parse(key).unwrap(), true, OFlags::RDONLY | OFlags::NONBLOCK);
+        for key in ["a/0", "link"] {
+            let mut text = String::new();
+            File::from(open(key).unwrap()).read_to_string(&mut text).unwrap();
+            assert_eq!(text, "inside");
+        }
+        for key in ["a/fifo", "a"] {
+            let named = File::from(open(key).unwrap());
+            assert_eq!(Errno::from_io_error(&(&named).read(&mut [0]).unwrap_err()), Some(Errno::BADF), "{key}");
+        }
+        assert_eq!(open("a/1").unwrap_err(), ResolveError::Errno(Errno::NOENT));
+        assert_eq!(open("a/0/1").unwrap_err(), ResolveError::Errno(Errno::NOTDIR));
+    }
+}

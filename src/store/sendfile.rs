@@ -1,0 +1,143 @@
+//! A local file that the kernel sends from its page cache, without a copy into the process.
+
+use std::fs::{File, Metadata};
+use std::future::Future;
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rustix::fs::sendfile;
+use rustix::io::{ReadWriteFlags, preadv2};
+
+use super::disk_pool::{DiskPool, DiskPoolError};
+use super::file_meta::{has_same_content, is_settled, meta_of};
+use super::nonblocking::PageCacheReader;
+use super::{Key, ObjectMeta};
+use crate::fair_queue::ClientId;
+
+/// Minimum distance between the bytes that are sampled to see if a file is in the page cache. The kernel mostly evicts
+/// larger pieces than this.
+const MIN_SAMPLE_STRIDE: u64 = 64 << 10;
+
+/// Maximum number of sampled bytes, not counting the last byte.
+const MAX_SAMPLES: u64 = 16;
+
+/// Maximum number of bytes sent by one call, which limits how long others wait.
+const CHUNK_BYTES: u64 = 512 << 10;
+
+/// An open file of a [`super::Store`], with its metadata at the time of opening.
+#[derive(Debug)]
+pub struct SendfileSource {
+    file: File,
+    metadata_at_open: Metadata,
+    meta: ObjectMeta,
+    hops: DiskPool,
+    /// Client that requested the file.
+    client: ClientId,
+}
+
+impl SendfileSource {
+    /// Opens the file at `key`. Returns `None` if the file is empty, has more than `most_bytes` or was written just
+    /// now, or if opening or reading it would block.
+    pub(super) fn open(reader: &PageCacheReader, key: &Key, most_bytes: u64, hops: &DiskPool) -> Option<Self> {
+        let (file, metadata) = reader.open(key).ok()?;
+        if !is_settled(&metadata) {
+            return None;
+        }
+        let meta = meta_of(&metadata, reader.tag());
+        let last = meta.len.checked_sub(1)?;
+        let step = usize::try_from(MIN_SAMPLE_STRIDE.max(meta.len / MAX_SAMPLES)).ok()?;
+        let at_hand = |at| is_in_page_cache(&file, at);
+        (meta.len <= most_bytes && (0..last).step_by(step).all(at_hand) && at_hand(last)).then_some(Self {
+            file,
+            metadata_at_open: metadata,
+            meta,
+            hops: hops.clone(),
+            client: ClientId::current(),
+        })
+    }
+
+    /// Returns the metadata of the file.
+    pub fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    /// Returns true if the bytes that [`Self::send`] sends next are still in the page cache. Always true for a file
+    /// that was just opened (`from` is 0).
+    pub fn is_next_chunk_cached(&self, from: u64) -> bool {
+        let last = self.next_chunk(from).end - 1;
+        from == 0 || (is_in_page_cache(&self.file, from) && (last == from || is_in_page_cache(&self.file, last)))
+    }
+
+    /// Makes the kernel read the bytes that [`Self::send`] sends next.
+    ///
+    /// # Errors
+    /// If the bytes cannot be read, or not in time.
+    pub fn prefetch(self: &Arc<Self>, from: u64) -> impl Future<Output = io::Result<()>> + Send + Sync + 'static {
+        let this = Arc::clone(self);
+        let reading = move || {
+            let mut scratch = vec![0; 64 << 10];
+            let (mut at, end) = (from, this.next_chunk(from).end);
+            while at < end {
+                match this.file.read_at(&mut scratch, at)? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    read => at += read as u64,
+                }
+            }
+            Ok(())
+        };
+        let (hops, client) = (self.hops.clone(), self.client);
+        async move {
+            client.scope(hops.run(None, reading)).await.map_err(|error| match error {
+                DiskPoolError::Timeout
+                | DiskPoolError::Stalled
+                | DiskPoolError::OperationStalled
+                | DiskPoolError::QueueFull => io::Error::from(io::ErrorKind::TimedOut),
+                DiskPoolError::Thread(error) => error,
+            })?
+        }
+    }
+
+    /// Returns the range that is sent at once from `from` on. The last byte is sent alone.
+    fn next_chunk(&self, from: u64) -> Range<u64> {
+        let last = self.meta.len.saturating_sub(1);
+        let end = if from >= last { from.saturating_add(1) } else { last.min(from.saturating_add(CHUNK_BYTES)) };
+        from..end
+    }
+
+    /// Returns the maximum number of bytes that [`Self::send`] sends from `from` on.
+    pub fn next_chunk_bytes(&self, from: u64) -> u64 {
+        let piece = self.next_chunk(from);
+        piece.end - piece.start
+    }
+
+    /// Sends bytes from `from` on to a nonblocking socket, as many as it accepts, up to `most_bytes` and 512 KiB.
+    ///
+    /// The last byte is sent alone, after a second check of the file. A file that was written meanwhile is never sent
+    /// to its end, so the client notices. A file whose name, mode or owner changed has the same bytes and is sent.
+    /// Bytes that wait in the socket while the file is overwritten in place, without being truncated or replaced first,
+    /// are sent as they are then.
+    ///
+    /// # Errors
+    /// Errors of the socket; `UnexpectedEof` if the file has become shorter or was written.
+    pub fn send(&self, socket: BorrowedFd<'_>, from: u64, most_bytes: usize) -> io::Result<usize> {
+        let piece = self.next_chunk(from);
+        if piece.end >= self.meta.len && !has_same_content(&self.file.metadata()?, &self.metadata_at_open) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let count = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX).min(most_bytes);
+        let mut at = from;
+        match sendfile(socket, &self.file, Some(&mut at), count)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            sent => Ok(sent),
+        }
+    }
+}
+
+/// Returns true if the byte at `at` can be read without blocking.
+fn is_in_page_cache(file: &File, at: u64) -> bool {
+    let mut byte = [0];
+    preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT).is_ok_and(|read| read == 1)
+}

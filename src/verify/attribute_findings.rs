@@ -1,0 +1,162 @@
+//! Findings about attributes: of one directory, for each program that reads it, and between the levels of a pyramid.
+
+use super::finding::{Finding, FindingKind};
+use super::retry::StorageRetry;
+use crate::container::{Container, GroupState, ReadError};
+use crate::metadata::{self, Description, MetadataProblem, MetadataProblemKind, Node, Pyramid};
+use crate::n5::DocumentError;
+use crate::store::Key;
+use crate::view;
+
+/// Returns all findings about the attributes of the directory at `key`.
+pub(super) async fn findings(
+    container: &Container,
+    patience: &StorageRetry,
+    key: &Key,
+    state: Result<&GroupState, &ReadError>,
+) -> Vec<Finding> {
+    let find = |kind, message: String| Finding::new(kind, key.as_str(), message);
+    if let Some(fault) = unusable_finding(key, state) {
+        return vec![fault];
+    }
+    let known = match patience.run(|| view::read_node(container, container.resources().request_freshness(), key)).await
+    {
+        Ok(known) => known,
+        // The walk reports it when it reaches the entries of the directory.
+        Err(ReadError::Store(error)) if error.hides_object() => return Vec::new(),
+        Err(error) => return vec![find(FindingKind::UnreadableDirectory, error.to_string())],
+    };
+    let description = metadata::describe(&known.node);
+    let mut findings: Vec<Finding> =
+        description.problems.iter().filter_map(|problem| finding_of_problem(key, &description, problem)).collect();
+    findings.extend(known.problems.into_iter().map(|problem| find(FindingKind::UnusualAttributes, problem)));
+    if let Ok(GroupState::Dataset(dataset)) = state {
+        let (compression, data_type) = (dataset.attributes.compression(), dataset.attributes.data_type());
+        if compression.codec().is_none() {
+            let text =
+                format!("compression {:?} is not supported, so its blocks cannot be decoded", compression.name());
+            findings.push(find(FindingKind::UnknownCompression, text));
+        }
+        if data_type.size_bytes().is_none() {
+            let text = format!("data type {:?} is not supported, so its blocks cannot be decoded", data_type.name());
+            findings.push(find(FindingKind::UnknownDataType, text));
+        }
+    }
+    if let Some(pyramid) = &description.multiscale {
+        findings.extend(
+            inconsistent_level_sizes(&known.node, pyramid)
+                .into_iter()
+                .map(|text| find(FindingKind::InconsistentLevel, text)),
+        );
+    }
+    findings
+}
+
+/// Returns a finding if the attributes of the directory at `key` cannot be used at all.
+pub(super) fn unusable_finding(key: &Key, state: Result<&GroupState, &ReadError>) -> Option<Finding> {
+    let (kind, message) = match state {
+        Err(error @ ReadError::AttributesTooLarge { .. }) => (FindingKind::OversizedAttributes, error.to_string()),
+        Err(error) => (FindingKind::UnreadableFile, error.to_string()),
+        Ok(GroupState::Broken(error @ DocumentError::TooLarge(_))) => {
+            (FindingKind::OversizedAttributes, error.to_string())
+        }
+        Ok(GroupState::Broken(error)) => (FindingKind::BrokenAttributes, error.to_string()),
+        Ok(GroupState::Unusable(_, reason)) => (FindingKind::UnusableAttributes, reason.clone()),
+        Ok(GroupState::NoAttributes | GroupState::Attributes(_) | GroupState::Dataset(_)) => return None,
+    };
+    Some(Finding::new(kind, key.as_str(), message))
+}
+
+/// Converts a problem of `/info` to a finding. Returns `None` if other findings cover it.
+fn finding_of_problem(key: &Key, description: &Description, problem: &MetadataProblem) -> Option<Finding> {
+    let (kind, client) = match problem.kind {
+        // The walk reports problems of a level at the level's own dataset.
+        MetadataProblemKind::Undecoded | MetadataProblemKind::Normalized | MetadataProblemKind::DatasetOfLevel => {
+            return None;
+        }
+        MetadataProblemKind::RefusedBy(client) => (FindingKind::RefusedByClient, Some(client)),
+        MetadataProblemKind::InvalidDataset => (FindingKind::UnusableAttributes, None),
+        MetadataProblemKind::InvalidLevel if description.multiscale.is_some() => (FindingKind::InconsistentLevel, None),
+        MetadataProblemKind::InvalidLevel | MetadataProblemKind::Other => (FindingKind::UnusualAttributes, None),
+    };
+    Some(Finding { client, ..Finding::new(kind, key.as_str(), &**problem) })
+}
+
+/// Returns a message for each level whose size is not that of the finest level divided by the level's factors. The
+/// tolerance is one element plus 1 %.
+fn inconsistent_level_sizes(node: &Node, pyramid: &Pyramid) -> Vec<String> {
+    let Some((first, rest)) = pyramid.levels.split_first() else { return Vec::new() };
+    let Some(finest) = node.dataset_below(&first.path) else { return Vec::new() };
+    let mut told = Vec::new();
+    for level in rest {
+        let Some(dataset) = node.dataset_below(&level.path) else { continue };
+        #[expect(clippy::cast_precision_loss, reason = "sizes are compared approximately")]
+        let fits =
+            dataset.dimensions().iter().zip(finest.dimensions()).zip(level.factors.iter().zip(&first.factors)).all(
+                |((size, whole), (factor, base))| {
+                    let expected = *whole as f64 * base / factor;
+                    !expected.is_finite() || (*size as f64 - expected).abs() <= 1.0 + expected / 100.0
+                },
+            );
+        if !fits {
+            let (size, whole) = (dataset.dimensions().as_slice(), finest.dimensions().as_slice());
+            let (path, factors) = (&level.path, &level.factors);
+            told.push(format!(
+                "level {path} has the dimensions {size:?}, but level {} has {whole:?} and the factors are {factors:?}",
+                first.path
+            ));
+        }
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::n5::AttributesDocument;
+
+    fn document(value: &Value) -> AttributesDocument {
+        AttributesDocument::parse(value.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn every_refusal_names_its_client() {
+        let dataset = json!({"dimensions": [5], "blockSize": [5], "dataType": "bool", "compression": {"type": "jpeg"}});
+        let node = Node { document: Some(Ok(document(&dataset))), ..Node::default() };
+        let description = metadata::describe(&node);
+        let found: Vec<_> = description
+            .problems
+            .iter()
+            .filter_map(|problem| finding_of_problem(&Key::root(), &description, problem))
+            .collect();
+        let clients: Vec<&str> = found.iter().filter_map(|finding| finding.client).collect();
+        assert_eq!(
+            clients,
+            ["Neuroglancer", "TensorStore", "N5 for Java", "zarr-python 2", "z5"],
+            "{:?}",
+            description.problems
+        );
+        assert!(found.iter().all(|finding| finding.kind == "refused-by-client"), "{found:?}");
+    }
+
+    #[test]
+    fn levels_are_compared_with_the_finest() {
+        let level = |size: u64| json!({"dimensions": [size, 64], "blockSize": [8, 8], "dataType": "uint8", "compression": {"type": "raw"}});
+        let node = |second: u64| {
+            let own = json!({"downsamplingFactors": [[1, 1], [2, 1]]});
+            let children = vec!["s0".to_owned(), "s1".to_owned()];
+            let mut node = Node { document: Some(Ok(document(&own))), children, ..Node::default() };
+            for (path, size) in [("s0", 101), ("s1", second)] {
+                node.child_documents.insert(path.to_owned(), document(&level(size)));
+            }
+            node
+        };
+        for (second, count) in [(50, 0), (51, 0), (64, 1), (101, 1)] {
+            let node = node(second);
+            let pyramid = metadata::describe(&node).multiscale.unwrap();
+            assert_eq!(inconsistent_level_sizes(&node, &pyramid).len(), count, "{second}");
+        }
+    }
+}

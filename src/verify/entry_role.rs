@@ -1,0 +1,96 @@
+//! Role of an entry, from its name and its directory: a block, a directory of blocks, attributes, or none in N5.
+
+use std::sync::Arc;
+
+use super::finding::{Finding, FindingKind};
+use crate::container::{ATTRIBUTES, Dataset, grid_component};
+use crate::n5::{Coords, GridPosition};
+use crate::store::Key;
+
+/// Role of a directory.
+#[derive(Debug, Clone)]
+pub(super) enum DirectoryRole {
+    /// A part of the hierarchy of groups.
+    Hierarchy,
+    /// A part of a dataset's grid, with the grid components that lead to it.
+    Grid(Arc<Dataset>, Coords),
+}
+
+/// Role of an entry in its directory.
+pub(super) enum EntryRole {
+    /// `attributes.json`.
+    Attributes,
+    /// A directory that leads to blocks.
+    GridDirectory(Arc<Dataset>, Coords),
+    /// A block.
+    Block(Arc<Dataset>, GridPosition),
+    /// A block outside the grid.
+    OutsideGrid(Arc<Dataset>),
+    /// An entry without a meaning in N5, unless it is the directory of a group.
+    Other,
+}
+
+impl EntryRole {
+    pub(super) fn of(part: &DirectoryRole, name: &str) -> Self {
+        if name == ATTRIBUTES {
+            return Self::Attributes;
+        }
+        let (DirectoryRole::Grid(dataset, prefix), Some(number)) = (part, grid_component(name)) else {
+            return Self::Other;
+        };
+        let mut numbers = prefix.clone();
+        numbers.push(number);
+        if numbers.len() < dataset.attributes.rank() {
+            return Self::GridDirectory(Arc::clone(dataset), numbers);
+        }
+        match dataset.position_in_grid(numbers) {
+            Some(position) => Self::Block(Arc::clone(dataset), position),
+            None => Self::OutsideGrid(Arc::clone(dataset)),
+        }
+    }
+}
+
+/// Returns the finding for a name that the store does not list. Its kind depends on the role of the entry.
+pub(super) fn unlisted_name_finding(parent: &Key, part: &DirectoryRole, name: &str) -> Finding {
+    let place = parent.child(name).map(|key| (key, EntryRole::of(part, name)));
+    let why = "a dangling link, a link that is not followed, or something that is neither a file nor a directory";
+    match place {
+        Ok((key, EntryRole::Block(dataset, position))) => {
+            let message = format!("in place of a block, there is {why}");
+            unlisted_finding(FindingKind::UnreadableFile, &key, message)
+                .in_dataset(dataset.key.as_str())
+                .at_position(&position)
+        }
+        Ok((key, EntryRole::GridDirectory(dataset, _))) => {
+            let message = format!("in place of a directory of blocks, there is {why}");
+            unlisted_finding(FindingKind::UnreadableFile, &key, message).in_dataset(dataset.key.as_str())
+        }
+        Ok((key, EntryRole::Attributes)) => {
+            unlisted_finding(FindingKind::UnreadableFile, &key, format!("in place of attributes.json, there is {why}"))
+        }
+        Ok((_, EntryRole::OutsideGrid(_) | EntryRole::Other)) | Err(_) => {
+            let message = format!(
+                "{name:?} is not listed: no key can name it, or it is a link that is not followed, or neither a file \
+                     nor a directory"
+            );
+            Finding::new(FindingKind::UnlistedName, parent.as_str(), message)
+        }
+    }
+}
+
+/// Creates a finding about `key`, with the advice for entries that are not listed.
+pub(super) fn unlisted_finding(kind: FindingKind, key: &Key, message: String) -> Finding {
+    let advice = "check the target of the link (container_defaults.symlinks says which links are followed), or restore the entry: \
+                  it is neither listed, served nor verified";
+    Finding { advice: advice.to_owned(), ..Finding::new(kind, key.as_str(), message) }
+}
+
+/// Returns true if writers, file systems or tools give such a name to files that are not complete yet.
+pub(super) fn is_temporary(name: &str) -> bool {
+    const ENDS: [&str; 8] = [".partial", ".tmp", ".temp", ".part", ".lock", ".__lock", ".swp", "~"];
+    const BEGINNINGS: [&str; 4] = [".nfs", ".fuse_hidden", ".tmp", ".#"];
+    ENDS.iter().any(|end| name.ends_with(end))
+        || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
+        || name.contains(".partial.")
+        || name.contains(".tmp.")
+}

@@ -1,0 +1,103 @@
+//! Prefetch of directories: they are walked before their turn. Their items are buffered until then, so the order of all
+//! items is that of the names, however long each directory takes to answer.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::mpsc::{self, Receiver};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::walk::{ContainerWalker, ReceiverClosed, WalkItem, WalkedDirectory};
+use crate::store::DirEntry;
+
+/// Maximum number of directories that are walked concurrently with the current one, on each level of the path to it.
+const MAX_PREFETCHED: usize = 8;
+
+/// Maximum number of buffered items of a prefetched directory. Its walk pauses when the buffer is full.
+const MAX_BUFFERED_ITEMS: usize = 256;
+
+/// A flag that is true while it is a walk's turn. Only then does the walk prefetch directories below it. This limits
+/// the number of concurrent walks by the depth of the current directory, whatever the shape of the tree.
+#[derive(Debug, Clone)]
+pub(super) struct HeadOfLine(Arc<AtomicBool>);
+
+impl HeadOfLine {
+    pub(super) fn new(is: bool) -> Self {
+        Self(Arc::new(AtomicBool::new(is)))
+    }
+}
+
+/// A directory that is walked before its turn.
+struct PrefetchedDirectory {
+    /// Index of its entry on the page.
+    number: usize,
+    items: Receiver<WalkItem>,
+    head_of_line: HeadOfLine,
+    walk: AbortOnDropHandle<Result<bool, ReceiverClosed>>,
+}
+
+/// The prefetched directories of one page, in page order.
+#[derive(Default)]
+pub(super) struct WalkPrefetcher {
+    prefetched: VecDeque<PrefetchedDirectory>,
+    /// Index of the next entry to consider. The entries before it are prefetched or do not need it.
+    next: usize,
+}
+
+impl WalkPrefetcher {
+    /// Starts to walk directories among the entries of `page` after the index `number`, as many as are allowed.
+    pub(super) fn prefetch(
+        &mut self,
+        walk: &ContainerWalker,
+        within: &Arc<WalkedDirectory>,
+        page: &[DirEntry],
+        number: usize,
+    ) {
+        self.next = self.next.max(number.saturating_add(1));
+        while self.prefetched.len() < MAX_PREFETCHED
+            && walk.head_of_line.0.load(Ordering::Relaxed)
+            && let Some(entry) = page.get(self.next)
+        {
+            let number = self.next;
+            self.next = number.saturating_add(1);
+            if !entry.is_directory {
+                continue;
+            }
+            let (sender, items) = mpsc::channel(MAX_BUFFERED_ITEMS);
+            let turn = HeadOfLine::new(false);
+            let walk = walk.fork(sender, turn.clone());
+            let (within, entry) = (Arc::clone(within), entry.clone());
+            let walk = tokio::spawn(async move { walk.walk_entry(&within, &entry, None).await });
+            self.prefetched.push_back(PrefetchedDirectory {
+                number,
+                items,
+                head_of_line: turn,
+                walk: AbortOnDropHandle::new(walk),
+            });
+        }
+    }
+
+    /// Sends on the items of the directory at the index `number`. Returns the result of
+    /// [`ContainerWalker::walk_entry`], or `None` if the directory was not prefetched.
+    pub(super) async fn drain(
+        &mut self,
+        walk: &ContainerWalker,
+        number: usize,
+    ) -> Option<Result<bool, ReceiverClosed>> {
+        if self.prefetched.front()?.number != number {
+            return None;
+        }
+        let mut begun = self.prefetched.pop_front()?;
+        begun.head_of_line.0.store(true, Ordering::Relaxed);
+        while let Some(item) = begun.items.recv().await {
+            if let Err(gone) = walk.send(item).await {
+                return Some(Err(gone));
+            }
+        }
+        Some(begun.walk.await.unwrap_or_else(|end| match end.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_aborted) => Err(ReceiverClosed),
+        }))
+    }
+}

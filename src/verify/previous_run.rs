@@ -1,0 +1,164 @@
+//! Consistency check of the report of a previous run. A checkpoint is accepted only if it agrees with the lines before
+//! it and if its position is one that the walk can reach.
+
+use std::collections::BTreeSet;
+
+use super::finding::FINDING_KINDS;
+use super::tally::{DatasetTally, Totals};
+use super::{Checkpoint, names_below};
+use crate::store::Key;
+
+/// State of a previous run, from its report.
+#[derive(Debug, Clone, Default)]
+pub struct PreviousRun {
+    /// Position at which it stopped.
+    pub checkpoint: Checkpoint,
+    /// Datasets that it finished.
+    pub finished_datasets: Vec<DatasetTally>,
+    /// Keys of datasets that were already reported as changed.
+    pub reported_changed: BTreeSet<String>,
+}
+
+/// Number of findings of a previous run, by severity and kind.
+#[derive(Debug, Clone, Default)]
+pub struct FindingCounts(Totals);
+
+impl FindingCounts {
+    /// Counts a finding by the names of its kind and severity. Returns `false` if there is no such kind.
+    pub fn count(&mut self, kind: &str, severity: &str) -> bool {
+        let row = FINDING_KINDS.iter().find(|row| row.name == kind && row.severity.name() == severity);
+        if let Some(row) = row {
+            self.0.count(row.name, row.severity);
+        }
+        row.is_some()
+    }
+}
+
+impl Checkpoint {
+    /// Returns the reason why this cannot be a checkpoint of a run over `roots` that reported `findings` and finished
+    /// the datasets `finished`. Returns `None` if it can.
+    pub fn inconsistency(
+        &self,
+        roots: &[Key],
+        findings: &FindingCounts,
+        finished: &[DatasetTally],
+    ) -> Option<&'static str> {
+        let Self { root: number, after, totals, open } = self;
+        let Some(root) = roots.get(*number) else { return Some("it refers to a root that the run does not have") };
+        let Some(after) = Key::parse(after).ok().filter(|key| is_below(root, key)) else {
+            return Some("its key is not below its root");
+        };
+        let counted = |totals: &Totals| (totals.errors, totals.warnings, totals.notes, totals.kinds.clone());
+        if counted(totals) != counted(&findings.0) {
+            return Some("its totals do not match the findings before it");
+        }
+        let mut above = None;
+        for DatasetTally { dataset, .. } in open {
+            let key = parse_key(dataset).filter(|key| *key == *root || is_below(root, key));
+            match key.filter(|key| is_below(key, &after) && above.as_ref().is_none_or(|above| is_below(above, key))) {
+                Some(key) => above = Some(key),
+                None => return Some("its key is not below one of its open datasets"),
+            }
+        }
+        let is_passed = |key: &Key| {
+            let is_of_earlier = roots.iter().take(*number).any(|root| key == root || is_below(root, key));
+            let is_of_this = *key == *root || is_below(root, key);
+            is_of_earlier || is_of_this && !is_below(key, &after) && key.segments().lt(after.segments())
+        };
+        if !finished.iter().all(|tally| parse_key(&tally.dataset).is_some_and(|key| is_passed(&key))) {
+            return Some("a dataset that is recorded before it comes after it in the walk");
+        }
+        let sum = |of: fn(&DatasetTally) -> u64, tallies: &[DatasetTally]| {
+            tallies.iter().map(of).fold(0, u64::saturating_add)
+        };
+        let least = |of: fn(&DatasetTally) -> u64| sum(of, finished).saturating_add(sum(of, open));
+        let datasets = finished.len().saturating_add(open.len());
+        let is_counted = totals.missing == sum(|tally| tally.missing, finished)
+            && totals.blocks >= least(|tally| tally.blocks)
+            && totals.unverified >= least(|tally| tally.unverified)
+            && totals.unverified <= totals.blocks
+            && totals.stored_bytes >= least(|tally| tally.stored_bytes)
+            && usize::try_from(totals.datasets).is_ok_and(|counted| counted >= datasets);
+        (!is_counted).then_some("its totals do not match the datasets before it")
+    }
+}
+
+fn parse_key(path: &str) -> Option<Key> {
+    if path.is_empty() { Some(Key::root()) } else { Key::parse(path).ok() }
+}
+
+fn is_below(above: &Key, key: &Key) -> bool {
+    names_below(above, key.as_str()).is_some_and(|names| !names.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(dataset: &str, blocks: u64) -> DatasetTally {
+        let json = serde_json::json!({"dataset": dataset, "attributes": "", "grid_blocks": blocks, "blocks": blocks,
+            "missing": 0, "unverified": 0, "stored_bytes": 0});
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn told() -> (Vec<Key>, FindingCounts, Vec<DatasetTally>, Checkpoint) {
+        let roots = ["a", "c"].map(|key| Key::parse(key).unwrap()).to_vec();
+        let mut findings = FindingCounts::default();
+        assert!(findings.count("empty-block", "error") && findings.count("stray-file", "note"));
+        let finished = vec![tally("a", 4), tally("c/b", 2)];
+        let totals = Totals { datasets: 4, blocks: 9, ..findings.0.clone() };
+        let open = vec![tally("c/d", 1), tally("c/d/e", 2)];
+        (roots, findings, finished, Checkpoint { root: 1, after: "c/d/e/7/1".to_owned(), totals, open })
+    }
+
+    #[test]
+    fn a_checkpoint_that_the_report_bears_out_holds() {
+        let (roots, findings, finished, checkpoint) = told();
+        assert_eq!(checkpoint.inconsistency(&roots, &findings, &finished), None);
+    }
+
+    #[test]
+    fn whatever_is_changed_in_a_checkpoint_shows() {
+        let changes: &[fn(&mut Checkpoint)] = &[
+            |it| it.root = 0,
+            |it| it.root = usize::MAX,
+            |it| it.after = "zzz".to_owned(),
+            |it| it.after = "c".to_owned(),
+            |it| it.after = String::new(),
+            |it| it.after = "c/../c/d/e/9".to_owned(),
+            |it| it.after = "c/d/f".to_owned(),
+            |it| it.after = "c/a/0".to_owned(),
+            |it| it.totals.errors = 0,
+            |it| it.totals.notes = u64::MAX,
+            |it| {
+                it.totals.kinds.insert("bogus".to_owned(), 1);
+            },
+            |it| it.totals.kinds.clear(),
+            |it| it.totals.blocks = 8,
+            |it| it.totals.datasets = 3,
+            |it| it.totals.missing = 1,
+            |it| it.totals.unverified = 10,
+            |it| it.open.reverse(),
+            |it| it.open.push(tally("c/x", 0)),
+            |it| it.open.push(tally("c/d/e", 0)),
+            |it| it.open[0].blocks = u64::MAX,
+            |it| it.open[0].stored_bytes = 1,
+        ];
+        for (number, change) in changes.iter().enumerate() {
+            let (roots, findings, finished, mut checkpoint) = told();
+            change(&mut checkpoint);
+            assert!(checkpoint.inconsistency(&roots, &findings, &finished).is_some(), "{number}");
+        }
+        let (roots, findings, mut finished, checkpoint) = told();
+        for key in ["c/d", "c/d/f", "c/d/e/8", "x", "c//b"] {
+            finished[1].dataset = key.to_owned();
+            assert!(checkpoint.inconsistency(&roots, &findings, &finished).is_some(), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_finding_of_no_kind_or_another_severity_is_none() {
+        let mut findings = FindingCounts::default();
+        assert!(!findings.count("bogus", "error") && !findings.count("empty-block", "note"));
+    }
+}

@@ -1,0 +1,203 @@
+//! Metadata of everything below a group, for consolidated metadata.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+
+use super::super::node::COPY_MEMORY_FACTOR;
+use super::{UserAttributes, ZarrNode, is_dataset};
+use crate::container::{GroupState, MemoryPermit, ReadError};
+use crate::metadata::{self, CoordinateSpace, Node};
+use crate::n5::AttributesDocument;
+use crate::store::Key;
+use crate::view::ViewLookup;
+
+/// Maximum number of directories that are described together.
+const MAX_DIRECTORIES: usize = 500;
+
+/// Approximate upper bound of the memory for one directory in bytes, besides [`TREE_MEMORY_FACTOR`] and
+/// [`COPY_MEMORY_FACTOR`].
+const DIRECTORY_OVERHEAD_BYTES: u64 = 8 << 10;
+
+/// Approximate upper bound of the memory for interpreted attributes and everything derived from them, as a multiple of
+/// the memory for the interpreted attributes alone.
+const TREE_MEMORY_FACTOR: u64 = 2;
+
+/// Maximum memory of the interpreted attributes of all directories, in bytes.
+const MAX_TREE_BYTES: u64 = 16 << 20;
+/// Maximum length of the text of these attributes, in bytes.
+const MAX_TEXT_BYTES: u64 = 4 << 20;
+
+/// A directory that the survey found.
+#[derive(Debug)]
+struct SurveyedDirectory {
+    key: Key,
+    /// Index of the parent directory. The first directory has its own index.
+    parent_index: usize,
+    /// True if everything below belongs to it, as in a dataset.
+    is_dataset: bool,
+    /// Length of the text of its attributes, in bytes.
+    text_bytes: u64,
+}
+
+/// Result of a survey: the directories, each after its parent.
+#[derive(Debug)]
+struct TreeSurvey {
+    directories: Vec<SurveyedDirectory>,
+    /// Length of the text of all attributes, in bytes.
+    text_bytes: u64,
+    /// Memory of all interpreted attributes in bytes, including those above the first directory.
+    tree_bytes: u64,
+}
+
+impl TreeSurvey {
+    fn memory_bytes(&self) -> u64 {
+        let directories = (self.directories.len() as u64).saturating_mul(DIRECTORY_OVERHEAD_BYTES);
+        let trees = self.tree_bytes.saturating_mul(TREE_MEMORY_FACTOR);
+        self.text_bytes.saturating_mul(COPY_MEMORY_FACTOR).saturating_add(trees).saturating_add(directories)
+    }
+}
+
+/// Returns the group `key` and every group and array below it, by relative path (`""` for the group itself), with their
+/// memory permit. Returns `None` if there are too many for one document or for the memory, or if some cannot be seen.
+///
+/// # Errors
+/// [`ReadError`] if the store fails or memory is short.
+pub(in super::super) async fn read_subtree(
+    lookup: &ViewLookup<'_>,
+    key: &Key,
+) -> Result<Option<(Vec<(String, ZarrNode)>, MemoryPermit)>, ReadError> {
+    let budget_bytes = lookup.container.resources().settings().slice_budget;
+    let survey =
+        ReadError::hidden_as_none(survey(lookup, key).await)?.filter(|survey| survey.memory_bytes() <= budget_bytes);
+    let Some(survey) = survey else { return Ok(None) };
+    // No attributes are held while this waits for memory.
+    let memory = lookup.container.reserve_memory(survey.memory_bytes()).await?;
+    let items = lookup.container.yield_if_contended(key, Box::pin(read_items(lookup, key, &survey))).await?;
+    Ok(Some((items, memory)))
+}
+
+/// Reads and describes the surveyed directories from `key` on.
+async fn read_items(
+    lookup: &ViewLookup<'_>,
+    key: &Key,
+    survey: &TreeSurvey,
+) -> Result<Vec<(String, ZarrNode)>, ReadError> {
+    let mut above = Vec::new();
+    let mut ancestor = key.parent();
+    while let Some(at) = ancestor {
+        above.push(read_document(lookup, &at).await?.and_then(Result::ok).unwrap_or_default());
+        ancestor = at.parent();
+    }
+    above.reverse();
+    let mut nodes: Vec<Node> = Vec::with_capacity(survey.directories.len());
+    for (number, spot) in survey.directories.iter().enumerate() {
+        let mut ancestors = above.clone();
+        if let Some(parent) = nodes.get(spot.parent_index).filter(|_| number > 0) {
+            ancestors.clone_from(&parent.ancestors);
+            ancestors.push(parent.document.clone().and_then(Result::ok).unwrap_or_default());
+        }
+        nodes.push(Node { ancestors, document: read_document(lookup, &spot.key).await?, ..Node::default() });
+        let name = spot.key.name().map(str::to_owned);
+        if let (Some(parent), Some(name)) = (nodes.get_mut(spot.parent_index).filter(|_| number > 0), name) {
+            parent.children.push(name);
+        }
+    }
+    let paths: Vec<String> = survey.directories.iter().map(|spot| relative_path(key, &spot.key).to_owned()).collect();
+    let numbers: HashMap<&str, usize> =
+        paths.iter().enumerate().map(|(number, path)| (path.as_str(), number)).collect();
+    let mut levels: HashMap<usize, CoordinateSpace> = HashMap::new();
+    let mut items = Vec::new();
+    for (number, spot) in survey.directories.iter().enumerate() {
+        let path = paths.get(number).map_or("", String::as_str);
+        let at = |level: &str| {
+            let joined = if path.is_empty() { level.to_owned() } else { format!("{path}/{level}") };
+            numbers.get(joined.as_str()).copied()
+        };
+        let mut documents = Vec::new();
+        if let Some(node) = nodes.get(number) {
+            for level in metadata::required_paths(node) {
+                if let Some(Ok(document)) = at(&level).and_then(|n| nodes.get(n)?.document.clone()) {
+                    documents.push((level, document));
+                }
+            }
+        }
+        let Some(node) = nodes.get_mut(number) else { continue };
+        node.child_documents.extend(documents);
+        if !spot.is_dataset
+            && let Some(pyramid) = metadata::pyramid(node, &mut Vec::new())
+        {
+            for (level, found) in pyramid.levels.iter().enumerate() {
+                let space = CoordinateSpace::of_level(&pyramid, level);
+                if let Some(number) = at(&found.path).filter(|_| space.is_calibrated) {
+                    levels.insert(number, space);
+                }
+            }
+        }
+        let copy = if is_dataset(node) { UserAttributes::of_array } else { UserAttributes::of_group };
+        let text = match spot.text_bytes {
+            0 => Bytes::new(),
+            bytes => lookup.container.attributes_bytes(lookup.freshness, &spot.key, bytes).await?,
+        };
+        let repeated = lookup.container.run_document_job(text.len(), move || copy(&text)).await?;
+        if let Some(item) = ZarrNode::of(node, spot.key.name(), levels.get(&number), repeated) {
+            items.push((path.to_owned(), item));
+        }
+    }
+    Ok(items)
+}
+
+/// Finds the directories from `key` on and measures their attributes, without holding what it reads.
+async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<TreeSurvey>, ReadError> {
+    let spot = |key, above| SurveyedDirectory { key, parent_index: above, is_dataset: false, text_bytes: 0 };
+    let mut survey = TreeSurvey { directories: vec![spot(key.clone(), 0)], text_bytes: 0, tree_bytes: 0 };
+    let mut ancestor = key.parent();
+    while let Some(at) = ancestor {
+        let group = lookup.container.group_if_readable(lookup.freshness, &at).await?;
+        survey.tree_bytes += group.map_or(0, |group| group.tree_bytes());
+        ancestor = at.parent();
+    }
+    let mut next = 0;
+    while let Some(at) = survey.directories.get(next).map(|spot| spot.key.clone()) {
+        let (is_dataset, text_bytes, tree_bytes) = match lookup.container.group(lookup.freshness, &at).await {
+            Ok(group) => {
+                let is_dataset = matches!(group.state, GroupState::Dataset(_) | GroupState::Unusable(..));
+                (is_dataset, group.text_bytes(), group.tree_bytes())
+            }
+            // Attributes that are too large to be parsed: the directory counts as a group without attributes.
+            Err(ReadError::AttributesTooLarge { .. }) => (false, 0, 0),
+            Err(error) => return Err(error),
+        };
+        survey.text_bytes += text_bytes;
+        survey.tree_bytes += tree_bytes;
+        if survey.text_bytes > MAX_TEXT_BYTES || survey.tree_bytes > MAX_TREE_BYTES {
+            return Ok(None);
+        }
+        if let Some(spot) = survey.directories.get_mut(next) {
+            (spot.is_dataset, spot.text_bytes) = (is_dataset, text_bytes);
+        }
+        if !is_dataset {
+            let names = lookup.container.directories(&at, MAX_DIRECTORIES).await?.unwrap_or_default();
+            let keys = names.iter().filter_map(|name| at.child(name).ok());
+            survey.directories.extend(keys.map(|key| spot(key, next)));
+        }
+        if survey.directories.len() > MAX_DIRECTORIES {
+            return Ok(None);
+        }
+        next += 1;
+    }
+    Ok(Some(survey))
+}
+
+async fn read_document(
+    lookup: &ViewLookup<'_>,
+    key: &Key,
+) -> Result<Option<Result<AttributesDocument, crate::n5::DocumentError>>, ReadError> {
+    let group = lookup.container.group_if_readable(lookup.freshness, key).await?;
+    Ok(group.and_then(|group| group.document()))
+}
+
+/// Returns the path of `key` relative to `group`, with which `key` begins.
+fn relative_path<'a>(group: &Key, key: &'a Key) -> &'a str {
+    key.as_str().strip_prefix(group.as_str()).unwrap_or_default().trim_start_matches('/')
+}

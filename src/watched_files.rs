@@ -1,0 +1,178 @@
+//! Small files that are read again when they change, so that secrets can be replaced while the server runs.
+
+use std::fmt;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+/// Interval at which the files are polled.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Number of polls after which a lasting failure is logged again.
+const POLLS_PER_ERROR_LOG: u32 = 60;
+
+/// `O_NONBLOCK` in the type that `OpenOptionsExt::custom_flags` takes.
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+
+/// Maximum size of a file in bytes. The parsed content, and the next one while it is read, are covered by the memory
+/// that the process reserves for itself.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+/// Parsed content of files. A thread keeps it up to date and ends when this value is dropped.
+pub struct WatchedFiles<T> {
+    current: Arc<RwLock<Arc<T>>>,
+    _until_dropped: Sender<()>,
+}
+
+impl<T: fmt::Debug> fmt::Debug for WatchedFiles<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WatchedFiles").field(&self.current()).finish()
+    }
+}
+
+impl<T> WatchedFiles<T> {
+    /// Returns the current content of the files, or the last valid content.
+    pub fn current(&self) -> Arc<T> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl<T: Send + Sync + 'static> WatchedFiles<T> {
+    /// Reads the files now, and reads all of them again whenever one changes. `what` describes them in the log.
+    /// `failed` is called at each poll that finds them invalid, except the first of several in a row. Files that belong
+    /// together are replaced one after the other, and a poll may find one half written. Therefore, only a failure of
+    /// two consecutive polls counts.
+    ///
+    /// # Errors
+    /// A message if a file cannot be read or parsed now. After later failures, the last valid content stays in force.
+    pub fn open<const FILES: usize>(
+        paths: [&Path; FILES],
+        what: &'static str,
+        failed: fn(),
+        parse: impl Fn([&str; FILES]) -> Result<T, String> + Send + 'static,
+    ) -> Result<Self, String> {
+        let shown = paths.map(|path| path.display().to_string()).join(", ");
+        let texts = read_all(paths)?;
+        let parsed = parse(texts.each_ref().map(String::as_str)).map_err(|why| format!("{shown}: {why}"))?;
+        let current = Arc::new(RwLock::new(Arc::new(parsed)));
+        let (until_dropped, dropped) = channel();
+        let (shared, paths) = (Arc::clone(&current), paths.map(PathBuf::from));
+        let watch = move || {
+            let (mut known, mut failures) = (texts, 0_u32);
+            while dropped.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                let news = match read_all(paths.each_ref().map(PathBuf::as_path)) {
+                    Ok(texts) if texts == known => None,
+                    Ok(texts) => Some(parse(texts.each_ref().map(String::as_str)).map(|parsed| (texts, parsed))),
+                    Err(why) => Some(Err(why)),
+                };
+                match news {
+                    None => failures = 0,
+                    Some(Ok((texts, parsed))) => {
+                        (known, failures) = (texts, 0);
+                        *shared.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(parsed);
+                        tracing::info!(file = shown, what, "file has changed and was read again");
+                    }
+                    Some(Err(why)) => {
+                        if failures > 0 {
+                            failed();
+                        }
+                        if failures % POLLS_PER_ERROR_LOG == 1 {
+                            tracing::error!(
+                                file = shown,
+                                what,
+                                why,
+                                "file cannot be used: its previous content stays in force"
+                            );
+                        }
+                        failures = failures.wrapping_add(1);
+                    }
+                }
+            }
+        };
+        let started = std::thread::Builder::new().name(format!("watch-{what}")).spawn(watch);
+        started.map_err(|error| format!("cannot start a thread: {error}"))?;
+        Ok(Self { current, _until_dropped: until_dropped })
+    }
+}
+
+/// Reads small files as text. An error names the file that cannot be read.
+fn read_all<const FILES: usize>(paths: [&Path; FILES]) -> Result<[String; FILES], String> {
+    let mut texts = [const { String::new() }; FILES];
+    for (text, path) in texts.iter_mut().zip(paths) {
+        *text = read_small_file(path).map_err(|why| format!("{}: {why}", path.display()))?;
+    }
+    Ok(texts)
+}
+
+/// Reads a small file that does not belong to a container.
+///
+/// # Errors
+/// A message if the file cannot be read, is not text, or has more than 4 MiB.
+pub fn read_small_file(path: &Path) -> Result<String, String> {
+    // A named pipe would block the reader until a process opens it for writing.
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path);
+    let file = file.map_err(|error| format!("cannot be read: {error}"))?;
+    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
+        return Err("is not a regular file".to_owned());
+    }
+    let mut text = String::new();
+    let bytes = file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(|e| format!("cannot be read: {e}"))?;
+    if bytes as u64 > MAX_FILE_BYTES {
+        return Err(format!("has more than {MAX_FILE_BYTES} bytes"));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a file is written to be read")]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// Polls until `is_so` returns true, for a bounded time.
+    fn comes_true(is_so: impl Fn() -> bool) -> bool {
+        (0..600).any(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            is_so()
+        })
+    }
+
+    #[test]
+    fn a_change_is_taken_over_and_a_broken_file_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let refused = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&refused);
+        let number = move |[text]: [&str; 1]| {
+            text.trim().parse::<u32>().map_err(|error| {
+                counted.fetch_add(1, Ordering::Relaxed);
+                error.to_string()
+            })
+        };
+        std::fs::write(&path, "1").unwrap();
+        let watched = WatchedFiles::open([&path], "tokens", || (), number).unwrap();
+        assert_eq!(*watched.current(), 1);
+        // As long and as old as the previous text: only the text itself tells them apart.
+        std::fs::write(&path, "2").unwrap();
+        assert!(comes_true(|| *watched.current() == 2));
+        std::fs::write(&path, "x").unwrap();
+        assert!(comes_true(|| refused.load(Ordering::Relaxed) >= 2));
+        assert_eq!(*watched.current(), 2);
+        std::fs::write(&path, "3").unwrap();
+        assert!(comes_true(|| *watched.current() == 3));
+    }
+
+    #[test]
+    fn a_file_that_is_broken_at_the_start_is_an_error_that_names_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let parse = |_: [&str; 1]| Err::<(), _>("bad".to_owned());
+        assert!(WatchedFiles::open([&path], "tokens", || (), parse).unwrap_err().contains("file: cannot be read"));
+        std::fs::write(&path, "x").unwrap();
+        assert!(WatchedFiles::open([&path], "tokens", || (), parse).unwrap_err().ends_with("file: bad"));
+    }
+}
