@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioExecutor;
 use hyper_util::server::conn::auto::Builder;
+use rustix::net::sockopt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -174,7 +175,7 @@ impl ConnectionServer {
                     self.new_context(Some(peer), ConnectionPermits { peer_slot: Some(place), _slot: slot }),
                 );
             }
-            PeerAdmission::Refused => self.record_refusal(peer, "clients.connections"),
+            PeerAdmission::Refused => self.refuse(open, peer, "clients.connections"),
             PeerAdmission::Queued(place, search) => {
                 if let Some(address) = search {
                     tokio::spawn(self.peers.clone().evict_for_waiters(address));
@@ -192,7 +193,7 @@ impl ConnectionServer {
                             let held = ConnectionPermits { peer_slot: Some(place), _slot: slot };
                             this.serve_admitted(open, this.new_context(Some(peer), held));
                         }
-                        None => this.record_refusal(peer, "clients.connections: no connection ended in time"),
+                        None => this.refuse(open, peer, "clients.connections: no connection ended in time"),
                     }
                 });
             }
@@ -231,9 +232,14 @@ impl ConnectionServer {
         SendQueue::new(&self.send_queue_pool, terms.permits.address_memory())
     }
 
-    /// Counts and logs a connection that is closed because its address has too many.
-    fn record_refusal(&self, peer: IpAddr, reason: &'static str) {
+    /// Resets a connection because its address has too many, and counts and logs it.
+    fn refuse(&self, open: impl FnOnce() -> io::Result<TcpStream>, peer: IpAddr, reason: &'static str) {
         static REFUSED: LogThrottle = LogThrottle::new();
+        if let Ok(stream) = open() {
+            // After an orderly close, the kernel would keep the connection until its client acknowledges the end, or
+            // for minutes. If this fails, the connection is gone.
+            let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+        }
         self.metrics.record_accepted().set_close_reason(CloseReason::Refused);
         if let Some(unsaid) = REFUSED.allow() {
             let most = self.snapshots.current().max_connections_per_address;

@@ -33,7 +33,7 @@ use super::serving_snapshot::SnapshotCache;
 use super::socket::Socket;
 use crate::http::fastpath::{self, FastOutcome};
 use crate::log_throttle::LogThrottle;
-use timers::{HeaderTimer, MemoryWait, schedule_yield};
+use timers::{HangUpTimer, HeaderTimer, MemoryWait, schedule_yield};
 
 /// Minimum capacity of the receive buffer, which a connection keeps. It fits a browser's request head, or dozens of
 /// curl's.
@@ -93,6 +93,7 @@ pub(super) struct FastConnection<S> {
     hyper_head_bytes: usize,
     frames: FrameScanner,
     memory_wait: Option<MemoryWait>,
+    hang_up_timer: HangUpTimer,
 }
 
 impl<S: Socket> FastConnection<S> {
@@ -124,6 +125,7 @@ impl<S: Socket> FastConnection<S> {
             hyper_head_bytes: 0,
             frames: FrameScanner::new(0),
             memory_wait: None,
+            hang_up_timer: HangUpTimer::default(),
         }
     }
 
@@ -174,6 +176,7 @@ impl<S: Socket> FastConnection<S> {
                 self.limits.memory.give_back(head_bytes.min(self.hyper_head_bytes));
                 self.hyper_head_bytes = self.hyper_head_bytes.max(head_bytes);
                 self.state = ReadState::HyperAnswering;
+                self.hang_up_timer = HangUpTimer::default();
                 self.signals.set_busy();
             }
         }
@@ -348,9 +351,12 @@ impl<S: Socket> FastConnection<S> {
                     // wakes this task.
                     while self.received.len() < READ_BYTES && ready!(self.poll_receive(context))? > 0 {}
                     self.stream.poll_release(context);
-                    // Requests that arrived before the client closed its half of the connection are still to be
-                    // answered.
-                    return if self.received.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending };
+                    if self.received.is_empty() {
+                        return Poll::Ready(Ok(()));
+                    }
+                    // The end of the stream lies behind further requests, or may do so.
+                    let stream = &self.stream;
+                    return self.hang_up_timer.poll(context, || stream.has_hung_up()).map(Ok);
                 }
                 ReadState::HandedOver { is_http2: true } => {
                     self.limits.memory.set_input_drained(true);

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use rustix::net::sockopt;
+use rustix::net::{Shutdown, shutdown, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
 use super::send_queue::{MIN_WRITE_BYTES, SendQueue};
-use super::so_meminfo::send_queue_bytes;
-use super::socket::TokioSocket;
+use super::so_meminfo::{segment_bytes, send_queue_bytes};
+use super::socket::{TokioSocket, has_hung_up};
 
 /// Shortest and longest pause before a connection with a full send queue tries again.
 const WRITE_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
@@ -26,6 +26,10 @@ const RELEASE_DELAY: Duration = Duration::from_millis(250);
 
 /// Shortest and longest pause between two checks of a closed connection whose last bytes are still in the send queue.
 const DRAIN_BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
+
+/// Longest time in which a client acknowledges the end of the stream, if it has acknowledged all bytes. Afterwards the
+/// kernel forgets the connection, which it would otherwise keep for minutes, with 6 KiB that no pool counts.
+const FIN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A tokio socket, with what its send queue has taken from the pool.
 #[derive(Debug)]
@@ -41,7 +45,7 @@ pub(super) struct MeteredSocket<S: TokioSocket> {
     linger: LingerSlot,
 }
 
-/// Keeps the socket of a connection that is dropped before the client has taken all bytes.
+/// Keeps the socket of a connection that is dropped, until the client has acknowledged all bytes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LingerSlot(Arc<Mutex<Option<LingeringSocket>>>);
 
@@ -54,16 +58,19 @@ struct LingeringSocket {
 
 impl LingeringSocket {
     /// Gives back the memory of bytes that the client has taken in the meantime. Returns how many are left in the
-    /// queue.
-    fn release_drained(&self) -> usize {
+    /// queue, or `None` if it has [outgrown its grant](SendQueue::settle).
+    fn release_drained(&self) -> Option<usize> {
         let queued = self.socket.queue_bytes();
-        self.queue.shrink_to_queued(queued);
-        queued
+        self.queue.settle(queued).then_some(queued)
     }
 }
 
 trait DrainableSocket: std::fmt::Debug + Send {
     fn queue_bytes(&self) -> usize;
+    /// Sends the end of the stream, which counts in the queue until the client acknowledges it.
+    fn send_fin(&self);
+    /// Returns true if the client has closed the connection, or its half of it.
+    fn has_hung_up(&self) -> bool;
     /// Makes the kernel discard the remaining bytes when the socket is closed.
     fn set_reset_on_close(&self);
 }
@@ -73,6 +80,15 @@ impl<S: TokioSocket> DrainableSocket for S {
         send_queue_bytes(self.as_fd(), S::IS_TCP).unwrap_or(0)
     }
 
+    fn send_fin(&self) {
+        // If this fails, the connection is gone.
+        let _ = shutdown(self, Shutdown::Write);
+    }
+
+    fn has_hung_up(&self) -> bool {
+        has_hung_up(self)
+    }
+
     fn set_reset_on_close(&self) {
         // If this fails, the connection is gone and has no bytes left.
         let _ = sockopt::set_socket_linger(self, Some(Duration::ZERO));
@@ -80,29 +96,36 @@ impl<S: TokioSocket> DrainableSocket for S {
 }
 
 impl LingerSlot {
-    /// Waits until the client has taken the rest of an answer, for at most `patience`, or not at all if the connection
-    /// was `broken_off`. Then discards what is left, because the kernel would keep the bytes of any number of closed
-    /// sockets for minutes.
+    /// Waits until the client has acknowledged the rest of an answer and the end of the stream: for at most `patience`,
+    /// or not at all if the connection was `broken_off`. Then discards what is left, because the kernel would keep the
+    /// bytes of any number of closed sockets for minutes.
     pub(super) async fn drain(&self, broken_off: bool, patience: Duration) {
         let Some(unsent) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let is_empty = unsent.release_drained() == Some(0);
+        if broken_off && (!is_empty || unsent.socket.has_hung_up()) {
+            return unsent.socket.set_reset_on_close();
+        }
+        unsent.socket.send_fin();
+        let patience = if is_empty { patience.min(FIN_TIMEOUT) } else { patience };
         let (until, [mut pause, longest]) = (Instant::now() + patience, DRAIN_BACKOFF);
-        let mut left = unsent.release_drained();
-        while !broken_off && left > 0 && Instant::now() < until {
+        loop {
+            match unsent.release_drained() {
+                Some(0) => return,
+                Some(_) if Instant::now() < until => {}
+                _ => return unsent.socket.set_reset_on_close(),
+            }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(longest);
-            left = unsent.release_drained();
-        }
-        if left > 0 {
-            unsent.socket.set_reset_on_close();
         }
     }
 }
 
 impl<S: TokioSocket> MeteredSocket<S> {
     pub(super) fn new(socket: S, queue: SendQueue, rest: &LingerSlot) -> Self {
+        let segment_bytes = if S::IS_TCP { segment_bytes(socket.as_fd()) } else { None };
         Self {
+            queue: queue.with_segments(segment_bytes),
             socket: Some(socket),
-            queue,
             retry_timer: None,
             release_timer: None,
             has_received: false,
@@ -176,8 +199,12 @@ impl<S: TokioSocket> MeteredSocket<S> {
     }
 
     fn release_drained(&self) {
-        if let Some(socket) = &self.socket {
-            self.queue.release(socket);
+        if let Some(socket) = &self.socket
+            && !self.queue.release(socket)
+        {
+            // The kernel discards the queue when the socket is closed. Until then, reads and writes end the connection.
+            socket.set_reset_on_close();
+            let _ = shutdown(socket, Shutdown::Both);
         }
     }
 
@@ -252,7 +279,7 @@ impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
 impl<S: TokioSocket> Drop for MeteredSocket<S> {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
-        if self.queue.measure(&socket) == 0 {
+        if self.queue.measure(&socket) == 0 && !S::IS_TCP {
             return;
         }
         let empty = self.queue.placeholder();

@@ -23,6 +23,16 @@ pub(super) const CONNECTION_DIVISOR: usize = 3;
 /// Memory of a packet besides its bytes: `sk_buff`, `skb_shared_info` and room for headers.
 const PACKET_OVERHEAD_BYTES: usize = 1280;
 
+/// Segments of fewer bytes are small. Every common link has longer ones: 1,220 bytes are the least of IPv6.
+const SMALL_SEGMENT_BYTES: usize = 1000;
+
+/// Kernel memory of a segment besides its bytes, if a client acknowledges every other segment: the kernel then splits
+/// what it has queued.
+const SEGMENT_OVERHEAD_BYTES: usize = 832;
+
+/// A queue may grow beyond its grant by this part of it, if the pool has nothing for it.
+const GROWTH_DIVISOR: usize = 8;
+
 /// Smaller writes wait, except for the last bytes of an answer. Otherwise a nearly full queue would be filled a few
 /// bytes at a time.
 pub(super) const MIN_WRITE_BYTES: usize = 1 << 10;
@@ -40,19 +50,28 @@ pub(super) struct SendQueue {
     /// Upper bound of the kernel memory that the queue takes.
     queued_bytes: AtomicUsize,
     granted_bytes: AtomicUsize,
+    /// Bytes of a segment, if these are so few that the client can multiply what the queue takes; otherwise `None`.
+    small_segment_bytes: Option<usize>,
 }
 
 impl SendQueue {
     /// Creates the empty queue of a connection, whose grants also count in the memory of its address.
     pub(super) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Self {
         let (queued_bytes, granted_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { pool: Arc::clone(pool), address_memory, queued_bytes, granted_bytes }
+        Self { pool: Arc::clone(pool), address_memory, queued_bytes, granted_bytes, small_segment_bytes: None }
+    }
+
+    /// Sets how long the connection's segments are. If they are small, each counts with what the kernel needs for it
+    /// alone, and counts until the queue is empty.
+    pub(super) fn with_segments(mut self, bytes: Option<usize>) -> Self {
+        self.small_segment_bytes = bytes.map(|bytes| bytes.max(1)).filter(|bytes| *bytes < SMALL_SEGMENT_BYTES);
+        self
     }
 
     /// Returns how many of `wanted` bytes may be written now. 0 means that the queue is full until `socket` has sent
     /// some of it.
     pub(super) fn allow<S: TokioSocket>(&self, socket: &S, wanted: usize) -> usize {
-        let cost = kernel_cost(wanted);
+        let cost = self.kernel_cost(wanted);
         let granted = self.granted_bytes.load(Ordering::Relaxed);
         let needed = self.queued_bytes.load(Ordering::Relaxed).saturating_add(cost).saturating_sub(UNPOOLED_BYTES);
         if needed <= granted {
@@ -72,7 +91,7 @@ impl SendQueue {
         if cost <= room {
             return wanted;
         }
-        let allowed = max_payload(room);
+        let allowed = self.max_payload(room);
         if allowed < MIN_WRITE_BYTES { 0 } else { allowed.min(wanted) }
     }
 
@@ -89,15 +108,23 @@ impl SendQueue {
 
     fn count_queued(&self, bytes: usize) {
         if bytes > 0 {
-            self.queued_bytes.fetch_add(kernel_cost(bytes), Ordering::Relaxed);
+            self.queued_bytes.fetch_add(self.kernel_cost(bytes), Ordering::Relaxed);
         }
     }
 
     /// Asks the kernel for the size of the queue. If the kernel does not tell, the queue counts as empty.
     pub(super) fn measure<S: TokioSocket>(&self, socket: &S) -> usize {
-        let queued = send_queue_bytes(socket.as_fd(), S::IS_TCP).unwrap_or(0);
-        self.queued_bytes.store(queued, Ordering::Relaxed);
-        queued
+        self.record_queued(send_queue_bytes(socket.as_fd(), S::IS_TCP).unwrap_or(0))
+    }
+
+    /// Records the size of the queue as the kernel tells it. Returns how much of it counts.
+    fn record_queued(&self, bytes: usize) -> usize {
+        let counted = match self.small_segment_bytes {
+            Some(_) if bytes > 0 => bytes.max(self.queued_bytes.load(Ordering::Relaxed)),
+            _ => bytes,
+        };
+        self.queued_bytes.store(counted, Ordering::Relaxed);
+        counted
     }
 
     /// Gives back what is granted beyond `bytes` and returns the new grant.
@@ -114,13 +141,25 @@ impl SendQueue {
         granted - surplus
     }
 
-    /// Gives back what the queue does not need, because the client has taken it or the kernel has not accepted it.
-    pub(super) fn shrink_to_queued(&self, queued: usize) {
-        self.shrink_grant(queued.saturating_sub(UNPOOLED_BYTES));
+    /// Makes the grant fit the size of the queue as the kernel tells it. Gives back what the client has taken or the
+    /// kernel has not accepted, or takes what the queue has grown by.
+    ///
+    /// Returns false if the queue has grown far beyond what it is granted and may take: a client can make the kernel
+    /// split what it has queued, which then takes more memory.
+    pub(super) fn settle(&self, queued: usize) -> bool {
+        let needed = self.record_queued(queued).saturating_sub(UNPOOLED_BYTES);
+        let granted = self.granted_bytes.load(Ordering::Relaxed);
+        if needed <= granted {
+            self.shrink_grant(needed);
+            return true;
+        }
+        let granted = self.grant(granted, needed - granted);
+        needed <= granted + granted / GROWTH_DIVISOR + 2 * UNPOOLED_BYTES
     }
 
-    pub(super) fn release<S: TokioSocket>(&self, socket: &S) {
-        self.shrink_to_queued(self.measure(socket));
+    /// Asks the kernel and [settles](Self::settle).
+    pub(super) fn release<S: TokioSocket>(&self, socket: &S) -> bool {
+        self.settle(send_queue_bytes(socket.as_fd(), S::IS_TCP).unwrap_or(0))
     }
 
     /// Records that `written` of `allowed` bytes were written. The kernel accepts fewer if its own limit is lower.
@@ -134,6 +173,27 @@ impl SendQueue {
     /// Returns true if so much of the pool is taken that others may need what is granted.
     pub(super) fn is_pool_under_pressure(&self) -> bool {
         self.pool.is_under_pressure()
+    }
+
+    /// Returns an upper bound of the kernel memory that `bytes` take.
+    fn kernel_cost(&self, bytes: usize) -> usize {
+        if bytes == 0 {
+            return 0;
+        }
+        let beside = match self.small_segment_bytes {
+            None => bytes / 16,
+            Some(segment) => bytes.div_ceil(segment).saturating_mul(SEGMENT_OVERHEAD_BYTES),
+        };
+        bytes.saturating_add(beside).saturating_add(PACKET_OVERHEAD_BYTES)
+    }
+
+    /// Returns how many bytes fit into so much kernel memory.
+    fn max_payload(&self, memory_bytes: usize) -> usize {
+        let memory = memory_bytes.saturating_sub(PACKET_OVERHEAD_BYTES);
+        match self.small_segment_bytes {
+            None => memory / 17 * 16,
+            Some(segment) => memory / (segment + SEGMENT_OVERHEAD_BYTES) * segment,
+        }
     }
 
     /// Returns an empty queue that takes from the same pool, for no address.
@@ -150,16 +210,6 @@ impl Drop for SendQueue {
     fn drop(&mut self) {
         self.shrink_grant(0);
     }
-}
-
-/// Returns an upper bound of the kernel memory that `bytes` take.
-fn kernel_cost(bytes: usize) -> usize {
-    if bytes == 0 { 0 } else { bytes.saturating_add(bytes / 16).saturating_add(PACKET_OVERHEAD_BYTES) }
-}
-
-/// Returns how many bytes fit into so much kernel memory.
-fn max_payload(memory_bytes: usize) -> usize {
-    memory_bytes.saturating_sub(PACKET_OVERHEAD_BYTES) / 17 * 16
 }
 
 #[cfg(test)]
@@ -181,10 +231,39 @@ mod tests {
 
     #[test]
     fn what_fits_into_so_much_memory_takes_no_more() {
-        for memory in (0..5000).chain([1 << 20, usize::MAX]) {
-            assert!(kernel_cost(max_payload(memory)) <= memory.max(PACKET_OVERHEAD_BYTES), "{memory}");
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
+        for segments in [None, Some(1), Some(88), Some(SMALL_SEGMENT_BYTES)] {
+            let queue = SendQueue::new(&pool, None).with_segments(segments);
+            for memory in (0..5000).chain([1 << 20, usize::MAX]) {
+                assert!(queue.kernel_cost(queue.max_payload(memory)) <= memory.max(PACKET_OVERHEAD_BYTES), "{memory}");
+            }
+            assert_eq!(queue.max_payload(queue.kernel_cost(88 << 14)), 88 << 14);
         }
-        assert_eq!(max_payload(kernel_cost(1 << 20)), 1 << 20);
+    }
+
+    #[test]
+    fn a_queue_that_grows_takes_more_of_the_pool_or_is_refused() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
+        let queue = SendQueue::new(&pool, Some(Arc::default()));
+        let granted = queue.grant(0, 64 << 10);
+        assert!(queue.settle(100 << 10));
+        assert_eq!(queue.granted_bytes.load(Ordering::Relaxed), (100 << 10) - UNPOOLED_BYTES);
+        assert!(queue.settle(granted));
+        assert_eq!(queue.granted_bytes.load(Ordering::Relaxed), granted - UNPOOLED_BYTES);
+        assert!(!queue.settle(1 << 20), "a connection has at most an eighth of the pool");
+    }
+
+    #[test]
+    fn small_segments_count_alone_until_the_queue_is_empty() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
+        let queue = SendQueue::new(&pool, Some(Arc::default())).with_segments(Some(76));
+        queue.count_queued(4096);
+        let counted = queue.queued_bytes.load(Ordering::Relaxed);
+        assert!(counted > 11 * 4096, "{counted}");
+        assert!(queue.settle(4096 + 2304));
+        assert_eq!(queue.granted_bytes.load(Ordering::Relaxed), counted - UNPOOLED_BYTES);
+        assert!(queue.settle(0));
+        assert_eq!((queue.queued_bytes.load(Ordering::Relaxed), queue.has_grant()), (0, false));
     }
 
     #[test]

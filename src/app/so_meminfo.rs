@@ -1,6 +1,6 @@
-//! Kernel memory of a socket's send queue. `rustix` has no call for it.
+//! Kernel memory of a socket's send queue, and the length of its segments. `rustix` has no calls for them.
 
-#![expect(unsafe_code, reason = "no safe crate exposes SO_MEMINFO")]
+#![expect(unsafe_code, reason = "no safe crate exposes SO_MEMINFO and TCP_MAXSEG")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -24,6 +24,19 @@ pub(super) fn send_queue_bytes(socket: BorrowedFd<'_>, is_tcp: bool) -> Option<u
     let at = if is_tcp { libc::SK_MEMINFO_WMEM_QUEUED } else { libc::SK_MEMINFO_WMEM_ALLOC };
     let value = values.get(usize::try_from(at).ok()?).filter(|_| result == 0)?;
     usize::try_from(*value).ok()
+}
+
+/// Returns the number of bytes that a segment of the TCP connection holds at most, or `None` if the kernel does not tell.
+pub(super) fn segment_bytes(socket: BorrowedFd<'_>) -> Option<usize> {
+    let mut bytes: libc::c_int = 0;
+    let mut length = libc::socklen_t::try_from(size_of_val(&bytes)).ok()?;
+    // SAFETY: `bytes` is valid for `length` bytes, the kernel writes at most that many, and any bytes are a valid
+    // integer. The descriptor is borrowed, hence open.
+    let result = unsafe {
+        let value = (&raw mut bytes).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG, value, &raw mut length)
+    };
+    usize::try_from(bytes).ok().filter(|_| result == 0)
 }
 
 #[cfg(test)]

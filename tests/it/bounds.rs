@@ -466,6 +466,25 @@ async fn whole_answers_that_are_not_taken_keep_no_place_from_others() {
     }
 }
 
+/// The end of the stream lies behind the second request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_ends_when_its_client_goes_although_another_one_follows() {
+    let server = Program::start(&["clients.concurrent_requests=1", "limits.budget_wait=120s"]);
+    let slice =
+        |size: u32| format!("GET /slice/v?start=0,0&size={size},{size}&outside=zero HTTP/1.1\r\nHost: x\r\n\r\n");
+    // This streamed slice, which is not read, takes the only permit of its address.
+    let mut first = server.connect_from("127.0.0.2", 4096).await;
+    first.write_all(slice(4000).as_bytes()).await.unwrap();
+    first.read_exact(&mut [0; 100]).await.unwrap();
+    for behind in [slice(4), "x".repeat(100), slice(4).repeat(100)] {
+        let mut client = server.connect_from("127.0.0.2", 4096).await;
+        client.write_all(format!("{}{behind}", slice(4)).as_bytes()).await.unwrap();
+        server.comes_to("n5_queue_waiting{queue=\"client\"}", |waiting| waiting > 0.0).await;
+        drop(client);
+        server.comes_to("n5_queue_waiting{queue=\"client\"}", |waiting| waiting == 0.0).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_wait_for_memory_end_when_their_clients_go() {
     let mut server = Program::start(&["server.max_connections=1000"]);

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 
+from deaf import go_deaf
 from frames import (
     AUTHORITY,
     CONTINUATION,
@@ -50,6 +51,8 @@ LARGE_BYTES = 4 << 20
 FRAME_BYTES = 16 << 10
 # Maximum connections of a server with TLS. Fewer than otherwise, because each also costs an attacker more.
 TLS_PLACES = 8000
+# linux/tcp.h
+TCP_REPAIR = 19
 # With this option the kernel picks the port when it knows the peer (linux/in.h), so that ports suffice for a minute.
 IP_BIND_ADDRESS_NO_PORT = 24
 
@@ -252,6 +255,11 @@ def churn(_):
     return b"GET /slice/v?size=64,64 HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+def vanished_clients(_):
+    # The clients close their half of the connection, and acknowledge nothing any more.
+    return b"GET /v/attributes.json HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
 def cached_slices(_):
     # Each covers sixteen cached blocks and needs no other thread. Requests that are ready must not delay other clients.
     return b"GET /slice/v?size=256,256&step=2,2 HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -327,6 +335,8 @@ class Attack:
     - `encrypted`: uses TLS with this ALPN protocol.
     - `is_tls`: attacks a server with TLS; implied by `encrypted`.
     - `hosts`: addresses of the connections.
+    - `vanishes`: each connection takes no packet of the server once it is open, closes its half after it has sent
+      everything, and is forgotten without another packet.
     - `forges`: `say` is called with the `Forger` of the connection instead of a number.
     - `places`: when run alone, the server has this many connections and small caches, so that the memory of connections
       soon exceeds the bound.
@@ -334,10 +344,11 @@ class Attack:
 
     def __init__(
         self, say, connections, reads=NEVER, takes=0, closes=False, encrypted=None, is_tls=False, hosts=ATTACKERS, forges=False,
-        places=None,
+        places=None, vanishes=False,
     ):  # fmt: skip
         self.name, self.say, self.connections, self.reads = say.__name__, say, connections, reads
         self.takes, self.closes, self.encrypted, self.hosts = takes, closes, encrypted, hosts
+        self.vanishes = vanishes
         self.is_tls, self.forges = is_tls or encrypted is not None, forges
         self.places = places or (TLS_PLACES if self.is_tls else None)
 
@@ -408,6 +419,11 @@ class Peer:
         if self.attack.forges:
             self.begin(self.attack.say(Forger(self.attack.last_key())))
         return 0
+
+    def vanish(self):
+        """Send the end of the stream, and make the kernel forget the connection (needs CAP_NET_ADMIN)."""
+        self.socket.shutdown(socket.SHUT_WR)
+        self.socket.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
 
     def send(self):
         """Send some bytes. Return their number, or None if nothing is left to send."""
@@ -498,10 +514,15 @@ class Crowd:
                 self.chosen.modify(peer.socket, selectors.EVENT_WRITE, peer)
                 return
         if events & selectors.EVENT_WRITE:
+            if self.attack.vanishes:
+                go_deaf(peer.socket)
             count = peer.send()
             self.sent += count or 0
             if count is not None:
                 return
+            if self.attack.vanishes:
+                peer.vanish()
+                raise ConnectionError
             if self.attack.closes:
                 if random.random() < 0.5:
                     # Closes the connection with a reset.
@@ -549,6 +570,7 @@ ATTACKS = [
     Attack(slow_readers_of_slices, 300, takes=LARGE_BYTES),
     Attack(pipelines, 5000),
     Attack(churn, 1000, closes=True),
+    Attack(vanished_clients, 1000, hosts=MANY[300:400], vanishes=True),
     Attack(cached_slices, 10_000, reads=AGAIN),
     Attack(full_accept_queue, 13_300, hosts=MANY),
     Attack(documents, 100, reads=AGAIN),

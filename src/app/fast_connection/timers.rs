@@ -1,4 +1,4 @@
-//! Timers of the fast path: the time limit of a request head, and the wait for memory.
+//! Timers of the fast path: the time limit of a request head, the wait for memory, and checks for hang-ups.
 
 use std::future::Future;
 use std::io;
@@ -19,6 +19,9 @@ const MEMORY_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_
 /// Longest wait for memory of a connection that holds memory and has no stream. Its client can repeat the request on
 /// another connection, which holds none.
 const MAX_BLOCKED: Duration = Duration::from_secs(3);
+
+/// Interval of the checks for a client that has hung up behind requests that are received already.
+const HANG_UP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A connection that is not read until there is memory for its next frames.
 pub(super) struct MemoryWait {
@@ -105,6 +108,26 @@ impl HeaderTimer {
                 return Poll::Ready(Ok(()));
             }
             sleep.as_mut().reset(until);
+        }
+    }
+}
+
+/// Checks from time to time if a client has hung up whose further requests are received already: the end of the stream
+/// lies behind them. Those that are answered within one interval are answered all the same, because a client may close
+/// its half of the connection after its last request.
+#[derive(Default)]
+pub(super) struct HangUpTimer(Option<Pin<Box<Sleep>>>);
+
+impl HangUpTimer {
+    /// Ready when `has_hung_up` returns true, which is called after each interval.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>, has_hung_up: impl Fn() -> bool) -> Poll<()> {
+        let sleep = self.0.get_or_insert_with(|| Box::pin(tokio::time::sleep(HANG_UP_INTERVAL)));
+        loop {
+            ready!(sleep.as_mut().poll(context));
+            if has_hung_up() {
+                return Poll::Ready(());
+            }
+            sleep.as_mut().reset(Instant::now() + HANG_UP_INTERVAL);
         }
     }
 }
