@@ -176,7 +176,6 @@ impl<S: Socket> FastConnection<S> {
                 self.limits.memory.give_back(head_bytes.min(self.hyper_head_bytes));
                 self.hyper_head_bytes = self.hyper_head_bytes.max(head_bytes);
                 self.state = ReadState::HyperAnswering;
-                self.hang_up_timer = HangUpTimer::default();
                 self.signals.set_busy();
             }
         }
@@ -354,9 +353,9 @@ impl<S: Socket> FastConnection<S> {
                     if self.received.is_empty() {
                         return Poll::Ready(Ok(()));
                     }
-                    // The end of the stream lies behind further requests, or may do so.
-                    let stream = &self.stream;
-                    return self.hang_up_timer.poll(context, || stream.has_hung_up()).map(Ok);
+                    // Requests that arrived before the client closed its half of the connection are still to be
+                    // answered, within the time that `check_hang_up` gives them.
+                    return Poll::Pending;
                 }
                 ReadState::HandedOver { is_http2: true } => {
                     self.limits.memory.set_input_drained(true);

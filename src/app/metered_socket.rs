@@ -12,9 +12,10 @@ use rustix::net::{Shutdown, shutdown, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::send_queue::{MIN_WRITE_BYTES, SendQueue};
+use super::send_queue::SendQueue;
 use super::so_meminfo::{segment_bytes, send_queue_bytes};
 use super::socket::{TokioSocket, has_hung_up};
+use crate::log_throttle::LogThrottle;
 
 /// Shortest and longest pause before a connection with a full send queue tries again.
 const WRITE_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
@@ -27,8 +28,8 @@ const RELEASE_DELAY: Duration = Duration::from_millis(250);
 /// Shortest and longest pause between two checks of a closed connection whose last bytes are still in the send queue.
 const DRAIN_BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
-/// Longest time in which a client acknowledges the end of the stream, if it has acknowledged all bytes. Afterwards the
-/// kernel forgets the connection, which it would otherwise keep for minutes, with 6 KiB that no pool counts.
+/// Longest wait for the acknowledgement of the end of the stream, once all bytes are acknowledged. Then the connection is
+/// discarded: the kernel would keep it for minutes, with 6 KiB that no pool counts.
 const FIN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A tokio socket, with what its send queue has taken from the pool.
@@ -42,6 +43,8 @@ pub(super) struct MeteredSocket<S: TokioSocket> {
     release_timer: Option<Pin<Box<Sleep>>>,
     /// True if bytes were received since [`Self::release_timer`] was set.
     has_received: bool,
+    /// True if the send queue has outgrown its part of the pool. The connection fails then.
+    has_outgrown: bool,
     linger: LingerSlot,
 }
 
@@ -96,9 +99,10 @@ impl<S: TokioSocket> DrainableSocket for S {
 }
 
 impl LingerSlot {
-    /// Waits until the client has acknowledged the rest of an answer and the end of the stream: for at most `patience`,
-    /// or not at all if the connection was `broken_off`. Then discards what is left, because the kernel would keep the
-    /// bytes of any number of closed sockets for minutes.
+    /// Sends the end of the stream, and waits until the client has acknowledged it and the rest of an answer: for at most
+    /// `patience`, or [`FIN_TIMEOUT`] if only the end is left. Then discards the connection, because the kernel would
+    /// keep any number of closed sockets for minutes. A connection that was `broken_off` is discarded at once if bytes
+    /// are left or the client has hung up.
     pub(super) async fn drain(&self, broken_off: bool, patience: Duration) {
         let Some(unsent) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let is_empty = unsent.release_drained() == Some(0);
@@ -108,6 +112,7 @@ impl LingerSlot {
         unsent.socket.send_fin();
         let patience = if is_empty { patience.min(FIN_TIMEOUT) } else { patience };
         let (until, [mut pause, longest]) = (Instant::now() + patience, DRAIN_BACKOFF);
+        let longest = if is_empty { FIN_TIMEOUT / 4 } else { longest };
         loop {
             match unsent.release_drained() {
                 Some(0) => return,
@@ -129,6 +134,7 @@ impl<S: TokioSocket> MeteredSocket<S> {
             retry_timer: None,
             release_timer: None,
             has_received: false,
+            has_outgrown: false,
             linger: rest.clone(),
         }
     }
@@ -136,9 +142,9 @@ impl<S: TokioSocket> MeteredSocket<S> {
     /// Returns the socket.
     ///
     /// # Errors
-    /// Only after the socket was dropped.
+    /// After the socket was dropped, or if its send queue has outgrown its part of the pool.
     pub(super) fn socket(&self) -> io::Result<&S> {
-        self.socket.as_ref().ok_or_else(closed_error)
+        self.socket.as_ref().filter(|_| !self.has_outgrown).ok_or_else(closed_error)
     }
 
     /// Writes some of `wanted` bytes with `write`, which gets the number of bytes that it may write and returns the
@@ -168,15 +174,18 @@ impl<S: TokioSocket> MeteredSocket<S> {
     fn poll_allowed(&mut self, context: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
         let [shortest, longest] = WRITE_BACKOFF;
         loop {
-            let asked = if wanted == 0 { MIN_WRITE_BYTES } else { wanted };
-            let allowed = self.queue.allow(self.socket.as_ref().ok_or_else(closed_error)?, asked);
+            let asked = if wanted == 0 { self.queue.min_write_bytes() } else { wanted };
+            let allowed = self.queue.allow(self.socket()?, asked);
             if allowed > 0 {
                 self.retry_timer = None;
                 return Poll::Ready(Ok(allowed.min(wanted)));
             }
             let (sleep, pause) =
                 self.retry_timer.get_or_insert_with(|| (Box::pin(tokio::time::sleep(shortest)), shortest));
-            ready!(sleep.as_mut().poll(context));
+            if sleep.as_mut().poll(context).is_pending() {
+                self.poll_release(context);
+                return if self.has_outgrown { Poll::Ready(Err(closed_error())) } else { Poll::Pending };
+            }
             *pause = (*pause * 2).min(longest);
             sleep.as_mut().reset(Instant::now() + *pause);
         }
@@ -198,21 +207,34 @@ impl<S: TokioSocket> MeteredSocket<S> {
         self.release_timer = None;
     }
 
-    fn release_drained(&self) {
+    fn release_drained(&mut self) {
         if let Some(socket) = &self.socket
             && !self.queue.release(socket)
         {
-            // The kernel discards the queue when the socket is closed. Until then, reads and writes end the connection.
+            static OUTGROWN: LogThrottle = LogThrottle::new();
+            if let Some(unsaid) = OUTGROWN.allow() {
+                tracing::warn!(unsaid, "connection reset: the kernel's send queue has outgrown its part of the pool");
+            }
+            // The kernel discards the queue when the socket is closed, and the end of the stream wakes the connection.
             socket.set_reset_on_close();
             let _ = shutdown(socket, Shutdown::Both);
+            self.has_outgrown = true;
         }
     }
 
     /// Records that `write` has written some of `allowed` bytes.
-    fn record_write(&mut self, allowed: usize, write: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn record_write(
+        &mut self,
+        context: &mut Context<'_>,
+        allowed: usize,
+        write: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         let written = if let Poll::Ready(Ok(written)) = write { written } else { 0 };
         if let Some(socket) = &self.socket {
             self.queue.record_write(socket, allowed, written);
+        }
+        if write.is_pending() {
+            self.poll_release(context);
         }
         write
     }
@@ -239,7 +261,7 @@ impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
         let allowed = ready!(self.poll_allowed(context, bytes.len()))?;
         let bytes = bytes.get(..allowed).unwrap_or(bytes);
         let write = Pin::new(self.socket.as_mut().ok_or_else(closed_error)?).poll_write(context, bytes);
-        self.record_write(allowed, write)
+        self.record_write(context, allowed, write)
     }
 
     fn poll_write_vectored(
@@ -252,12 +274,12 @@ impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
         let socket = Pin::new(self.socket.as_mut().ok_or_else(closed_error)?);
         if allowed == wanted {
             let write = socket.poll_write_vectored(context, parts);
-            return self.record_write(allowed, write);
+            return self.record_write(context, allowed, write);
         }
         let first = parts.iter().find(|part| !part.is_empty()).map_or(&[][..], |part| part);
         let first = first.get(..allowed).unwrap_or(first);
         let write = socket.poll_write(context, first);
-        self.record_write(first.len(), write)
+        self.record_write(context, first.len(), write)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -271,15 +293,17 @@ impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
         Poll::Ready(Ok(()))
     }
 
+    /// Leaves the end of a TCP stream to [`LingerSlot::drain`], which must know if bytes are in the queue besides it.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(self.socket.as_mut().ok_or_else(closed_error)?).poll_shutdown(context)
+        let socket = Pin::new(self.socket.as_mut().ok_or_else(closed_error)?);
+        if S::IS_TCP { socket.poll_flush(context) } else { socket.poll_shutdown(context) }
     }
 }
 
 impl<S: TokioSocket> Drop for MeteredSocket<S> {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
-        if self.queue.measure(&socket) == 0 && !S::IS_TCP {
+        if !S::IS_TCP && self.queue.measure(&socket) == 0 {
             return;
         }
         let empty = self.queue.placeholder();
@@ -364,15 +388,20 @@ mod tests {
     #[tokio::test]
     async fn all_arrives_from_an_empty_pool_and_is_given_back() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
-        let (mut socket, mut reader) = pair(&pool, &LingerSlot::default()).await;
         let sent: Vec<u8> = (0..100_000_u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
-        let mut received = Vec::new();
-        let sending = async {
-            socket.write_all(&sent).await.unwrap();
-            socket.shutdown().await.unwrap();
-        };
-        tokio::join!(sending, async { reader.read_to_end(&mut received).await.unwrap() });
-        assert!(received == sent);
+        for segments in [None, Some(88), Some(536), Some(999)] {
+            let (mut socket, mut reader) = pair(&pool, &LingerSlot::default()).await;
+            let queue = std::mem::replace(&mut socket.queue, SendQueue::new(&pool, None));
+            socket.queue = queue.with_segments(segments);
+            let mut received = Vec::new();
+            let sending = async {
+                socket.write_all(&sent).await.unwrap();
+                socket.shutdown().await.unwrap();
+                drop(socket);
+            };
+            tokio::join!(sending, async { reader.read_to_end(&mut received).await.unwrap() });
+            assert!(received == sent, "{segments:?}");
+        }
     }
 
     #[tokio::test]
@@ -461,6 +490,44 @@ mod tests {
         assert!(left > 0 && left < granted / 2, "{left} of {granted}");
         tokio::join!(draining, async { reader.read_to_end(&mut Vec::new()).await.unwrap() });
         assert_eq!(of_address.queued_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn a_connection_whose_queue_outgrows_its_part_of_the_pool_ends() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
+        let (mut socket, mut reader) = pair(&pool, &LingerSlot::default()).await;
+        let much = vec![0; 1 << 16];
+        while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&much)).await {
+            count.unwrap();
+        }
+        // The pool is taken by others, and the queue is far larger than what the connection is granted.
+        drop(std::mem::replace(&mut socket.queue, SendQueue::new(&pool, Some(Arc::default()))));
+        let all: Vec<_> = (0..60).map(|_| SendQueue::new(&pool, Some(Arc::default()))).collect();
+        for queue in &all {
+            queue.grant(0, usize::MAX);
+        }
+        socket.release_drained();
+        assert!(socket.write(&much).await.is_err());
+        drop(socket);
+        assert!(reader.read_to_end(&mut Vec::new()).await.is_err(), "the client is not told that bytes are missing");
+    }
+
+    #[tokio::test]
+    async fn a_broken_off_connection_is_closed_in_order_only_if_nothing_is_left_and_its_client_is_there() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
+        for (bytes, hangs_up, in_order) in [(0, false, true), (1 << 17, false, false), (0, true, true)] {
+            let rest = LingerSlot::default();
+            let (mut socket, mut reader) = pair(&pool, &rest).await;
+            let _ = tokio::time::timeout(Duration::from_millis(20), socket.write_all(&vec![0; bytes])).await;
+            if hangs_up {
+                reader.shutdown().await.unwrap();
+            }
+            drop(socket);
+            rest.drain(true, Duration::from_secs(30)).await;
+            let ended = reader.read_to_end(&mut Vec::new()).await;
+            assert_eq!(ended.is_ok() && !hangs_up, in_order && !hangs_up, "{bytes} {hangs_up} {ended:?}");
+            assert!(rest.0.lock().unwrap().is_none());
+        }
     }
 
     #[tokio::test]

@@ -28,14 +28,18 @@ const SMALL_SEGMENT_BYTES: usize = 1000;
 
 /// Kernel memory of a segment besides its bytes, if a client acknowledges every other segment: the kernel then splits
 /// what it has queued.
-const SEGMENT_OVERHEAD_BYTES: usize = 832;
+const SEGMENT_OVERHEAD_BYTES: usize = 1024;
 
-/// A queue may grow beyond its grant by this part of it, if the pool has nothing for it.
-const GROWTH_DIVISOR: usize = 8;
+/// If the pool has nothing for a queue that grows, the queue may exceed its grant by this part of the grant, and by
+/// [`GROWTH_BYTES`]. The queue of an honest client grows by up to a third, because the kernel splits long packets.
+const GROWTH_DIVISOR: usize = 2;
+
+/// Growth of a queue that is always allowed.
+const GROWTH_BYTES: usize = 2 * UNPOOLED_BYTES;
 
 /// Smaller writes wait, except for the last bytes of an answer. Otherwise a nearly full queue would be filled a few
 /// bytes at a time.
-pub(super) const MIN_WRITE_BYTES: usize = 1 << 10;
+const MIN_WRITE_BYTES: usize = 1 << 10;
 
 /// Largest queue whose size the kernel is not asked for while little of the pool is taken. Instead, all bytes written
 /// since the last measurement count as queued. Asking the kernel for each answer of 2 KB took 5 % of the answer's time.
@@ -92,7 +96,7 @@ impl SendQueue {
             return wanted;
         }
         let allowed = self.max_payload(room);
-        if allowed < MIN_WRITE_BYTES { 0 } else { allowed.min(wanted) }
+        if allowed < self.min_write_bytes() { 0 } else { allowed.min(wanted) }
     }
 
     /// Takes up to `wanted` bytes more than are `granted` and returns the new grant. Threads that take memory for the
@@ -146,6 +150,7 @@ impl SendQueue {
     ///
     /// Returns false if the queue has grown far beyond what it is granted and may take: a client can make the kernel
     /// split what it has queued, which then takes more memory.
+    #[must_use]
     pub(super) fn settle(&self, queued: usize) -> bool {
         let needed = self.record_queued(queued).saturating_sub(UNPOOLED_BYTES);
         let granted = self.granted_bytes.load(Ordering::Relaxed);
@@ -154,10 +159,12 @@ impl SendQueue {
             return true;
         }
         let granted = self.grant(granted, needed - granted);
-        needed <= granted + granted / GROWTH_DIVISOR + 2 * UNPOOLED_BYTES
+        needed <= granted + granted / GROWTH_DIVISOR + GROWTH_BYTES
     }
 
-    /// Asks the kernel and [settles](Self::settle).
+    /// Asks the kernel for the size of the queue and [settles](Self::settle). Returns false if the queue has grown far
+    /// beyond its grant.
+    #[must_use]
     pub(super) fn release<S: TokioSocket>(&self, socket: &S) -> bool {
         self.settle(send_queue_bytes(socket.as_fd(), S::IS_TCP).unwrap_or(0))
     }
@@ -166,7 +173,8 @@ impl SendQueue {
     pub(super) fn record_write<S: TokioSocket>(&self, socket: &S, allowed: usize, written: usize) {
         self.count_queued(written);
         if written < allowed && self.has_grant() {
-            self.release(socket);
+            // A queue that has grown too far is noticed by the next check of the connection.
+            let _ = self.release(socket);
         }
     }
 
@@ -185,6 +193,12 @@ impl SendQueue {
             Some(segment) => bytes.div_ceil(segment).saturating_mul(SEGMENT_OVERHEAD_BYTES),
         };
         bytes.saturating_add(beside).saturating_add(PACKET_OVERHEAD_BYTES)
+    }
+
+    /// Returns the smallest number of bytes that is written if more are to follow. They fit into an empty queue that has
+    /// nothing of the pool.
+    pub(super) fn min_write_bytes(&self) -> usize {
+        MIN_WRITE_BYTES.min(self.max_payload(UNPOOLED_BYTES))
     }
 
     /// Returns how many bytes fit into so much kernel memory.

@@ -151,6 +151,9 @@ impl TlsTerminator {
         let limit = self.handshake_timeout;
         let shaking = async {
             let mut stream = stream;
+            // Nothing is sent yet. After an orderly close, the kernel would keep the connection of a client that
+            // acknowledges nothing for minutes.
+            set_socket_linger(&stream, Some(Duration::ZERO))?;
             match timeout(limit, peek_first_byte(&stream)).await? {
                 None => return Ok(AcceptOutcome::Closed),
                 Some(HANDSHAKE_RECORD) => {}
@@ -163,6 +166,7 @@ impl TlsTerminator {
             // The wait for other clients' handshakes has a time limit of its own.
             let _place = timeout(limit, self.handshakes.acquire(peer)).await?;
             let acceptor = TlsAcceptor::from(self.server_config.current());
+            set_socket_linger(&stream, None)?;
             let mut stream = TimeoutStream::new(meter(stream));
             stream.set_write_timeout(Some(send_timeout));
             timeout(limit, TlsSocket::accept(&acceptor, Box::pin(stream))).await?.map(AcceptOutcome::Encrypted)

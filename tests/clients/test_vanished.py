@@ -18,9 +18,9 @@ CONNECTIONS = 300
 UNACKNOWLEDGED = {"04": "FIN-WAIT-1", "09": "LAST-ACK", "0B": "CLOSING"}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    root = tmp_path_factory.mktemp("vanished.n5")
+@pytest.fixture
+def server(tmp_path):
+    root = tmp_path / "vanished.n5"
     support.write_dataset(root / "v", support.counting(64, 64), [64, 64])
     with Server(root) as server:
         yield server
@@ -46,6 +46,34 @@ def test_half_closed_connections_of_vanished_clients_are_counted_or_forgotten(se
         deadline = time.monotonic() + 20
         while (left := unacknowledged(server.port)) > (is_open := server.metric("n5_connections_open")):
             assert time.monotonic() < deadline, f"{left} connections, of which only {is_open:.0f} are counted"
+            time.sleep(0.1)
+    finally:
+        for client in held:
+            client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="socket filters and /proc/net/tcp are Linux's")
+@pytest.mark.parametrize("asks", [True, False], ids=["answered", "silent"])
+def test_connections_that_vanish_when_they_have_everything_are_forgotten_soon(server, asks):
+    held = []
+    try:
+        for _ in range(CONNECTIONS):
+            client = socket.create_connection((server.host, server.port))
+            held.append(client)
+            if asks:
+                client.sendall(b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n")
+                received = b""
+                while b"\r\n\r\n" not in received:
+                    received += client.recv(65536)
+                left = int(received.lower().partition(b"content-length: ")[2].split()[0])
+                left -= len(received.partition(b"\r\n\r\n")[2])
+                while left:
+                    left -= len(client.recv(left))
+            go_deaf(client)
+            client.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + 20
+        while left := unacknowledged(server.port):
+            assert time.monotonic() < deadline, f"{left} connections are left"
             time.sleep(0.1)
     finally:
         for client in held:

@@ -466,7 +466,7 @@ async fn whole_answers_that_are_not_taken_keep_no_place_from_others() {
     }
 }
 
-/// The end of the stream lies behind the second request.
+/// The end of the stream lies behind further bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_ends_when_its_client_goes_although_another_one_follows() {
     let server = Program::start(&["clients.concurrent_requests=1", "limits.budget_wait=120s"]);
@@ -476,9 +476,17 @@ async fn a_request_ends_when_its_client_goes_although_another_one_follows() {
     let mut first = server.connect_from("127.0.0.2", 4096).await;
     first.write_all(slice(4000).as_bytes()).await.unwrap();
     first.read_exact(&mut [0; 100]).await.unwrap();
-    for behind in [slice(4), "x".repeat(100), slice(4).repeat(100)] {
+    let with = |line: &str| slice(4).replace("Host", &format!("{line}\r\nHost"));
+    for asked in [
+        slice(4).repeat(2),
+        slice(4) + &"x".repeat(100),
+        slice(4).repeat(100),
+        with("Content-Length: 1") + "x" + &slice(4),
+        with("Content-Length: 100") + "unfinished",
+        with("Upgrade: websocket\r\nConnection: upgrade") + &slice(4),
+    ] {
         let mut client = server.connect_from("127.0.0.2", 4096).await;
-        client.write_all(format!("{}{behind}", slice(4)).as_bytes()).await.unwrap();
+        client.write_all(asked.as_bytes()).await.unwrap();
         server.comes_to("n5_queue_waiting{queue=\"client\"}", |waiting| waiting > 0.0).await;
         drop(client);
         server.comes_to("n5_queue_waiting{queue=\"client\"}", |waiting| waiting == 0.0).await;

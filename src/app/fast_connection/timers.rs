@@ -20,7 +20,7 @@ const MEMORY_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_
 /// another connection, which holds none.
 const MAX_BLOCKED: Duration = Duration::from_secs(3);
 
-/// Interval of the checks for a client that has hung up behind requests that are received already.
+/// Interval of the checks for a client that has hung up.
 const HANG_UP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A connection that is not read until there is memory for its next frames.
@@ -112,9 +112,8 @@ impl HeaderTimer {
     }
 }
 
-/// Checks from time to time if a client has hung up whose further requests are received already: the end of the stream
-/// lies behind them. Those that are answered within one interval are answered all the same, because a client may close
-/// its half of the connection after its last request.
+/// Checks at intervals if a client has hung up. The first check follows after one interval, because a client may close
+/// its half of the connection after its last request and wait for the answer.
 #[derive(Default)]
 pub(super) struct HangUpTimer(Option<Pin<Box<Sleep>>>);
 

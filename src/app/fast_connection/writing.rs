@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::AsyncWrite;
 use tokio::time::Instant;
 
-use super::{FastConnection, MAX_BYTES_BEFORE_YIELD, ReadState, Socket, schedule_yield};
+use super::{FastConnection, HangUpTimer, MAX_BYTES_BEFORE_YIELD, ReadState, Socket, schedule_yield};
 
 impl<S: Socket> FastConnection<S> {
     /// Ready when no bytes of an answer of the fast path are left to be sent.
@@ -36,6 +36,27 @@ impl<S: Socket> FastConnection<S> {
         self.bytes_since_yield = 0;
         schedule_yield(context);
         Poll::Pending
+    }
+}
+
+impl<S: Socket> FastConnection<S> {
+    /// Fails if the client has hung up while hyper answers, where hyper cannot see that: the end of the stream lies
+    /// behind further requests, or behind the body of this one. hyper flushes at each of its polls, and thus calls this.
+    fn check_hang_up(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let may_be_hidden = match self.state {
+            ReadState::HyperAnswering => !self.received.is_empty(),
+            ReadState::HandedOver { is_http2 } => !is_http2,
+            ReadState::BetweenRequests | ReadState::Ended => false,
+        };
+        if !may_be_hidden || !self.signals.is_busy() {
+            self.hang_up_timer = HangUpTimer::default();
+            return Ok(());
+        }
+        let stream = &self.stream;
+        match self.hang_up_timer.poll(context, || stream.has_hung_up()) {
+            Poll::Ready(()) => Err(io::ErrorKind::ConnectionReset.into()),
+            Poll::Pending => Ok(()),
+        }
     }
 }
 
@@ -73,6 +94,7 @@ impl<S: Socket> AsyncWrite for FastConnection<S> {
             return Poll::Ready(Ok(()));
         }
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        self.check_hang_up(context)?;
         match self.state {
             ReadState::HyperAnswering if self.handoff_bytes == 0 && !self.signals.is_busy() => {
                 self.state = ReadState::BetweenRequests;
