@@ -462,7 +462,7 @@ def test_a_wrong_configuration_is_told_at_the_start(tmp_path):
     (tmp_path / "tokens").write_text("ann not-a-hash\n")
     for setting, word in [
         ('access.rules=["secret = ann"]', "slash"),
-        (f"access.tokens={tmp_path}/tokens", "line 1: after the name"),
+        (f"access.tokens={tmp_path}/tokens", "line 1: the name is followed by no SHA-256"),
         (f"access.tokens={tmp_path}/absent", "cannot be read"),
         ("jwt.keys=http://issuer", "https://"),
         ("cors.credentials=true", "cors.origins"),
