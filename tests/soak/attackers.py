@@ -51,8 +51,6 @@ LARGE_BYTES = 4 << 20
 FRAME_BYTES = 16 << 10
 # Maximum connections of a server with TLS. Fewer than otherwise, because each also costs an attacker more.
 TLS_PLACES = 8000
-# linux/tcp.h
-TCP_REPAIR = 19
 # With this option the kernel picks the port when it knows the peer (linux/in.h), so that ports suffice for a minute.
 IP_BIND_ADDRESS_NO_PORT = 24
 
@@ -256,8 +254,8 @@ def churn(_):
 
 
 def vanished_clients(_):
-    # The clients close their half of the connection, and acknowledge nothing any more.
-    return b"GET /v/attributes.json HTTP/1.1\r\nHost: x\r\n\r\n"
+    # The clients go before the answer: one that is sent and not acknowledged keeps its place for `server.send_timeout`.
+    return b"GET /bombs/?format=json HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def cached_slices(_):
@@ -335,8 +333,8 @@ class Attack:
     - `encrypted`: uses TLS with this ALPN protocol.
     - `is_tls`: attacks a server with TLS; implied by `encrypted`.
     - `hosts`: addresses of the connections.
-    - `vanishes`: each connection takes no packet of the server once it is open, closes its half after it has sent
-      everything, and is forgotten without another packet.
+    - `vanishes`: each connection drops all packets of the server once it is open, and is closed as soon as it has sent
+      its request.
     - `forges`: `say` is called with the `Forger` of the connection instead of a number.
     - `places`: when run alone, the server has this many connections and small caches, so that the memory of connections
       soon exceeds the bound.
@@ -419,11 +417,6 @@ class Peer:
         if self.attack.forges:
             self.begin(self.attack.say(Forger(self.attack.last_key())))
         return 0
-
-    def vanish(self):
-        """Send the end of the stream, and make the kernel forget the connection (needs CAP_NET_ADMIN)."""
-        self.socket.shutdown(socket.SHUT_WR)
-        self.socket.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
 
     def send(self):
         """Send some bytes. Return their number, or None if nothing is left to send."""
@@ -516,13 +509,13 @@ class Crowd:
         if events & selectors.EVENT_WRITE:
             if self.attack.vanishes:
                 go_deaf(peer.socket)
+                self.sent += peer.send()
+                # The kernel sends the end of the stream. It keeps the closed socket and its filter, and sends no reset.
+                raise ConnectionError
             count = peer.send()
             self.sent += count or 0
             if count is not None:
                 return
-            if self.attack.vanishes:
-                peer.vanish()
-                raise ConnectionError
             if self.attack.closes:
                 if random.random() < 0.5:
                     # Closes the connection with a reset.
