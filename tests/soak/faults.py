@@ -273,12 +273,12 @@ class Faults:
                   statuses=gone, hides=True)
         if self.is_mounted:
             fault("file system unmounted", self.unmounted, ("mnt",), "the container's directory is gone",
-                  store_error("gone"), "the container's directory is not there", "not ready")
+                  store_error("gone"), "the container's directory is missing", "not ready")
         disk = ("disk",)
         fault("root renamed away", self.renamed, disk, "the container's directory is gone", store_error("gone"),
-              "the container's directory is not there")
+              "the container's directory is missing")
         fault("dataset renamed away", self.dataset_renamed, disk, "a dataset is renamed", store_error("gone"),
-              "went away while it was read", statuses=gone, hides=True)
+              "disappeared while it was being read", statuses=gone, hides=True)
         fault("files rewritten", self.rewritten, disk, "a file is written while", store_error("torn"), "is being written")
         fault("files cut off", self.cut_off, disk, "a file is cut off and stays", Metric("n5_decode_errors_total"), FAILED,
               "damaged", statuses=(503, 504, 422, 416), cuts=True)
