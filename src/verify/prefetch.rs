@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::{self, Receiver};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::walk::{ContainerWalker, ReceiverClosed, WalkItem, WalkedDirectory};
+use super::walk::{ContainerWalker, ReceiverClosed, WalkItem, WalkedDirectory, join_walk};
 use crate::store::DirEntry;
 
 /// Maximum number of directories that are walked concurrently with the current one, on each level of the path to it.
@@ -95,9 +95,6 @@ impl WalkPrefetcher {
                 return Some(Err(gone));
             }
         }
-        Some(begun.walk.await.unwrap_or_else(|end| match end.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_aborted) => Err(ReceiverClosed),
-        }))
+        Some(join_walk(begun.walk).await)
     }
 }

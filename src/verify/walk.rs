@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc::Sender;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::attribute_findings;
 use super::entry_role::{self, DirectoryRole, EntryRole, is_temporary};
@@ -20,6 +21,10 @@ use crate::store::{DirEntry, FilterDecision, Key, Listing, Store};
 
 /// Maximum number of entries of a directory that are held at once.
 const PAGE_ENTRIES: usize = 1 << 14;
+
+/// Number of nested directories that one task walks. Those below have a task of their own, because each level takes
+/// some KiB of the stack: 150 levels overflowed the 2 MiB of a thread.
+const LEVELS_PER_TASK: usize = 16;
 
 /// An item of the walk.
 #[derive(Debug)]
@@ -331,7 +336,12 @@ impl ContainerWalker {
                 }
                 EntryRole::OutsideGrid(_) | EntryRole::Other => DirectoryRole::Hierarchy,
             };
-            return self.walk_directory(key, below, above.clone(), resume).await;
+            if key.segments().count() % LEVELS_PER_TASK != 0 {
+                return self.walk_directory(key, below, above.clone(), resume).await;
+            }
+            let (walk, above) = (self.clone(), above.clone());
+            let task = tokio::spawn(async move { walk.walk_directory(key, below, above, resume).await });
+            return join_walk(AbortOnDropHandle::new(task)).await;
         }
         match place {
             EntryRole::Block(dataset, position) => {
@@ -417,6 +427,14 @@ impl ContainerWalker {
         }
         Ok(())
     }
+}
+
+/// Waits for a walk that has a task of its own, and continues its panic. The walk ends when the wait is dropped.
+pub(super) async fn join_walk(task: AbortOnDropHandle<Result<bool, ReceiverClosed>>) -> Result<bool, ReceiverClosed> {
+    task.await.unwrap_or_else(|end| match end.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_aborted) => Err(ReceiverClosed),
+    })
 }
 
 fn mark_present(part: &DirectoryRole, name: &str, seen: &mut Option<IntervalSet>) {

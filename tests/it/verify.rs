@@ -201,6 +201,22 @@ fn each_fault_of_the_hierarchy_has_its_kind() {
     assert!(found["large"].contains("oversized-attributes"), "{found:?}");
 }
 
+/// Every level of the tree takes a part of the stack.
+#[test]
+fn directories_of_any_depth_are_walked() {
+    let n5 = sound();
+    let deep = n5.root().join("deep");
+    fs::create_dir_all(deep.join(vec!["x"; 300].join("/"))).unwrap();
+    let (status, found, lines) = verify(n5.root(), &[]);
+    let too_deep: Vec<_> = found.iter().filter(|(_, kinds)| kinds.contains("unreadable-directory")).collect();
+    let [(key, _)] = too_deep[..] else { panic!("{found:?}") };
+    assert_eq!(
+        (status, key.as_str()),
+        (1, ["deep"].iter().chain(&["x"; 255]).copied().collect::<Vec<_>>().join("/").as_str())
+    );
+    assert_eq!(lines.last().unwrap()["blocks"], 6);
+}
+
 #[test]
 fn attributes_among_blocks_hide_none_of_them() {
     let n5 = sound();
