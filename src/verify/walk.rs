@@ -22,8 +22,8 @@ use crate::store::{DirEntry, FilterDecision, Key, Listing, Store};
 /// Maximum number of entries of a directory that are held at once.
 const PAGE_ENTRIES: usize = 1 << 14;
 
-/// Number of nested directories that one task walks. Those below have a task of their own, because each level takes
-/// some KiB of the stack: 150 levels overflowed the 2 MiB of a thread.
+/// Maximum number of levels of directories that one task walks. Another task walks those below, because each level takes
+/// some KiB of the stack: 150 levels overflowed the 2 MiB of a thread in the release build.
 const LEVELS_PER_TASK: usize = 16;
 
 /// An item of the walk.

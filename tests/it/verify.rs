@@ -201,20 +201,23 @@ fn each_fault_of_the_hierarchy_has_its_kind() {
     assert!(found["large"].contains("oversized-attributes"), "{found:?}");
 }
 
-/// Every level of the tree takes a part of the stack.
+/// If one task walked all levels, they would overflow its stack.
 #[test]
-fn directories_of_any_depth_are_walked() {
+fn directories_as_deep_as_a_key_may_be_are_walked_in_the_order_of_names() {
     let n5 = sound();
-    let deep = n5.root().join("deep");
-    fs::create_dir_all(deep.join(vec!["x"; 300].join("/"))).unwrap();
+    let below = |levels| ["deep"].iter().chain(&vec!["x"; levels]).copied().collect::<Vec<_>>().join("/");
+    // The directories of the blocks are on both sides of a level at which another task begins.
+    let nested = format!("{}/a", below(29));
+    n5.dataset(&nested, &[14, 7], &[5, 4], "gzip").fill(|position| position[0] != 1, |_| false);
+    fs::create_dir_all(n5.root().join(below(299))).unwrap();
     let (status, found, lines) = verify(n5.root(), &[]);
     let too_deep: Vec<_> = found.iter().filter(|(_, kinds)| kinds.contains("unreadable-directory")).collect();
     let [(key, _)] = too_deep[..] else { panic!("{found:?}") };
-    assert_eq!(
-        (status, key.as_str()),
-        (1, ["deep"].iter().chain(&["x"; 255]).copied().collect::<Vec<_>>().join("/").as_str())
-    );
-    assert_eq!(lines.last().unwrap()["blocks"], 6);
+    assert_eq!((status, key), (1, &below(255)));
+    assert_eq!(lines.last().unwrap()["blocks"], 6 + 4);
+    let datasets: Vec<_> = lines.iter().filter(|line| line["record"] == "dataset").collect();
+    let counts: Vec<_> = datasets.iter().map(|line| (&line["dataset"], &line["missing"])).collect();
+    assert_eq!(counts, [(&json!("a"), &json!(0)), (&json!(nested), &json!(2))]);
 }
 
 #[test]

@@ -254,7 +254,7 @@ def churn(_):
 
 
 def vanished_clients(_):
-    # The clients go before the answer: one that is sent and not acknowledged keeps its place for `server.send_timeout`.
+    # A listing takes longer than the clients stay.
     return b"GET /bombs/?format=json HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -326,6 +326,8 @@ NEVER, ALWAYS, AGAIN = range(3)
 
 class Attack:
     """`connections` concurrent connections that each send what `say(number)` returns. One that ends is replaced.
+
+    With `vanishes`, a connection ends at once, and `connections` is how many are opened between two looks at the others.
 
     - `reads`: `NEVER`, `ALWAYS` or `AGAIN`.
     - `takes`: bytes to receive first, so that the server's kernel allows a large send queue.
@@ -509,8 +511,10 @@ class Crowd:
         if events & selectors.EVENT_WRITE:
             if self.attack.vanishes:
                 go_deaf(peer.socket)
+                # The end of the stream arrives together with the request.
+                peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
                 self.sent += peer.send()
-                # The kernel sends the end of the stream. It keeps the closed socket and its filter, and sends no reset.
+                # The kernel keeps the closed socket with its filter, and sends no reset.
                 raise ConnectionError
             count = peer.send()
             self.sent += count or 0
