@@ -1,7 +1,7 @@
 //! n5-server: serves N5 containers over HTTP, their metadata, their blocks as stored, and arbitrary regions assembled
 //! from decoded blocks.
 //!
-//! The design and its reasons are in `docs/ARCHITECTURE.md`, the contract is in `README.md` and `openapi.yaml`.
+//! The design and its reasons are in `docs/ARCHITECTURE.md`, the contract is in `docs/API.md` and `openapi.yaml`.
 //!
 //! # Glossary
 //!

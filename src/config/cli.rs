@@ -58,7 +58,7 @@ const ACCEPT_QUEUE_BYTES: u64 = 26 << 20;
 const HANDSHAKE_BYTES: u64 = 72 << 10;
 
 const AFTER_HELP: &str = "\
-Routes (more in README.md and openapi.yaml):
+Routes (more in docs/API.md and openapi.yaml):
   /                               the container as stored: attributes.json, blocks, listings
                                   in a browser, a page with a preview and links
   /slice/DATASET?start=..&stop=.. an arbitrary region, assembled: format=raw, npy, json, png, jpeg, tiff or n5

@@ -143,7 +143,7 @@ impl RequestTarget {
             // No file has such a long path.
             Err(KeyError::Length) => return Err(Problem::not_found()),
             Err(error) => {
-                return Err(Problem::new(INVALID_PARAMETER, format!("{error}; see the path rules in the README")));
+                return Err(Problem::new(INVALID_PARAMETER, format!("{error}; see Paths in docs/API.md")));
             }
         }
         let found = segments.first().and_then(|first| endpoints().find(|(name, _)| name == first));

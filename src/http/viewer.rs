@@ -79,7 +79,7 @@ impl Viewer {
 pub(super) async fn answer(ask: &RequestContext<'_>) -> HandlerResult {
     let segments: Vec<&str> = ask.target.segments.iter().map(String::as_str).collect();
     let Some(viewer) = ask.app.viewer() else {
-        return Err(Problem::new(problem::NOT_FOUND, "this server has no viewer; the README says how to add it"));
+        return Err(Problem::new(problem::NOT_FOUND, "this server has no viewer; see docs/DEPLOYMENT.md, Viewer"));
     };
     match segments.as_slice() {
         [] if ask.target.is_bare => Ok(stored::redirect_to_slash(ask)),

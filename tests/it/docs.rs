@@ -1,4 +1,4 @@
-//! The documents agree with the code: lists, tables, links, and every command of the README with its output.
+//! The documents agree with the code: lists, tables, links, and every command with its output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,16 +17,20 @@ use tokio::sync::oneshot;
 use crate::support::Client;
 use crate::support::writer::N5;
 
-const DOCUMENTS: [&str; 13] = [
+const DOCUMENTS: [&str; 17] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/ACCESS.md",
+    "docs/API.md",
     "docs/ARCHITECTURE.md",
+    "docs/CLIENTS.md",
+    "docs/CONFIGURATION.md",
     "docs/DEPENDENCIES.md",
     "docs/DEPLOYMENT.md",
     "docs/FAULTS.md",
     "docs/HOSTILE.md",
+    "docs/METRICS.md",
     "docs/OPERATIONS.md",
     "docs/PERFORMANCE.md",
     "docs/PROBLEMS.md",
@@ -69,27 +73,29 @@ fn rows<'a>(text: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
 }
 
 #[test]
-fn every_route_word_is_in_the_readme() {
-    let readme = read("README.md");
-    let named = quoted(&readme);
+fn every_route_word_is_documented() {
+    let document = read("docs/API.md");
+    let named = quoted(&document);
     for (word, _) in endpoints() {
         let stands = |text: &&str| {
             let rest = text.strip_prefix('/').and_then(|text| text.strip_prefix(word));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        assert!(named.iter().any(stands), "README.md does not name the route /{word}");
+        assert!(named.iter().any(stands), "docs/API.md does not name the route /{word}");
     }
 }
 
 #[test]
-fn every_metric_is_documented_with_its_labels() {
-    let readme = read("README.md");
-    let rows = rows(&readme, "metric");
+fn every_metric_is_documented_with_its_type_labels_and_meaning() {
+    let document = read("docs/METRICS.md");
+    let rows = rows(&document, "metric");
     for metric in metrics::METRICS {
         let row = rows.iter().find(|cells| quoted(cells[0]).contains(metric.name));
-        let row = row.unwrap_or_else(|| panic!("README.md has no row for {}", metric.name));
+        let row = row.unwrap_or_else(|| panic!("docs/METRICS.md has no row for {}", metric.name));
+        assert_eq!(row[1], format!("{:?}", metric.kind).to_lowercase(), "{}", metric.name);
+        assert_eq!(row[3].replace('`', ""), metric.help, "{}", metric.name);
         for label in metric.labels {
-            assert!(quoted(row[1]).contains(label), "the row of {} lacks the label {label}", metric.name);
+            assert!(quoted(row[2]).contains(label), "the row of {} lacks the label {label}", metric.name);
         }
     }
     let known: BTreeSet<&str> = metrics::METRICS.iter().map(|metric| metric.name).collect();
@@ -98,7 +104,7 @@ fn every_metric_is_documented_with_its_labels() {
 }
 
 #[test]
-fn every_setting_is_in_the_readme_and_every_one_there_exists() {
+fn every_setting_is_documented_and_every_documented_one_exists() {
     let mut keys = BTreeSet::new();
     for (section, values) in DEFAULTS.parse::<toml::Table>().unwrap() {
         keys.extend(values.as_table().unwrap().keys().map(|key| format!("{section}.{key}")));
@@ -108,21 +114,37 @@ fn every_setting_is_in_the_readme_and_every_one_there_exists() {
     let commented = commented.lines().filter_map(|line| line.strip_prefix('#')?.split_once(" = "));
     keys.extend(commented.filter(|(key, _)| !key.contains(' ')).map(|(key, _)| format!("containers.{key}")));
     assert!(keys.contains("containers.symlinks"), "{keys:?}");
-    let readme = read("README.md");
+    let document = read("docs/CONFIGURATION.md");
     let told: BTreeSet<String> =
-        rows(&readme, "key").iter().flat_map(|cells| quoted(cells[0])).map(str::to_owned).collect();
+        rows(&document, "key").iter().flat_map(|cells| quoted(cells[0])).map(str::to_owned).collect();
     assert_eq!(told, keys);
 }
 
 #[test]
+fn every_documented_default_is_the_default() {
+    let document = read("docs/CONFIGURATION.md");
+    let defaults: toml::Table = DEFAULTS.parse().unwrap();
+    for cells in rows(&document, "key") {
+        let key = cells[0].trim_matches('`');
+        let (section, name) = key.split_once('.').unwrap();
+        // The settings of one container have the defaults of `container_defaults`, or none.
+        if section == "containers" {
+            continue;
+        }
+        let told: toml::Table = format!("value = {}", cells[1].trim_matches('`')).parse().unwrap();
+        assert_eq!(told["value"], defaults[section][name], "{key}");
+    }
+}
+
+#[test]
 fn every_kind_of_problem_has_a_section_and_a_row_with_its_status() {
-    let (problems, readme) = (read("docs/PROBLEMS.md"), read("README.md"));
+    let (problems, api) = (read("docs/PROBLEMS.md"), read("docs/API.md"));
     let sections: BTreeSet<&str> = problems.lines().filter_map(|line| line.strip_prefix("## ")).collect();
-    let rows = rows(&readme, "kind");
+    let rows = rows(&api, "kind");
     for kind in PROBLEM_TYPES {
         assert!(sections.contains(kind.name), "docs/PROBLEMS.md has no section {}", kind.name);
         let row = rows.iter().find(|cells| quoted(cells[0]).contains(kind.name));
-        let status = row.unwrap_or_else(|| panic!("README.md has no row for {}", kind.name))[1];
+        let status = row.unwrap_or_else(|| panic!("docs/API.md has no row for {}", kind.name))[1];
         assert_eq!(status, kind.status.as_str(), "{}", kind.name);
     }
 }
@@ -139,9 +161,9 @@ fn every_finding_of_verify_is_documented_with_its_severity_and_advice() {
 }
 
 #[test]
-fn every_codec_data_type_and_format_is_in_the_readme() {
-    let readme = read("README.md");
-    let (compressions, formats) = (rows(&readme, "`compression`"), rows(&readme, "`format`"));
+fn every_codec_data_type_and_format_is_documented() {
+    let document = read("docs/API.md");
+    let (compressions, formats) = (rows(&document, "`compression`"), rows(&document, "`format`"));
     for (codec, _) in CODECS {
         assert!(compressions.iter().any(|cells| quoted(cells[0]).contains(codec)), "{codec}");
     }
@@ -150,17 +172,17 @@ fn every_codec_data_type_and_format_is_in_the_readme() {
         assert_eq!(quoted(row.unwrap_or_else(|| panic!("{}", format.name()))[1]), [format.media_type()].into());
     }
     for name in DataType::names() {
-        assert!(quoted(&readme).contains(name), "{name}");
+        assert!(quoted(&document).contains(name), "{name}");
     }
 }
 
 #[tokio::test]
-async fn every_parameter_of_a_slice_is_in_the_readme() {
+async fn every_parameter_of_a_slice_is_documented() {
     let n5 = N5::new();
     let reply = Client::of(n5.root()).get("/slice/a?bogus=1").await.json();
-    let readme = read("README.md");
+    let document = read("docs/API.md");
     for parameter in reply["known"].as_array().unwrap() {
-        assert!(quoted(&readme).contains(parameter.as_str().unwrap()), "{parameter}");
+        assert!(quoted(&document).contains(parameter.as_str().unwrap()), "{parameter}");
     }
 }
 
@@ -237,16 +259,34 @@ fn every_direct_dependency_has_its_reason() {
 }
 
 #[test]
+fn the_readme_is_short() {
+    let words = read("README.md").split_whitespace().count();
+    assert!(words <= 1500, "{words} words");
+}
+
+/// Returns the anchor of a heading on GitHub.
+fn anchor(heading: &str) -> String {
+    let kept = |letter: &char| letter.is_alphanumeric() || *letter == ' ' || *letter == '-' || *letter == '_';
+    heading.to_lowercase().chars().filter(kept).map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+}
+
+#[test]
 fn every_relative_link_leads_somewhere() {
     for document in DOCUMENTS {
         let text = read(document);
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let target = link.split('#').next().unwrap();
-            if target.is_empty() || target.contains("://") {
+            let (target, fragment) = link.split_once('#').unwrap_or((link, ""));
+            if target.contains("://") {
                 continue;
             }
-            let at = path(document).parent().unwrap().join(target);
+            let at = if target.is_empty() { path(document) } else { path(document).parent().unwrap().join(target) };
             assert!(at.exists(), "{document} links to {target}, which does not exist");
+            if !fragment.is_empty() {
+                let linked = fs::read_to_string(&at).unwrap();
+                let headings = linked.lines().filter_map(|line| line.strip_prefix('#'));
+                let mut anchors = headings.map(|heading| anchor(heading.trim_start_matches('#').trim()));
+                assert!(anchors.any(|anchor| anchor == fragment), "{document} links to {link}, which is no heading");
+            }
         }
     }
 }
@@ -279,7 +319,7 @@ fn printed(command: &str, directory: &Path) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_command_prints_what_the_readme_shows() {
+async fn every_command_prints_what_the_documents_show() {
     if Command::new("curl").arg("--version").output().is_err() {
         eprintln!("left out: there is no curl");
         return;
@@ -292,8 +332,10 @@ async fn every_command_prints_what_the_readme_shows() {
     let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
     let asked = tokio::task::spawn_blocking(move || {
         let directory = tempfile::TempDir::new().unwrap();
-        let commands = commands(&read("README.md"));
-        assert!(commands.len() > 10, "{}", commands.len());
+        let in_readme = commands(&read("README.md")).len();
+        assert!(in_readme >= 5, "{in_readme}");
+        let commands: Vec<_> = DOCUMENTS.iter().flat_map(|document| commands(&read(document))).collect();
+        assert!(commands.len() > 15, "{}", commands.len());
         for (command, expected) in commands {
             let real = command.replace("127.0.0.1:8080", &address);
             assert_ne!(real, command, "it asks no server");
