@@ -104,11 +104,14 @@ impl ValidatedAt {
         moment: u64,
     ) -> Option<bool> {
         let recent = self.path_checked_at.load(Ordering::Relaxed) >= moment.saturating_sub(PATH_CHECK_NANOSECONDS);
-        if recent && version.is_some_and(|version| store.is_unchanged(key, version)) {
+        if recent
+            && let (Some(version), Some(cache)) = (version, store.page_cache())
+            && cache.is_unchanged(key, version)
+        {
             self.touch(moment);
             return Some(true);
         }
-        let seen = match store.stat_nonblocking(key) {
+        let seen = match CachedStat::of(store, key) {
             CachedStat::Unknown => return None,
             CachedStat::Missing | CachedStat::NotAnObject => None,
             CachedStat::Object(facts) => Some(facts.version),

@@ -316,7 +316,7 @@ impl GatherContext {
         bench.try_reserve(&self.blocks, most_bytes)?;
         let started = Instant::now();
         if bench.reader.is_none() {
-            bench.reader = Some(self.store.nonblocking_reader()?);
+            bench.reader = Some(self.store.page_cache()?.reader()?);
         }
         let found = bench.reader.as_mut()?.get(&self.dataset.block_key(position), most_bytes, &mut bench.file)?;
         times.store += started.elapsed();

@@ -12,7 +12,7 @@ use super::freshness::{Freshness, ValidatedAt};
 use super::object_cache::{MAX_WHOLE_OBJECT_BYTES, ObjectCache, ObjectCacheKey, ObjectEntry, UncachedObject};
 use super::revalidate::Dependency;
 use crate::metrics::{self, LookupResult, StoreOperation};
-use crate::store::{CachedStat, Key, ObjectMeta, SendfileSource, Store};
+use crate::store::{CachedStat, Key, ObjectMeta, PageCache, SendfileSource, Store};
 
 /// Maximum size of an object that is read into the cache whenever the page cache holds it. Opening such an object costs
 /// more than reading it.
@@ -75,7 +75,7 @@ impl ObjectCache {
             self.lookups.count(LookupResult::Hit, 1);
             return NonblockingLookup::Object(meta, bytes, Some(Dependency::entry(key, &entry, moment)));
         }
-        let object = match store.stat_nonblocking(key) {
+        let object = match CachedStat::of(store, key) {
             CachedStat::Missing => {
                 // Cached only if a later request can use it.
                 if !is_cached && since < moment {
@@ -102,7 +102,9 @@ impl ObjectCache {
                 if facts.len <= MAX_NONBLOCKING_READ_BYTES && self.admission.admit(facts.version) {
                     self.try_load(ObjectCacheKey::Stored(container, key.clone()), store, key, facts.len, moment)
                 } else {
-                    let Some(file) = store.open_nonblocking(key, MAX_WHOLE_OBJECT_BYTES) else {
+                    let Some(file) =
+                        store.page_cache().and_then(|cache| cache.open_for_sendfile(key, MAX_WHOLE_OBJECT_BYTES))
+                    else {
                         return NonblockingLookup::WouldBlock;
                     };
                     self.lookups.count(LookupResult::Miss, 1);
@@ -126,7 +128,7 @@ impl ObjectCache {
         if hole.is_name_absent && hole.checked.is_fresh(since) {
             return self.known_missing(key, hole.checked.moment());
         }
-        if store.stat_nonblocking(key) == CachedStat::Missing {
+        if CachedStat::of(store, key) == CachedStat::Missing {
             hole.checked.touch(moment);
             return self.known_missing(key, moment);
         }
@@ -174,7 +176,8 @@ impl ObjectCache {
         let mut room = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         let started = Instant::now();
         let meta = store
-            .nonblocking_reader()
+            .page_cache()
+            .and_then(PageCache::reader)
             .and_then(|mut objects| objects.get(key, len, &mut room))
             .flatten()
             .ok_or(UncachedObject::WouldBlock)?;

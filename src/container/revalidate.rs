@@ -103,13 +103,13 @@ impl Container {
 
     /// Returns true if the store can answer without blocking.
     pub fn supports_nonblocking(&self) -> bool {
-        self.store.stat_nonblocking(&Key::root()) != CachedStat::Unknown
+        CachedStat::of(&*self.store, &Key::root()) != CachedStat::Unknown
     }
 
     /// Returns the store's metadata of the object at `key` and the dependency on its version, if the store knows them
     /// without blocking.
     pub fn stored_dependency(&self, access: Freshness, key: &Key) -> Option<(ObjectMeta, Dependency)> {
-        match self.store.stat_nonblocking(key) {
+        match CachedStat::of(&*self.store, key) {
             _ if !self.is_visible(key) => None,
             CachedStat::Object(facts) => {
                 Some((facts.into(), Dependency::stored_version(key, facts, access.request_start)))
@@ -145,7 +145,8 @@ impl ObjectCache {
             }
             DependencyKind::StoredVersion(key, version) => {
                 let is_fresh = found.last_lookup >= access.since(key);
-                let is_good = !with_bytes && (is_fresh || store.is_unchanged(key, *version));
+                let is_good = !with_bytes
+                    && (is_fresh || store.page_cache().is_some_and(|cache| cache.is_unchanged(key, *version)));
                 is_good.then(Bytes::new)?
             }
             DependencyKind::Derived(_, entry) => entry.upgrade()?.object.as_ref()?.1.clone(),
@@ -169,7 +170,7 @@ impl ObjectCache {
                 is_cached(ObjectCacheKey::Stored(container, key.clone()), entry)
             }
             DependencyKind::Derived(id, entry) => is_cached(ObjectCacheKey::Derived(*id), entry),
-            DependencyKind::StoredVersion(key, version) => match store.stat_nonblocking(key) {
+            DependencyKind::StoredVersion(key, version) => match CachedStat::of(store, key) {
                 CachedStat::Object(facts) => facts.version == *version,
                 CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => false,
             },
@@ -180,5 +181,5 @@ impl ObjectCache {
 }
 
 fn is_missing(store: &dyn Store, key: &Key) -> bool {
-    store.stat_nonblocking(key) == CachedStat::Missing
+    CachedStat::of(store, key) == CachedStat::Missing
 }

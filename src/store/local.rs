@@ -2,7 +2,11 @@
 
 mod links;
 mod open_file;
+mod page_cache;
+mod page_cache_reader;
+mod reopen;
 mod resolve;
+mod root;
 mod scan;
 mod static_files;
 
@@ -20,21 +24,18 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::cached_stat::CachedStatReader;
 use super::disk_pool::{DiskPool, DiskPoolError};
 use super::file_meta::{CLOCK_TICK, EntityTagSource, has_same_content, is_settled, meta_of};
 use super::listing_limiter::{self, ListingMonitor};
-use super::nonblocking::PageCacheReader;
-use super::reopen::reopen;
-use super::root::{RootMissing, StoreRoot};
-use super::sendfile::SendfileSource;
 use super::{
-    CachedStat, EntryFilter, InlineLimit, Key, Listing, NonblockingReader, Object, ObjectData, ObjectMeta, Store,
-    StoreError, StoreLoad,
+    EntryFilter, InlineLimit, Key, Listing, Object, ObjectData, ObjectMeta, PageCache, Store, StoreError, StoreLoad,
 };
 use links::{LinkError, not_followed_error};
 use open_file::{OpenFile, read_whole};
+use page_cache::LocalPageCache;
+use reopen::reopen;
 use resolve::{ResolveError, resolve_path};
+use root::{RootMissing, StoreRoot};
 use scan::PageRequest;
 
 /// Policy for symbolic links below the root.
@@ -55,12 +56,11 @@ pub enum SymlinkPolicy {
 pub struct LocalStore {
     root: StoreRoot,
     symlinks: SymlinkPolicy,
-    /// True if the kernel resolves names within bounds. Otherwise [`resolve_path`] does, and the nonblocking calls know
-    /// nothing.
+    /// True if the kernel resolves names within bounds. Otherwise [`resolve_path`] does, and there is no page cache.
     has_openat2: bool,
     tag: EntityTagSource,
     disk_pool: DiskPool,
-    cached_stat: CachedStatReader,
+    page_cache: Option<LocalPageCache>,
 }
 
 /// Maximum number of attempts to read a file that is written meanwhile.
@@ -76,9 +76,8 @@ impl LocalStore {
         let root = std::fs::canonicalize(root)?;
         #[expect(clippy::disallowed_methods, reason = "the store accesses the disk here")]
         std::fs::read_dir(&root)?;
-        let glances = CachedStatReader::new(&root, symlinks == SymlinkPolicy::Follow);
         let root = StoreRoot::new(&root);
-        super::reopen::open_proc_in_advance();
+        reopen::open_proc_in_advance();
         let refused = root.openat2_refusal()?;
         if let Some(why) = refused {
             tracing::warn!(
@@ -88,33 +87,29 @@ impl LocalStore {
                  that may block on the disk"
             );
         }
-        Ok(Self {
-            root,
-            symlinks,
-            has_openat2: refused.is_none(),
-            tag: EntityTagSource::default(),
-            disk_pool: DiskPool::new(deadline),
-            cached_stat: glances,
-        })
+        let (has_openat2, disk_pool) = (refused.is_none(), DiskPool::new(deadline));
+        let page_cache = LocalPageCache::new(&root, symlinks, &disk_pool).filter(|_| has_openat2);
+        Ok(Self { root, symlinks, has_openat2, tag: EntityTagSource::default(), disk_pool, page_cache })
     }
 
     /// Returns the same tree with names resolved component by component, as on systems that refuse `openat2`.
     #[must_use]
     pub fn without_openat2(self) -> Self {
-        Self { has_openat2: false, ..self }
+        Self { has_openat2: false, page_cache: None, ..self }
     }
 
     /// Returns the same tree with another policy and deadline. Does not check that the tree is present.
     #[must_use]
     pub fn with_settings(&self, symlinks: SymlinkPolicy, deadline: Duration) -> Self {
-        let glances = self.cached_stat.with_follow_links(symlinks == SymlinkPolicy::Follow);
-        Self { symlinks, disk_pool: DiskPool::new(deadline), cached_stat: glances, ..self.clone() }
+        let disk_pool = DiskPool::new(deadline);
+        let page_cache = self.page_cache.as_ref().map(|cache| cache.with_settings(symlinks, &disk_pool));
+        Self { symlinks, disk_pool, page_cache, ..self.clone() }
     }
 
     /// Returns the same tree with entity tags from another source.
     #[must_use]
     pub fn with_entity_tag(self, tag: EntityTagSource) -> Self {
-        Self { tag, cached_stat: self.cached_stat.with_entity_tag(tag), ..self }
+        Self { tag, page_cache: self.page_cache.map(|cache| cache.with_entity_tag(tag)), ..self }
     }
 
     /// Returns true if the directory was a mount point when it was opened. If so, nothing below it is reported as
@@ -198,13 +193,6 @@ impl LocalStore {
         } else {
             Err(io::Error::other(ConcurrentWrite))
         }
-    }
-
-    /// Returns a reader that opens files without blocking. Works on local file systems only: on others, opening a file
-    /// may involve a server, and the kernel's copy may be older than the file.
-    fn page_cache_reader(&self) -> Option<PageCacheReader> {
-        let may = self.has_openat2 && self.cached_stat.is_local();
-        may.then(|| PageCacheReader::new(&self.root, self.symlinks, self.tag))?
     }
 
     fn head_many_blocking(&self, keys: &[Key]) -> io::Result<Vec<Option<ObjectMeta>>> {
@@ -316,12 +304,8 @@ impl Store for LocalStore {
         self.run_on_disk_pool("stat", &first, move |store| store.head_many_blocking(&keys)).await
     }
 
-    fn stat_nonblocking(&self, key: &Key) -> CachedStat {
-        if self.has_openat2 { self.cached_stat.stat(&self.root, key) } else { CachedStat::Unknown }
-    }
-
-    fn is_unchanged(&self, key: &Key, version: u64) -> bool {
-        self.has_openat2 && self.cached_stat.is_unchanged(self.root.path(), key, version)
+    fn page_cache(&self) -> Option<&dyn PageCache> {
+        self.page_cache.as_ref().map(|cache| cache as &dyn PageCache)
     }
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
@@ -341,14 +325,6 @@ impl Store for LocalStore {
             };
             Object { meta, data }
         }))
-    }
-
-    fn nonblocking_reader(&self) -> Option<Box<dyn NonblockingReader>> {
-        Some(Box::new(self.page_cache_reader()?))
-    }
-
-    fn open_nonblocking(&self, key: &Key, most_bytes: u64) -> Option<SendfileSource> {
-        SendfileSource::open(&self.page_cache_reader()?, key, most_bytes, &self.disk_pool)
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     CachedStat, DirEntry, EntryFilter, FilterDecision, InlineLimit, Key, Listing, Object, ObjectData, ObjectMeta,
-    Store, StoreError,
+    PageCache, Store, StoreError,
 };
 
 /// A store of objects in memory that never change.
@@ -51,6 +51,18 @@ impl MemoryStore {
     }
 }
 
+impl PageCache for MemoryStore {
+    fn stat(&self, key: &Key) -> CachedStat {
+        // Entity tags in this store are not built from `RawObjectMeta`.
+        let is_known = self.objects.contains_key(key) || self.directories.contains_key(key);
+        if is_known { CachedStat::Unknown } else { CachedStat::Missing }
+    }
+
+    fn is_unchanged(&self, key: &Key, version: u64) -> bool {
+        self.objects.get(key).is_some_and(|(meta, _)| meta.version == version)
+    }
+}
+
 #[async_trait]
 impl Store for MemoryStore {
     fn lists_cheaply(&self) -> bool {
@@ -65,14 +77,8 @@ impl Store for MemoryStore {
         Ok(self.objects.get(key).map(|(meta, _)| meta.clone()))
     }
 
-    fn stat_nonblocking(&self, key: &Key) -> CachedStat {
-        // Entity tags in this store are not built from `RawObjectMeta`.
-        let is_known = self.objects.contains_key(key) || self.directories.contains_key(key);
-        if is_known { CachedStat::Unknown } else { CachedStat::Missing }
-    }
-
-    fn is_unchanged(&self, key: &Key, version: u64) -> bool {
-        self.objects.get(key).is_some_and(|(meta, _)| meta.version == version)
+    fn page_cache(&self) -> Option<&dyn PageCache> {
+        Some(self)
     }
 
     async fn get(&self, key: &Key, _: &InlineLimit) -> Result<Option<Object>, StoreError> {

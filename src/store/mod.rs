@@ -1,15 +1,12 @@
 //! Object storage: maps keys to bytes. Knows nothing of N5 or of attributes.
 
-mod cached_stat;
 mod disk_pool;
 mod file_meta;
 mod key;
 mod listing_limiter;
 mod local;
 mod memory;
-mod nonblocking;
-mod reopen;
-mod root;
+mod page_cache;
 mod sendfile;
 mod unavailable;
 
@@ -27,6 +24,7 @@ pub use file_meta::EntityTagSource;
 pub use key::{Key, KeyError};
 pub use local::{LocalStore, SymlinkPolicy};
 pub use memory::MemoryStore;
+pub use page_cache::{CachedStat, NonblockingReader, PageCache, RawObjectMeta};
 pub use sendfile::SendfileSource;
 pub use unavailable::UnavailableStore;
 
@@ -59,16 +57,10 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(metas)
     }
 
-    /// Returns what the store knows of `key` without waiting for a disk or a network. Never blocks, so threads that
-    /// must not block may call it.
-    fn stat_nonblocking(&self, _key: &Key) -> CachedStat {
-        CachedStat::Unknown
-    }
-
-    /// Returns true if the object at `key`, which [`Self::stat_nonblocking`] saw with this version a moment ago, still
-    /// has it. Also returns false if the store would have to wait.
-    fn is_unchanged(&self, _key: &Key, _version: u64) -> bool {
-        false
+    /// Returns access to the objects that are in memory, without waiting. `None` for a store that cannot tell, such as
+    /// one behind a network.
+    fn page_cache(&self) -> Option<&dyn PageCache> {
+        None
     }
 
     /// Returns an object: its bytes if `inline` allows as many when the object is opened, otherwise a handle to read
@@ -77,20 +69,6 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`StoreError`] if the object cannot be read.
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError>;
-
-    /// Returns a reader that never blocks, for use within the next few milliseconds. It does the work that all objects
-    /// have in common only once. Returns `None` if reading would or might block; use [`Self::get`] then. A store that
-    /// cannot tell always returns `None`.
-    fn nonblocking_reader(&self) -> Option<Box<dyn NonblockingReader>> {
-        None
-    }
-
-    /// Opens an object of at most `most_bytes` that the kernel itself can send from memory. Returns `None` if that is
-    /// not possible or there is no object.
-    fn open_nonblocking(&self, key: &Key, most_bytes: u64) -> Option<SendfileSource> {
-        let _ = (key, most_bytes);
-        None
-    }
 
     /// Returns true if `key` is a directory. A directory behind a link that is not followed does not count.
     ///
@@ -154,32 +132,6 @@ pub struct ObjectMeta {
     pub version: u64,
 }
 
-/// Result of [`Store::stat_nonblocking`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CachedStat {
-    /// The store would have to wait; call [`Store::head`].
-    Unknown,
-    /// Nothing has that name, not even a directory.
-    Missing,
-    /// Something exists that is not an object.
-    NotAnObject,
-    /// An object.
-    Object(RawObjectMeta),
-}
-
-/// Facts from which an [`ObjectMeta`] is built.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RawObjectMeta {
-    /// Length in bytes.
-    pub len: u64,
-    /// Last modification, in nanoseconds since 1970.
-    pub modified: i128,
-    /// Change time and inode, if the entity tag contains them.
-    pub changed: Option<(i128, u64)>,
-    /// As [`ObjectMeta::version`].
-    pub version: u64,
-}
-
 /// Maximum number of bytes of an object that [`Store::get`] returns inline. The caller may revoke it while the call
 /// waits, if the memory for the bytes is no longer available. Clones share the limit.
 #[derive(Debug, Clone)]
@@ -228,13 +180,6 @@ pub trait ReadAt: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`StoreError::Truncated`] if the object has become shorter, and the errors of [`Store::get`].
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError>;
-}
-
-/// A reader of objects that never blocks.
-pub trait NonblockingReader: fmt::Debug + Send {
-    /// Reads an object of at most `most_bytes` into `room`, replacing its content. Returns `Some(None)` if there is no
-    /// object, and `None` if reading would or might block, or fails.
-    fn get(&mut self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<ObjectMeta>>;
 }
 
 /// One page of a directory listing.

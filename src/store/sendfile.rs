@@ -11,10 +11,9 @@ use std::sync::Arc;
 use rustix::fs::sendfile;
 use rustix::io::{ReadWriteFlags, preadv2};
 
+use super::ObjectMeta;
 use super::disk_pool::{DiskPool, DiskPoolError};
-use super::file_meta::{has_same_content, is_settled, meta_of};
-use super::nonblocking::PageCacheReader;
-use super::{Key, ObjectMeta};
+use super::file_meta::{EntityTagSource, has_same_content, is_settled, meta_of};
 use crate::fair_queue::ClientId;
 
 /// Minimum distance between the bytes that are sampled to see if a file is in the page cache. The kernel mostly evicts
@@ -33,28 +32,33 @@ pub struct SendfileSource {
     file: File,
     metadata_at_open: Metadata,
     meta: ObjectMeta,
-    hops: DiskPool,
+    disk_pool: DiskPool,
     /// Client that requested the file.
     client: ClientId,
 }
 
 impl SendfileSource {
-    /// Opens the file at `key`. Returns `None` if the file is empty, has more than `most_bytes` or was written just
-    /// now, or if opening or reading it would block.
-    pub(super) fn open(reader: &PageCacheReader, key: &Key, most_bytes: u64, hops: &DiskPool) -> Option<Self> {
-        let (file, metadata) = reader.open(key).ok()?;
+    /// Wraps an open file. Returns `None` if the file is empty, has more than `max_bytes` or was written just now, or if
+    /// reading it would block.
+    pub(super) fn new(
+        file: File,
+        metadata: Metadata,
+        tag: EntityTagSource,
+        max_bytes: u64,
+        disk_pool: &DiskPool,
+    ) -> Option<Self> {
         if !is_settled(&metadata) {
             return None;
         }
-        let meta = meta_of(&metadata, reader.tag());
+        let meta = meta_of(&metadata, tag);
         let last = meta.len.checked_sub(1)?;
-        let step = usize::try_from(MIN_SAMPLE_STRIDE.max(meta.len / MAX_SAMPLES)).ok()?;
-        let at_hand = |at| is_in_page_cache(&file, at);
-        (meta.len <= most_bytes && (0..last).step_by(step).all(at_hand) && at_hand(last)).then_some(Self {
+        let stride = usize::try_from(MIN_SAMPLE_STRIDE.max(meta.len / MAX_SAMPLES)).ok()?;
+        let is_cached = |at| is_in_page_cache(&file, at);
+        (meta.len <= max_bytes && (0..last).step_by(stride).all(is_cached) && is_cached(last)).then_some(Self {
             file,
             metadata_at_open: metadata,
             meta,
-            hops: hops.clone(),
+            disk_pool: disk_pool.clone(),
             client: ClientId::current(),
         })
     }
@@ -88,9 +92,9 @@ impl SendfileSource {
             }
             Ok(())
         };
-        let (hops, client) = (self.hops.clone(), self.client);
+        let (disk_pool, client) = (self.disk_pool.clone(), self.client);
         async move {
-            client.scope(hops.run(None, reading)).await.map_err(|error| match error {
+            client.scope(disk_pool.run(None, reading)).await.map_err(|error| match error {
                 DiskPoolError::Timeout
                 | DiskPoolError::Stalled
                 | DiskPoolError::OperationStalled

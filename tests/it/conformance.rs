@@ -51,7 +51,7 @@ async fn suite(store: &dyn Store) {
         assert!(store.get(&key(path), &InlineLimit::new(100)).await.unwrap().is_none(), "{path}");
         assert!(store.head(&key(path)).await.unwrap().is_none(), "{path}");
     }
-    glances(store).await;
+    page_cache_agrees(store).await;
     for (path, is_directory) in [("", true), ("a", true), ("a/0", true), ("x", false), ("a/0/0/0", false)] {
         assert_eq!(store.is_directory(&key(path)).await.unwrap(), is_directory, "{path}");
     }
@@ -63,13 +63,17 @@ async fn suite(store: &dyn Store) {
     ranges(store).await;
 }
 
+fn is_unchanged(store: &dyn Store, key: &Key, version: u64) -> bool {
+    store.page_cache().is_some_and(|cache| cache.is_unchanged(key, version))
+}
+
 /// Checks that the non-blocking calls agree with those that wait.
-async fn glances(store: &dyn Store) {
+async fn page_cache_agrees(store: &dyn Store) {
     let paths = FILES.iter().map(|(path, _)| *path);
     for path in paths.chain(["x", "a", "a/0", "", "a/0/0/0", "attributes.json/x", "b/c/d/e/f", "A", "%61", "x/y/z"]) {
         let key = key(path);
         let known = store.head(&key).await.unwrap();
-        match store.stat_nonblocking(&key) {
+        match CachedStat::of(store, &key) {
             CachedStat::Unknown => {}
             CachedStat::Missing => assert!(known.is_none() && !store.is_directory(&key).await.unwrap(), "{path}"),
             CachedStat::NotAnObject => assert_eq!(known, None, "{path}"),
@@ -81,9 +85,9 @@ async fn glances(store: &dyn Store) {
             }
         }
         let version = known.map(|meta| meta.version);
-        assert!(!store.is_unchanged(&key, version.unwrap_or(0) ^ 2), "{path}");
+        assert!(!is_unchanged(store, &key, version.unwrap_or(0) ^ 2), "{path}");
         if version.is_none() {
-            assert!(!store.is_unchanged(&key, 0), "{path}");
+            assert!(!is_unchanged(store, &key, 0), "{path}");
         }
     }
 }
@@ -294,8 +298,8 @@ async fn what_a_link_hides_is_not_missing() {
                     other => panic!("{policy:?} {path:?}: {other:?}"),
                 }
             }
-            assert_eq!(store.stat_nonblocking(&path), CachedStat::Unknown, "{policy:?} {path:?}");
-            assert_eq!(at_once(&store, &path), None, "{policy:?} {path:?}");
+            assert_eq!(CachedStat::of(&store, &path), CachedStat::Unknown, "{policy:?} {path:?}");
+            assert_eq!(read_nonblocking(&store, &path), None, "{policy:?} {path:?}");
         }
         // Below a link that resolves, objects may be missing.
         for path in ["sound/9", "sound/9/9", "sound/0/0/below"] {
@@ -305,11 +309,11 @@ async fn what_a_link_hides_is_not_missing() {
         for path in ["nothing", "a/9/9"] {
             assert!(store.get(&key(path), &InlineLimit::new(100)).await.unwrap().is_none());
             assert_eq!(
-                store.stat_nonblocking(&key(path)),
+                CachedStat::of(&store, &key(path)),
                 if by_steps { CachedStat::Unknown } else { CachedStat::Missing }
             );
             assert_eq!(
-                at_once(&store, &key(path)),
+                read_nonblocking(&store, &key(path)),
                 (!by_steps).then_some(None),
                 "a missing object below a directory without links is known without blocking"
             );
@@ -415,8 +419,8 @@ async fn a_file_larger_than_any_memory_is_opened() {
 
 /// Reads an object from the page cache, without blocking.
 #[expect(clippy::option_option, reason = "stands for a blocking call of a store")]
-fn at_once(store: &LocalStore, key: &Key) -> Option<Option<ObjectMeta>> {
-    store.nonblocking_reader()?.get(key, 99, &mut Vec::new())
+fn read_nonblocking(store: &LocalStore, key: &Key) -> Option<Option<ObjectMeta>> {
+    store.page_cache()?.reader()?.get(key, 99, &mut Vec::new())
 }
 
 #[tokio::test]
@@ -427,17 +431,17 @@ async fn below_a_root_that_is_not_there_nothing_is_missing() {
     let (there, missing) = (key("0/0"), key("0/9"));
     // Now the kernel has cached both.
     assert!(store.head_many(vec![there.clone(), missing.clone()]).await.unwrap()[1].is_none());
-    assert!(matches!(store.stat_nonblocking(&there), CachedStat::Object(_)));
-    assert_eq!(store.stat_nonblocking(&missing), CachedStat::Missing);
-    assert_eq!(at_once(&store, &missing), Some(None));
+    assert!(matches!(CachedStat::of(&store, &there), CachedStat::Object(_)));
+    assert_eq!(CachedStat::of(&store, &missing), CachedStat::Missing);
+    assert_eq!(read_nonblocking(&store, &missing), Some(None));
     for is_file in [false, true] {
         fs::rename(&root, &away).unwrap();
         if is_file {
             fs::write(&root, "").unwrap();
         }
         for key in [&there, &missing] {
-            assert_eq!(store.stat_nonblocking(key), CachedStat::Unknown);
-            assert_eq!(at_once(&store, key), None);
+            assert_eq!(CachedStat::of(&store, key), CachedStat::Unknown);
+            assert_eq!(read_nonblocking(&store, key), None);
             assert!(matches!(store.get(key, &InlineLimit::new(99)).await, Err(StoreError::RootMissing(_))));
             assert!(matches!(store.head(key).await, Err(StoreError::RootMissing(_))));
             assert!(matches!(store.is_directory(key).await, Err(StoreError::RootMissing(_))));
@@ -469,27 +473,27 @@ async fn a_local_file_is_unchanged_until_it_is_written_replaced_or_removed() {
     let version = async || store.head(&object).await.unwrap().unwrap().version;
     settled(dir.path(), "0", "one", 60);
     let first = version().await;
-    assert!(store.is_unchanged(&object, first), "the page cache cannot be used on this file system");
-    assert!(matches!(store.stat_nonblocking(&object), CachedStat::Object(facts) if facts.version == first));
+    assert!(is_unchanged(&store, &object, first), "the page cache cannot be used on this file system");
+    assert!(matches!(CachedStat::of(&store, &object), CachedStat::Object(facts) if facts.version == first));
     // Writes content of the same length and keeps the modification time.
     let modified = fs::metadata(dir.path().join("0")).unwrap().modified().unwrap();
     // Older kernels record change times with a resolution of a few milliseconds.
     tokio::time::sleep(Duration::from_millis(30)).await;
     fs::write(dir.path().join("0"), "two").unwrap();
     fs::File::options().write(true).open(dir.path().join("0")).unwrap().set_modified(modified).unwrap();
-    assert!(!store.is_unchanged(&object, first), "written");
+    assert!(!is_unchanged(&store, &object, first), "written");
     let second = version().await;
     settled(dir.path(), "other", "two", 60);
     fs::rename(dir.path().join("other"), dir.path().join("0")).unwrap();
-    assert!(!store.is_unchanged(&object, second), "replaced");
+    assert!(!is_unchanged(&store, &object, second), "replaced");
     let third = version().await;
     fs::remove_file(dir.path().join("0")).unwrap();
-    assert!(!store.is_unchanged(&object, third), "removed");
-    assert_eq!(store.stat_nonblocking(&object), CachedStat::Missing);
+    assert!(!is_unchanged(&store, &object, third), "removed");
+    assert_eq!(CachedStat::of(&store, &object), CachedStat::Missing);
     // A file just written has no reliable version.
     fs::write(dir.path().join("0"), "new").unwrap();
     let fresh = version().await;
-    assert!(!store.is_unchanged(&object, fresh), "just written");
+    assert!(!is_unchanged(&store, &object, fresh), "just written");
 }
 
 #[tokio::test]
@@ -503,7 +507,7 @@ async fn a_glance_follows_no_link_that_the_policy_would_not() {
         let store = LocalStore::open(dir.path(), policy, Duration::from_secs(10)).unwrap();
         for path in ["out/0", "in"] {
             let known = store.head(&key(path)).await.ok().flatten().map(|meta| meta.version);
-            match store.stat_nonblocking(&key(path)) {
+            match CachedStat::of(&store, &key(path)) {
                 CachedStat::Object(facts) => assert_eq!(Some(facts.version), known, "{path} {policy:?}"),
                 CachedStat::Unknown => {}
                 other @ (CachedStat::Missing | CachedStat::NotAnObject) => panic!("{path} {policy:?}: {other:?}"),

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use n5_server::store::{
-    CachedStat, FilterDecision, InlineLimit, Key, LocalStore, ObjectData, Store, StoreError, SymlinkPolicy,
+    CachedStat, FilterDecision, InlineLimit, Key, LocalStore, ObjectData, PageCache, Store, StoreError, SymlinkPolicy,
 };
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tempfile::TempDir;
@@ -65,7 +65,7 @@ async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
     if let Ok(Some(meta)) = store.head(&path).await {
         is_ours(meta.len);
     }
-    if let CachedStat::Object(facts) = store.stat_nonblocking(&path) {
+    if let CachedStat::Object(facts) = CachedStat::of(store, &path) {
         is_ours(facts.len);
     }
     for inline in [100, 0] {
@@ -81,10 +81,12 @@ async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
         assert_eq!(bytes, "inside", "{context} {path:?}");
     }
     let mut room = Vec::new();
-    if let Some(Some(_)) = store.nonblocking_reader().and_then(|mut reader| reader.get(&path, 100, &mut room)) {
+    if let Some(Some(_)) =
+        store.page_cache().and_then(PageCache::reader).and_then(|mut reader| reader.get(&path, 100, &mut room))
+    {
         assert_eq!(room, b"inside", "{context} {path:?}");
     }
-    if let Some(file) = store.open_nonblocking(&path, 100) {
+    if let Some(file) = store.page_cache().and_then(|cache| cache.open_for_sendfile(&path, 100)) {
         is_ours(file.meta().len);
     }
 }
@@ -180,7 +182,7 @@ async fn a_link_does_not_tell_what_exists_outside() {
                         store.list(&path, None, 9, FilterDecision::keep_all()).await.unwrap().is_none(),
                         "{policy:?} {path:?}"
                     );
-                    assert_eq!(store.stat_nonblocking(&path), CachedStat::Unknown);
+                    assert_eq!(CachedStat::of(&store, &path), CachedStat::Unknown);
                 }
             }
         }
@@ -229,8 +231,11 @@ async fn the_writer_of_a_fifo_waits_as_if_nobody_had_looked() {
                 let path = key(path);
                 assert!(!matches!(store.get(&path, &InlineLimit::new(100)).await, Ok(Some(_))));
                 assert!(!matches!(store.head(&path).await, Ok(Some(_))));
-                assert!(store.open_nonblocking(&path, 100).is_none());
-                let read = store.nonblocking_reader().and_then(|mut reader| reader.get(&path, 100, &mut Vec::new()));
+                assert!(store.page_cache().and_then(|cache| cache.open_for_sendfile(&path, 100)).is_none());
+                let read = store
+                    .page_cache()
+                    .and_then(PageCache::reader)
+                    .and_then(|mut reader| reader.get(&path, 100, &mut Vec::new()));
                 assert_eq!(read.flatten(), None);
                 assert!(!matches!(store.list(&path, None, 9, FilterDecision::keep_all()).await, Ok(Some(_))));
             }

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat};
 use rustix::io::Errno;
 
+use super::reopen::is_procfs;
 use crate::store::Key;
-use crate::store::reopen::is_procfs;
 
 /// Maximum number of links that one key may lead through, as in the kernel.
 const MAX_LINKS: usize = 40;

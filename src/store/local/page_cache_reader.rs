@@ -1,4 +1,4 @@
-//! Reads files of a local store without blocking: only what the kernel already holds in memory.
+//! Reads local files without blocking: only what the kernel already holds in memory.
 //!
 //! CPU jobs may use this. It saves two thread switches and a buffer for each block: the bytes go into memory that the
 //! caller reuses from block to block.
@@ -10,10 +10,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-use super::file_meta::{EntityTagSource, meta_of};
+use super::SymlinkPolicy;
 use super::reopen::reopen;
 use super::root::StoreRoot;
-use super::{Key, NonblockingReader, ObjectMeta, SymlinkPolicy};
+use crate::store::file_meta::{EntityTagSource, meta_of};
+use crate::store::page_cache::NonblockingReader;
+use crate::store::{Key, ObjectMeta};
 
 /// Reads files below a root that is opened once, for the time that a job keeps its core. A missing file is missing in
 /// that directory, even if the root's name leads elsewhere by then.
@@ -26,22 +28,22 @@ pub(super) struct PageCacheReader {
 }
 
 impl NonblockingReader for PageCacheReader {
-    fn get(&mut self, key: &Key, most_bytes: u64, room: &mut Vec<u8>) -> Option<Option<ObjectMeta>> {
+    fn get(&mut self, key: &Key, max_bytes: u64, buffer: &mut Vec<u8>) -> Option<Option<ObjectMeta>> {
         let (file, metadata) = match self.open(key) {
             Ok(opened) => opened,
             Err(Errno::NOENT | Errno::NOTDIR) => return Some(None),
             Err(_) => return None,
         };
         let meta = meta_of(&metadata, self.tag);
-        if meta.len > most_bytes {
+        if meta.len > max_bytes {
             return None;
         }
         let len = usize::try_from(meta.len).ok()?;
         // The bytes of the previous block are overwritten. Only additional bytes must be filled first.
-        room.resize(len, 0);
+        buffer.resize(len, 0);
         let mut done = 0;
         while done < len {
-            let rest = room.get_mut(done..)?;
+            let rest = buffer.get_mut(done..)?;
             match preadv2(&file, &mut [IoSliceMut::new(rest)], done as u64, ReadWriteFlags::NOWAIT) {
                 Ok(read) if read > 0 => done += read,
                 _ => return None,
@@ -55,11 +57,6 @@ impl PageCacheReader {
     /// Creates a reader. Returns `None` if the root is missing or the kernel does not have it in memory.
     pub(super) fn new(root: &StoreRoot, symlinks: SymlinkPolicy, tag: EntityTagSource) -> Option<Self> {
         Some(Self { root_fd: root.open_nonblocking().ok()?, root: root.clone(), symlinks, tag })
-    }
-
-    /// Returns the source of entity tags.
-    pub(super) fn tag(&self) -> EntityTagSource {
-        self.tag
     }
 
     /// Opens the file at `key`. Returns [`Errno::ISDIR`] if it is not a regular file, which is then not opened. Does

@@ -1,0 +1,68 @@
+//! What a store can do without waiting: local files, as far as the kernel holds them in memory.
+
+use std::fmt;
+
+use super::{Key, ObjectMeta, SendfileSource, Store};
+
+/// Access to objects that are in memory. No call waits for a disk or a network, so threads that must not block may use
+/// it. A store returns it from [`Store::page_cache`].
+pub trait PageCache: fmt::Debug + Send + Sync {
+    /// Returns what is known of `key`.
+    fn stat(&self, key: &Key) -> CachedStat;
+
+    /// Returns true if the object at `key`, which [`Self::stat`] saw with this version a moment ago, still has it. Also
+    /// returns false if that is not known.
+    fn is_unchanged(&self, key: &Key, version: u64) -> bool;
+
+    /// Returns a reader for use within the next few milliseconds. It does the work that all objects have in common only
+    /// once. Returns `None` if reading might block; use [`Store::get`] then.
+    fn reader(&self) -> Option<Box<dyn NonblockingReader>> {
+        None
+    }
+
+    /// Opens an object of at most `max_bytes` that the kernel itself can send from memory. Returns `None` if that is
+    /// not possible or there is no object.
+    fn open_for_sendfile(&self, _key: &Key, _max_bytes: u64) -> Option<SendfileSource> {
+        None
+    }
+}
+
+/// What [`PageCache::stat`] knows of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CachedStat {
+    /// The store would have to wait; call [`Store::head`].
+    Unknown,
+    /// Nothing has that name, not even a directory.
+    Missing,
+    /// Something exists that is not an object.
+    NotAnObject,
+    /// An object.
+    Object(RawObjectMeta),
+}
+
+impl CachedStat {
+    /// Returns what `store` knows of `key` without waiting.
+    pub fn of(store: &dyn Store, key: &Key) -> Self {
+        store.page_cache().map_or(Self::Unknown, |cache| cache.stat(key))
+    }
+}
+
+/// Facts from which an [`ObjectMeta`] is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawObjectMeta {
+    /// Length in bytes.
+    pub len: u64,
+    /// Last modification, in nanoseconds since 1970.
+    pub modified: i128,
+    /// Change time and inode, if the entity tag contains them.
+    pub changed: Option<(i128, u64)>,
+    /// As [`ObjectMeta::version`].
+    pub version: u64,
+}
+
+/// A reader of objects that never blocks.
+pub trait NonblockingReader: fmt::Debug + Send {
+    /// Reads an object of at most `max_bytes` into `buffer`, replacing its content. Returns `Some(None)` if there is no
+    /// object, and `None` if reading would or might block, or fails.
+    fn get(&mut self, key: &Key, max_bytes: u64, buffer: &mut Vec<u8>) -> Option<Option<ObjectMeta>>;
+}
