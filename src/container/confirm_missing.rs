@@ -16,7 +16,7 @@ impl Container {
     /// [`ReadError::Store`] when the dataset is gone or the store cannot tell.
     async fn ensure_dataset_exists(&self, access: Freshness, dataset: &Dataset) -> Result<(), ReadError> {
         let key = dataset.attributes_key().unwrap_or_else(Key::root);
-        match CachedStat::of(&*self.store, &key) {
+        match self.store.cached_stat(&key) {
             CachedStat::Object(_) => return Ok(()),
             CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => access.ensure_may_block().await,
         }

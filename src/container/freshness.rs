@@ -111,7 +111,7 @@ impl ValidatedAt {
             self.touch(moment);
             return Some(true);
         }
-        let seen = match CachedStat::of(store, key) {
+        let seen = match store.cached_stat(key) {
             CachedStat::Unknown => return None,
             CachedStat::Missing | CachedStat::NotAnObject => None,
             CachedStat::Object(facts) => Some(facts.version),

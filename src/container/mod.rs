@@ -263,7 +263,7 @@ impl Container {
         if let Some(known) = self.resources.objects.peek(self.id, key, since).await {
             return Ok(known);
         }
-        match CachedStat::of(&*self.store, key) {
+        match self.store.cached_stat(key) {
             CachedStat::Object(facts) => Ok(Some(facts.into())),
             CachedStat::Missing | CachedStat::NotAnObject => Ok(None),
             CachedStat::Unknown => {

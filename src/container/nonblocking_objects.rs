@@ -75,7 +75,7 @@ impl ObjectCache {
             self.lookups.count(LookupResult::Hit, 1);
             return NonblockingLookup::Object(meta, bytes, Some(Dependency::entry(key, &entry, moment)));
         }
-        let object = match CachedStat::of(store, key) {
+        let object = match store.cached_stat(key) {
             CachedStat::Missing => {
                 // Cached only if a later request can use it.
                 if !is_cached && since < moment {
@@ -128,7 +128,7 @@ impl ObjectCache {
         if hole.is_name_absent && hole.checked.is_fresh(since) {
             return self.known_missing(key, hole.checked.moment());
         }
-        if CachedStat::of(store, key) == CachedStat::Missing {
+        if store.cached_stat(key) == CachedStat::Missing {
             hole.checked.touch(moment);
             return self.known_missing(key, moment);
         }

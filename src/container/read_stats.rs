@@ -160,7 +160,7 @@ impl FingerprintProbe {
         let mut looked = Self { known: Fingerprint::default(), unknown: Vec::new() };
         for position in positions {
             let key = dataset.block_key(&position);
-            match CachedStat::of(store, &key) {
+            match store.cached_stat(&key) {
                 CachedStat::Object(facts) => {
                     let meta = ObjectMeta::from(facts);
                     looked.known.add(&position, &meta.etag, meta.version);

@@ -103,13 +103,13 @@ impl Container {
 
     /// Returns true if the store can answer without blocking.
     pub fn supports_nonblocking(&self) -> bool {
-        CachedStat::of(&*self.store, &Key::root()) != CachedStat::Unknown
+        self.store.cached_stat(&Key::root()) != CachedStat::Unknown
     }
 
     /// Returns the store's metadata of the object at `key` and the dependency on its version, if the store knows them
     /// without blocking.
     pub fn stored_dependency(&self, access: Freshness, key: &Key) -> Option<(ObjectMeta, Dependency)> {
-        match CachedStat::of(&*self.store, key) {
+        match self.store.cached_stat(key) {
             _ if !self.is_visible(key) => None,
             CachedStat::Object(facts) => {
                 Some((facts.into(), Dependency::stored_version(key, facts, access.request_start)))
@@ -170,7 +170,7 @@ impl ObjectCache {
                 is_cached(ObjectCacheKey::Stored(container, key.clone()), entry)
             }
             DependencyKind::Derived(id, entry) => is_cached(ObjectCacheKey::Derived(*id), entry),
-            DependencyKind::StoredVersion(key, version) => match CachedStat::of(store, key) {
+            DependencyKind::StoredVersion(key, version) => match store.cached_stat(key) {
                 CachedStat::Object(facts) => facts.version == *version,
                 CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => false,
             },
@@ -181,5 +181,5 @@ impl ObjectCache {
 }
 
 fn is_missing(store: &dyn Store, key: &Key) -> bool {
-    CachedStat::of(store, key) == CachedStat::Missing
+    store.cached_stat(key) == CachedStat::Missing
 }

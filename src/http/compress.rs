@@ -32,7 +32,7 @@ pub(super) async fn compress_document(ask: &RequestContext<'_>, response: Respon
     let encoding = negotiate(ask).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
     let memory = encoding.and_then(|_| ask.app.resources.try_reserve_memory(document_buffer_bytes(length)));
     let Some((encoding, mut memory)) = encoding.zip(memory) else { return Ok(Response::from_parts(parts, body)) };
-    let fault = |cause: String| Problem::with_cause(problem::SPAN_KIND_INTERNAL, "internal server error", cause);
+    let fault = |cause: String| Problem::with_cause(problem::INTERNAL, "internal server error", cause);
     let bytes = body.collect().await.map_err(|error| fault(error.to_string()))?.to_bytes();
     let len = bytes.len();
     // The job owns its memory permit, because it continues when the client has disconnected.

@@ -55,5 +55,5 @@ pub(super) fn timed<T>(format: &'static str, job: impl FnOnce() -> T) -> impl Fn
 
 /// Returns the problem of an encoder that fails on input that was accepted.
 pub(super) fn internal_problem(error: &dyn Display) -> Problem {
-    Problem::with_cause(problem::SPAN_KIND_INTERNAL, "internal server error", error.to_string())
+    Problem::with_cause(problem::INTERNAL, "internal server error", error.to_string())
 }

@@ -254,7 +254,7 @@ async fn offload_or_handle(State(app): State<Arc<App>>, request: Request) -> Res
     AbortOnDropHandle::new(documents.spawn(trace::in_scope(trace, handle_request(Arc::clone(&app), request))))
         .await
         .unwrap_or_else(|join| {
-            let problem = Problem::with_cause(problem::SPAN_KIND_INTERNAL, "internal server error", join.to_string());
+            let problem = Problem::with_cause(problem::INTERNAL, "internal server error", join.to_string());
             problem.log(&id, &path);
             problem.into_response(&path, &id)
         })
@@ -331,9 +331,7 @@ async fn handle_request(app: Arc<App>, request: Request) -> Response<Body> {
     let timeout = app.options.request_timeout;
     let outcome = match tokio::time::timeout(timeout, AssertUnwindSafe(work).catch_unwind()).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(panic)) => {
-            Err(Problem::with_cause(problem::SPAN_KIND_INTERNAL, "internal server error", panic_message(&*panic)))
-        }
+        Ok(Err(panic)) => Err(Problem::with_cause(problem::INTERNAL, "internal server error", panic_message(&*panic))),
         Err(_elapsed) => Err(Problem::with_cause(
             problem::TIMEOUT,
             "the response took too long; request less at once",

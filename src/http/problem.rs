@@ -54,7 +54,7 @@ kinds! {
     UNREADABLE = "unreadable", "The server cannot read an object that the response needs", UNPROCESSABLE_ENTITY;
     NOT_REPRESENTABLE = "not-representable", "The requested type cannot represent a value in the region", UNPROCESSABLE_ENTITY;
     TOO_MANY = "too-many", "Too many concurrent requests", TOO_MANY_REQUESTS;
-    SPAN_KIND_INTERNAL = "internal", "Internal server error", INTERNAL_SERVER_ERROR;
+    INTERNAL = "internal", "Internal server error", INTERNAL_SERVER_ERROR;
     UNSUPPORTED = "unsupported", "This server cannot decode the data", NOT_IMPLEMENTED;
     STORAGE_UNAVAILABLE = "storage-unavailable", "The storage is unavailable", SERVICE_UNAVAILABLE;
     ISSUER_UNAVAILABLE = "issuer-unavailable", "The token cannot be verified at the moment", SERVICE_UNAVAILABLE;
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn no_permanent_fault_has_a_status_that_clients_retry() {
-        let passing = [TOO_MANY, STORAGE_UNAVAILABLE, ISSUER_UNAVAILABLE, OVERLOADED, TIMEOUT, SPAN_KIND_INTERNAL];
+        let passing = [TOO_MANY, STORAGE_UNAVAILABLE, ISSUER_UNAVAILABLE, OVERLOADED, TIMEOUT, INTERNAL];
         for kind in PROBLEM_TYPES.iter().filter(|kind| !passing.contains(kind)) {
             assert!(![308, 408, 429, 500, 502, 503, 504].contains(&kind.status.as_u16()), "{}", kind.name);
         }

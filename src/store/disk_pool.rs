@@ -17,15 +17,11 @@ use tokio::sync::{Notify, oneshot};
 
 use self::job::{DiskJob, ErasedDiskJob};
 use self::queue::DiskQueue;
-use self::state::{DiskPoolState, RunningCall};
-use super::{Key, StoreLoad};
+use self::state::{DiskPoolState, IDLE_TIMEOUT, MAX_THREADS_PER_STORE, RESERVED_THREADS, RunningCall};
+
+pub(super) use self::job::{DiskOperation, DiskPoolError};
+use super::load::StoreLoad;
 use crate::fair_queue::ClientId;
-
-/// Maximum number of calls of one store that block on its disk at once. Further calls are queued.
-const MAX_THREADS_PER_STORE: usize = 64;
-
-/// Threads that a store may have regardless of the other stores.
-const RESERVED_THREADS: usize = 4;
 
 /// Further threads that all stores of the process share. Two stores that hang leave 60 of them to the others.
 const SHARED_THREADS: usize = 180;
@@ -43,43 +39,14 @@ static FREE_SHARED_THREADS: LazyLock<Arc<AtomicUsize>> = LazyLock::new(|| Arc::n
 /// that load 8 blocks each. With a disk that takes a millisecond, the last call waits for a quarter of a second.
 const MAX_QUEUED: usize = 16 << 10;
 
-/// A thread ends when it has been idle for this long.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// A store is stalled if calls run and none has ended for the deadline divided by this number.
 const STALL_DIVISOR: u32 = 6;
 
 /// Minimum stall time: the time after which a store is stalled.
 const MIN_STALL: Duration = Duration::from_secs(1);
 
-/// Interval at which a stalled store is probed by one call. A probe is needed because the running calls may hang
-/// forever on one bad file.
-const STALL_PROBE_INTERVAL: Duration = Duration::from_secs(1);
-
 /// How long other calls wait for the result of a probe.
 const STALL_PROBE_WAIT: Duration = Duration::from_millis(500);
-
-/// Maximum number of calls for the same operation that have run for the stall time. At this number, only that operation
-/// hangs, and further calls for it would take the threads of all others.
-const MAX_STALLED_PER_OPERATION: usize = 4;
-
-/// Operation of a call: the action and the key.
-pub(super) type DiskOperation = (&'static str, Key);
-
-/// Why a job has no result.
-#[derive(Debug)]
-pub(super) enum DiskPoolError {
-    /// The job took longer than the deadline.
-    Timeout,
-    /// The disk has answered no call for so long that the job was not tried.
-    Stalled,
-    /// Other calls for the same operation have waited for too long.
-    OperationStalled,
-    /// The queue is full.
-    QueueFull,
-    /// The system cannot start a thread, or the job panicked.
-    Thread(io::Error),
-}
 
 /// Runs jobs that may block on the disk. Cheap to clone; clones share the threads, which end with the last clone.
 #[derive(Debug, Clone)]
@@ -393,7 +360,9 @@ impl DiskPoolShared {
 mod tests {
     use std::sync::mpsc;
 
+    use super::state::MAX_STALLED_PER_OPERATION;
     use super::*;
+    use crate::store::key::Key;
 
     fn hops_with(deadline: Duration) -> DiskPool {
         hops_for(deadline, MAX_QUEUED)

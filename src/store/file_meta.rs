@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{Statx, makedev};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{ObjectMeta, RawObjectMeta};
+use super::object::{ObjectMeta, RawObjectMeta};
 
 /// Age up to which a file may be written again within the same tick of the file system's clock. Until then, its time
 /// and length do not tell its versions apart.

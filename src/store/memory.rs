@@ -8,10 +8,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{
-    CachedStat, DirEntry, EntryFilter, FilterDecision, InlineLimit, Key, Listing, Object, ObjectData, ObjectMeta,
-    PageCache, Store, StoreError,
-};
+use super::Store;
+use super::error::StoreError;
+use super::key::Key;
+use super::listing::{DirEntry, EntryFilter, FilterDecision, Listing};
+use super::object::{InlineLimit, Object, ObjectData, ObjectMeta};
+use super::page_cache::{CachedStat, PageCache};
 
 /// A store of objects in memory that never change.
 #[derive(Debug, Default)]

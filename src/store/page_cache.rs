@@ -2,10 +2,12 @@
 
 use std::fmt;
 
-use super::{Key, ObjectMeta, SendfileSource, Store};
+use super::key::Key;
+use super::object::{ObjectMeta, RawObjectMeta};
+use super::sendfile::SendfileSource;
 
 /// Access to objects that are in memory. No call waits for a disk or a network, so threads that must not block may use
-/// it. A store returns it from [`Store::page_cache`].
+/// it. A store returns it from [`Store::page_cache`](super::Store::page_cache).
 pub trait PageCache: fmt::Debug + Send + Sync {
     /// Returns what is known of `key`.
     fn stat(&self, key: &Key) -> CachedStat;
@@ -15,7 +17,7 @@ pub trait PageCache: fmt::Debug + Send + Sync {
     fn is_unchanged(&self, key: &Key, version: u64) -> bool;
 
     /// Returns a reader for use within the next few milliseconds. It does the work that all objects have in common only
-    /// once. Returns `None` if reading might block; use [`Store::get`] then.
+    /// once. Returns `None` if reading might block; use [`Store::get`](super::Store::get) then.
     fn reader(&self) -> Option<Box<dyn NonblockingReader>> {
         None
     }
@@ -30,7 +32,7 @@ pub trait PageCache: fmt::Debug + Send + Sync {
 /// What [`PageCache::stat`] knows of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CachedStat {
-    /// The store would have to wait; call [`Store::head`].
+    /// The store would have to wait; call [`Store::head`](super::Store::head).
     Unknown,
     /// Nothing has that name, not even a directory.
     Missing,
@@ -38,26 +40,6 @@ pub enum CachedStat {
     NotAnObject,
     /// An object.
     Object(RawObjectMeta),
-}
-
-impl CachedStat {
-    /// Returns what `store` knows of `key` without waiting.
-    pub fn of(store: &dyn Store, key: &Key) -> Self {
-        store.page_cache().map_or(Self::Unknown, |cache| cache.stat(key))
-    }
-}
-
-/// Facts from which an [`ObjectMeta`] is built.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RawObjectMeta {
-    /// Length in bytes.
-    pub len: u64,
-    /// Last modification, in nanoseconds since 1970.
-    pub modified: i128,
-    /// Change time and inode, if the entity tag contains them.
-    pub changed: Option<(i128, u64)>,
-    /// As [`ObjectMeta::version`].
-    pub version: u64,
 }
 
 /// A reader of objects that never blocks.

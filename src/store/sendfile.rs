@@ -11,9 +11,9 @@ use std::sync::Arc;
 use rustix::fs::sendfile;
 use rustix::io::{ReadWriteFlags, preadv2};
 
-use super::ObjectMeta;
 use super::disk_pool::{DiskPool, DiskPoolError};
 use super::file_meta::{EntityTagSource, has_same_content, is_settled, meta_of};
+use super::object::ObjectMeta;
 use crate::fair_queue::ClientId;
 
 /// Minimum distance between the bytes that are sampled to see if a file is in the page cache. The kernel mostly evicts

@@ -4,7 +4,11 @@ use std::path::Path;
 
 use async_trait::async_trait;
 
-use super::{EntryFilter, InlineLimit, Key, Listing, Object, ObjectMeta, Store, StoreError};
+use super::Store;
+use super::error::StoreError;
+use super::key::Key;
+use super::listing::{EntryFilter, Listing};
+use super::object::{InlineLimit, Object, ObjectMeta};
 
 /// Stands in for a tree that is not available yet. Every call fails; no object is reported as missing.
 #[derive(Debug)]

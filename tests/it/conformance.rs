@@ -73,7 +73,7 @@ async fn page_cache_agrees(store: &dyn Store) {
     for path in paths.chain(["x", "a", "a/0", "", "a/0/0/0", "attributes.json/x", "b/c/d/e/f", "A", "%61", "x/y/z"]) {
         let key = key(path);
         let known = store.head(&key).await.unwrap();
-        match CachedStat::of(store, &key) {
+        match store.cached_stat(&key) {
             CachedStat::Unknown => {}
             CachedStat::Missing => assert!(known.is_none() && !store.is_directory(&key).await.unwrap(), "{path}"),
             CachedStat::NotAnObject => assert_eq!(known, None, "{path}"),
@@ -298,7 +298,7 @@ async fn what_a_link_hides_is_not_missing() {
                     other => panic!("{policy:?} {path:?}: {other:?}"),
                 }
             }
-            assert_eq!(CachedStat::of(&store, &path), CachedStat::Unknown, "{policy:?} {path:?}");
+            assert_eq!(store.cached_stat(&path), CachedStat::Unknown, "{policy:?} {path:?}");
             assert_eq!(read_nonblocking(&store, &path), None, "{policy:?} {path:?}");
         }
         // Below a link that resolves, objects may be missing.
@@ -308,10 +308,7 @@ async fn what_a_link_hides_is_not_missing() {
         }
         for path in ["nothing", "a/9/9"] {
             assert!(store.get(&key(path), &InlineLimit::new(100)).await.unwrap().is_none());
-            assert_eq!(
-                CachedStat::of(&store, &key(path)),
-                if by_steps { CachedStat::Unknown } else { CachedStat::Missing }
-            );
+            assert_eq!(store.cached_stat(&key(path)), if by_steps { CachedStat::Unknown } else { CachedStat::Missing });
             assert_eq!(
                 read_nonblocking(&store, &key(path)),
                 (!by_steps).then_some(None),
@@ -431,8 +428,8 @@ async fn below_a_root_that_is_not_there_nothing_is_missing() {
     let (there, missing) = (key("0/0"), key("0/9"));
     // Now the kernel has cached both.
     assert!(store.head_many(vec![there.clone(), missing.clone()]).await.unwrap()[1].is_none());
-    assert!(matches!(CachedStat::of(&store, &there), CachedStat::Object(_)));
-    assert_eq!(CachedStat::of(&store, &missing), CachedStat::Missing);
+    assert!(matches!(store.cached_stat(&there), CachedStat::Object(_)));
+    assert_eq!(store.cached_stat(&missing), CachedStat::Missing);
     assert_eq!(read_nonblocking(&store, &missing), Some(None));
     for is_file in [false, true] {
         fs::rename(&root, &away).unwrap();
@@ -440,7 +437,7 @@ async fn below_a_root_that_is_not_there_nothing_is_missing() {
             fs::write(&root, "").unwrap();
         }
         for key in [&there, &missing] {
-            assert_eq!(CachedStat::of(&store, key), CachedStat::Unknown);
+            assert_eq!(store.cached_stat(key), CachedStat::Unknown);
             assert_eq!(read_nonblocking(&store, key), None);
             assert!(matches!(store.get(key, &InlineLimit::new(99)).await, Err(StoreError::RootMissing(_))));
             assert!(matches!(store.head(key).await, Err(StoreError::RootMissing(_))));
@@ -474,7 +471,7 @@ async fn a_local_file_is_unchanged_until_it_is_written_replaced_or_removed() {
     settled(dir.path(), "0", "one", 60);
     let first = version().await;
     assert!(is_unchanged(&store, &object, first), "the page cache cannot be used on this file system");
-    assert!(matches!(CachedStat::of(&store, &object), CachedStat::Object(facts) if facts.version == first));
+    assert!(matches!(store.cached_stat(&object), CachedStat::Object(facts) if facts.version == first));
     // Writes content of the same length and keeps the modification time.
     let modified = fs::metadata(dir.path().join("0")).unwrap().modified().unwrap();
     // Older kernels record change times with a resolution of a few milliseconds.
@@ -489,7 +486,7 @@ async fn a_local_file_is_unchanged_until_it_is_written_replaced_or_removed() {
     let third = version().await;
     fs::remove_file(dir.path().join("0")).unwrap();
     assert!(!is_unchanged(&store, &object, third), "removed");
-    assert_eq!(CachedStat::of(&store, &object), CachedStat::Missing);
+    assert_eq!(store.cached_stat(&object), CachedStat::Missing);
     // A file just written has no reliable version.
     fs::write(dir.path().join("0"), "new").unwrap();
     let fresh = version().await;
@@ -507,7 +504,7 @@ async fn a_glance_follows_no_link_that_the_policy_would_not() {
         let store = LocalStore::open(dir.path(), policy, Duration::from_secs(10)).unwrap();
         for path in ["out/0", "in"] {
             let known = store.head(&key(path)).await.ok().flatten().map(|meta| meta.version);
-            match CachedStat::of(&store, &key(path)) {
+            match store.cached_stat(&key(path)) {
                 CachedStat::Object(facts) => assert_eq!(Some(facts.version), known, "{path} {policy:?}"),
                 CachedStat::Unknown => {}
                 other @ (CachedStat::Missing | CachedStat::NotAnObject) => panic!("{path} {policy:?}: {other:?}"),

@@ -65,7 +65,7 @@ async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
     if let Ok(Some(meta)) = store.head(&path).await {
         is_ours(meta.len);
     }
-    if let CachedStat::Object(facts) = CachedStat::of(store, &path) {
+    if let CachedStat::Object(facts) = store.cached_stat(&path) {
         is_ours(facts.len);
     }
     for inline in [100, 0] {
@@ -182,7 +182,7 @@ async fn a_link_does_not_tell_what_exists_outside() {
                         store.list(&path, None, 9, FilterDecision::keep_all()).await.unwrap().is_none(),
                         "{policy:?} {path:?}"
                     );
-                    assert_eq!(CachedStat::of(&store, &path), CachedStat::Unknown);
+                    assert_eq!(store.cached_stat(&path), CachedStat::Unknown);
                 }
             }
         }

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::{
-    CORRUPT_BLOCK, INVALID_PARAMETER, NOT_A_DATASET, NOT_FOUND, NOT_REPRESENTABLE, OVERLOADED, Problem,
-    SPAN_KIND_INTERNAL, STORAGE_UNAVAILABLE, TIMEOUT, TOO_LARGE, UNREADABLE, UNSUPPORTED,
+    CORRUPT_BLOCK, INTERNAL, INVALID_PARAMETER, NOT_A_DATASET, NOT_FOUND, NOT_REPRESENTABLE, OVERLOADED, Problem,
+    STORAGE_UNAVAILABLE, TIMEOUT, TOO_LARGE, UNREADABLE, UNSUPPORTED,
 };
 use crate::container::{BudgetError, ReadError, SliceRefusal};
 use crate::n5::{BlockError, CodecError, ConvertError, Coords};
@@ -87,7 +87,7 @@ impl From<ReadError> for Problem {
             ReadError::Budget(waited @ BudgetError::TimedOut { .. }) => {
                 Self::with_cause(OVERLOADED, "no memory became free in time; try again", waited.to_string())
             }
-            ReadError::Internal(cause) => Self::with_cause(SPAN_KIND_INTERNAL, "internal server error", cause),
+            ReadError::Internal(cause) => Self::with_cause(INTERNAL, "internal server error", cause),
         }
     }
 }
@@ -105,7 +105,7 @@ fn conversion_problem(error: ConvertError) -> Problem {
         .with_member("from", from.name())
         .with_member("to", to.name()),
         fault @ (ConvertError::Unsupported(_) | ConvertError::Length { .. } | ConvertError::Memory(_)) => {
-            Problem::with_cause(SPAN_KIND_INTERNAL, "internal server error", fault.to_string())
+            Problem::with_cause(INTERNAL, "internal server error", fault.to_string())
         }
     }
 }
@@ -125,7 +125,7 @@ fn block_problem(key: &crate::store::Key, position: &[u64], error: BlockError) -
         .with_member("limit", limit_bytes),
         // Decoding is never cancelled while a request waits for it.
         error @ BlockError::Payload(CodecError::Cancelled) => {
-            Problem::with_cause(SPAN_KIND_INTERNAL, "internal server error", error.to_string())
+            Problem::with_cause(INTERNAL, "internal server error", error.to_string())
         }
         error @ (BlockError::ShortHeader { .. }
         | BlockError::UnknownMode(_)

@@ -1,13 +1,32 @@
 //! A job that may block on a disk, and the caller that waits for its result.
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use tokio::sync::oneshot;
 
-use super::{DiskOperation, DiskPoolError};
 use crate::allocator;
+use crate::store::key::Key;
+
+/// Operation of a call: the action and the key.
+pub(in crate::store) type DiskOperation = (&'static str, Key);
+
+/// Why a job has no result.
+#[derive(Debug)]
+pub(in crate::store) enum DiskPoolError {
+    /// The job took longer than the deadline.
+    Timeout,
+    /// The disk has answered no call for so long that the job was not tried.
+    Stalled,
+    /// Other calls for the same operation have waited for too long.
+    OperationStalled,
+    /// The queue is full.
+    QueueFull,
+    /// The system cannot start a thread, or the job panicked.
+    Thread(io::Error),
+}
 
 /// A job and its caller.
 pub(super) trait ErasedDiskJob: Send {

@@ -4,13 +4,26 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::job::ErasedDiskJob;
+use super::job::{DiskOperation, ErasedDiskJob};
 use super::queue::DiskQueue;
-use super::{
-    DiskOperation, IDLE_TIMEOUT, MAX_STALLED_PER_OPERATION, MAX_THREADS_PER_STORE, RESERVED_THREADS,
-    STALL_PROBE_INTERVAL,
-};
 use crate::fair_queue::ClientId;
+
+/// Maximum number of calls of one store that block on its disk at once. Further calls are queued.
+pub(super) const MAX_THREADS_PER_STORE: usize = 64;
+
+/// Threads that a store may have regardless of the other stores.
+pub(super) const RESERVED_THREADS: usize = 4;
+
+/// A thread ends when it has been idle for this long.
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Interval at which a stalled store is probed by one call. A probe is needed because the running calls may hang
+/// forever on one bad file.
+pub(super) const STALL_PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Maximum number of calls for the same operation that have run for the stall time. At this number, only that operation
+/// hangs, and further calls for it would take the threads of all others.
+pub(super) const MAX_STALLED_PER_OPERATION: usize = 4;
 
 /// Length below which the queue is not searched for abandoned calls.
 const MIN_PURGE_LEN: usize = 1024;

@@ -7,50 +7,19 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
-use super::LocalStore;
+use super::errors::LinkError;
 use super::resolve::{ResolveError, resolve_path};
+use super::tree::LocalTree;
 use crate::log_throttle::LogThrottle;
-use crate::store::{Key, StoreError};
+use crate::store::key::Key;
 
-/// A symbolic link that hides what is at a key.
-#[derive(Debug, Clone, thiserror::Error)]
-pub(super) enum LinkError {
-    /// The policy does not follow the link.
-    #[error("a symbolic link on the way to {0:?} is not followed")]
-    NotFollowed(Key),
-    /// The target does not exist: it was not fetched yet, or its volume is not mounted.
-    #[error("{0:?} is a dangling symbolic link, or lies behind one")]
-    Dangling(Key),
-}
-
-impl LinkError {
-    /// Returns the link error that `error` contains, if any.
-    pub(super) fn from_io_error(error: &io::Error) -> Option<&Self> {
-        error.get_ref()?.downcast_ref()
-    }
-}
-
-impl From<&LinkError> for StoreError {
-    fn from(hidden: &LinkError) -> Self {
-        match hidden {
-            LinkError::NotFollowed(key) => Self::LinkNotFollowed(key.clone()),
-            LinkError::Dangling(key) => Self::DanglingLink(key.clone()),
-        }
-    }
-}
-
-/// Returns the error for a key behind a link that the policy does not follow.
-pub(super) fn not_followed_error(key: &Key) -> io::Error {
-    io::Error::other(LinkError::NotFollowed(key.clone()))
-}
-
-impl LocalStore {
+impl LocalTree {
     /// Converts a system error for `key` to `None` if it means that nothing exists there. The root must be present, and
     /// no link may hide an object. All other errors, including missing permission, may be transient. They do not prove
     /// that nothing exists.
     ///
     /// # Errors
-    /// All other errors, [`LinkError`] and [`super::RootMissing`].
+    /// All other errors, [`LinkError`] and [`RootMissing`](super::root::RootMissing).
     pub(super) fn none_if_missing<T>(&self, root: &OwnedFd, error: io::Error, key: &Key) -> io::Result<Option<T>> {
         static NOT_FOLLOWED_LOG: LogThrottle = LogThrottle::new();
         match Errno::from_io_error(&error) {

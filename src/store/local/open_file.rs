@@ -9,8 +9,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{ConcurrentWrite, LocalStore, has_same_content};
-use crate::store::{Key, ReadAt, StoreError};
+use super::errors::ConcurrentWrite;
+use super::run::run_blocking;
+use crate::store::disk_pool::DiskPool;
+use crate::store::error::StoreError;
+use crate::store::file_meta::has_same_content;
+use crate::store::key::Key;
+use crate::store::object::ReadAt;
 
 /// Number of bytes that are read between two checks that the caller still wants them.
 const STEP_BYTES: usize = 128 << 10;
@@ -18,7 +23,7 @@ const STEP_BYTES: usize = 128 << 10;
 /// An open file. It stays the same file if its name is given to another one.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    pub(super) store: LocalStore,
+    pub(super) disk_pool: DiskPool,
     pub(super) key: Key,
     /// The file, and its metadata at the time of opening.
     pub(super) file: Arc<(File, Metadata)>,
@@ -31,7 +36,7 @@ impl ReadAt for OpenFile {
         // The caller holds the permit for the memory of the bytes, so the bytes must not outlive the caller for long.
         let waits = Arc::new(());
         let is_wanted = Arc::downgrade(&waits);
-        let job = move |_: &LocalStore| {
+        let job = move || {
             let (file, opened) = &*file;
             let bytes = read_range(file, range, || is_wanted.strong_count() > 0)?;
             // One answer never combines parts of two versions.
@@ -41,7 +46,7 @@ impl ReadAt for OpenFile {
                 Err(io::Error::other(ConcurrentWrite))
             }
         };
-        let result = self.store.run_on_disk_pool("read", &self.key, job).await;
+        let result = run_blocking(&self.disk_pool, "read", &self.key, job).await;
         drop(waits);
         match result {
             Err(StoreError::Io { cause, .. }) if cause.kind() == ErrorKind::UnexpectedEof => {

@@ -6,13 +6,13 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, op
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
-use super::SymlinkPolicy;
 use super::page_cache_reader::{PageCacheReader, is_certainly_missing};
-use super::root::StoreRoot;
+use super::tree::{LocalTree, SymlinkPolicy};
 use crate::store::disk_pool::DiskPool;
-use crate::store::file_meta::{EntityTagSource, has_version, raw_meta_of};
+use crate::store::file_meta::{has_version, raw_meta_of};
+use crate::store::key::Key;
 use crate::store::page_cache::{CachedStat, NonblockingReader, PageCache};
-use crate::store::{Key, SendfileSource};
+use crate::store::sendfile::SendfileSource;
 
 /// Length up to which a path is built without an allocation.
 const PATH_BYTES: usize = 256;
@@ -28,42 +28,30 @@ const LOCAL_FILESYSTEM_MAGICS: &[u64] = &[
     0x794c_7630, // overlayfs
 ];
 
-/// The files below a root, of which the kernel knows whether they have changed.
+/// The files below a root, as far as the kernel has them in memory.
 #[derive(Debug, Clone)]
 pub(super) struct LocalPageCache {
-    root: StoreRoot,
+    tree: LocalTree,
     /// Device of the root.
     device: (u32, u32),
-    symlinks: SymlinkPolicy,
-    tag: EntityTagSource,
     /// Reads what the page cache has lost when it is sent.
     disk_pool: DiskPool,
 }
 
 impl LocalPageCache {
-    /// Returns the page cache of the tree below `root`, whose own path contains no symbolic link. Returns `None` if the
-    /// root is not on a local file system: on others, opening a file may involve a server, and the kernel's copy may be
-    /// older than the file.
-    pub(super) fn new(root: &StoreRoot, symlinks: SymlinkPolicy, disk_pool: &DiskPool) -> Option<Self> {
-        let kind = u64::try_from(statfs(root.path()).ok()?.f_type).ok()?;
-        let stat = statx(CWD, root.path(), AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
-        let tag = EntityTagSource::default();
-        let cache = Self { root: root.clone(), device: device_of(&stat), symlinks, tag, disk_pool: disk_pool.clone() };
-        LOCAL_FILESYSTEM_MAGICS.contains(&kind).then_some(cache)
+    /// Returns the page cache of `tree`. Returns `None` without `openat2`, or if the root is not on a local file
+    /// system: on others, opening a file may involve a server, and the kernel's copy may be older than the file.
+    pub(super) fn new(tree: &LocalTree, disk_pool: &DiskPool) -> Option<Self> {
+        let root = tree.root.path();
+        let kind = u64::try_from(statfs(root).ok()?.f_type).ok()?;
+        let stat = statx(CWD, root, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
+        let cache = Self { tree: tree.clone(), device: device_of(&stat), disk_pool: disk_pool.clone() };
+        (tree.has_openat2 && LOCAL_FILESYSTEM_MAGICS.contains(&kind)).then_some(cache)
     }
 
-    /// Returns a copy with another policy and disk pool.
-    pub(super) fn with_settings(&self, symlinks: SymlinkPolicy, disk_pool: &DiskPool) -> Self {
-        Self { symlinks, disk_pool: disk_pool.clone(), ..self.clone() }
-    }
-
-    /// Returns a copy with entity tags from another source.
-    pub(super) fn with_entity_tag(&self, tag: EntityTagSource) -> Self {
-        Self { tag, ..self.clone() }
-    }
-
-    fn files(&self) -> Option<PageCacheReader> {
-        PageCacheReader::new(&self.root, self.symlinks, self.tag)
+    /// Returns the page cache of the same files with other settings.
+    pub(super) fn with_tree(&self, tree: &LocalTree, disk_pool: &DiskPool) -> Self {
+        Self { tree: tree.clone(), device: self.device, disk_pool: disk_pool.clone() }
     }
 }
 
@@ -74,14 +62,14 @@ impl PageCache for LocalPageCache {
     /// compared with 10 to 90 us for a switch to a thread that may block. A missing file costs another `statx`, of the
     /// root.
     fn stat(&self, key: &Key) -> CachedStat {
-        let path = path_below(self.root.path(), key);
-        let follows_links = self.symlinks == SymlinkPolicy::Follow;
+        let path = path_below(self.tree.root.path(), key);
+        let follows_links = self.tree.symlinks == SymlinkPolicy::Follow;
         let links = if follows_links { ResolveFlags::empty() } else { ResolveFlags::NO_SYMLINKS };
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let file = match openat2(CWD, path.as_slice(), flags, Mode::empty(), ResolveFlags::CACHED | links) {
             Ok(file) => file,
             Err(Errno::NOENT | Errno::NOTDIR)
-                if (!follows_links || is_certainly_missing(CWD, path.as_slice())) && self.root.is_there() =>
+                if (!follows_links || is_certainly_missing(CWD, path.as_slice())) && self.tree.root.is_there() =>
             {
                 return CachedStat::Missing;
             }
@@ -91,7 +79,7 @@ impl PageCache for LocalPageCache {
             // Another file system may be mounted below the root.
             Ok(stat) if device_of(&stat) != self.device => CachedStat::Unknown,
             Ok(stat) if rustix::fs::FileType::from_raw_mode(stat.stx_mode.into()).is_file() => {
-                CachedStat::Object(raw_meta_of(&stat, self.tag))
+                CachedStat::Object(raw_meta_of(&stat, self.tree.tag))
             }
             Ok(_) => CachedStat::NotAnObject,
             Err(_) => CachedStat::Unknown,
@@ -103,17 +91,17 @@ impl PageCache for LocalPageCache {
     /// file can pass for the one that was allowed then.
     fn is_unchanged(&self, key: &Key, version: u64) -> bool {
         let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-        statx(CWD, path_below(self.root.path(), key).as_slice(), flags, StatxFlags::BASIC_STATS)
+        statx(CWD, path_below(self.tree.root.path(), key).as_slice(), flags, StatxFlags::BASIC_STATS)
             .is_ok_and(|stat| device_of(&stat) == self.device && has_version(&stat, version))
     }
 
     fn reader(&self) -> Option<Box<dyn NonblockingReader>> {
-        Some(Box::new(self.files()?))
+        Some(Box::new(PageCacheReader::new(&self.tree)?))
     }
 
     fn open_for_sendfile(&self, key: &Key, max_bytes: u64) -> Option<SendfileSource> {
-        let (file, metadata) = self.files()?.open(key).ok()?;
-        SendfileSource::new(file, metadata, self.tag, max_bytes, &self.disk_pool)
+        let (file, metadata) = PageCacheReader::new(&self.tree)?.open(key).ok()?;
+        SendfileSource::new(file, metadata, self.tree.tag, max_bytes, &self.disk_pool)
     }
 }
 

@@ -10,21 +10,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-use super::SymlinkPolicy;
 use super::reopen::reopen;
-use super::root::StoreRoot;
-use crate::store::file_meta::{EntityTagSource, meta_of};
+use super::tree::{LocalTree, SymlinkPolicy};
+use crate::store::file_meta::meta_of;
+use crate::store::key::Key;
+use crate::store::object::ObjectMeta;
 use crate::store::page_cache::NonblockingReader;
-use crate::store::{Key, ObjectMeta};
 
 /// Reads files below a root that is opened once, for the time that a job keeps its core. A missing file is missing in
 /// that directory, even if the root's name leads elsewhere by then.
 #[derive(Debug)]
 pub(super) struct PageCacheReader {
-    root: StoreRoot,
+    tree: LocalTree,
     root_fd: OwnedFd,
-    symlinks: SymlinkPolicy,
-    tag: EntityTagSource,
 }
 
 impl NonblockingReader for PageCacheReader {
@@ -34,7 +32,7 @@ impl NonblockingReader for PageCacheReader {
             Err(Errno::NOENT | Errno::NOTDIR) => return Some(None),
             Err(_) => return None,
         };
-        let meta = meta_of(&metadata, self.tag);
+        let meta = meta_of(&metadata, self.tree.tag);
         if meta.len > max_bytes {
             return None;
         }
@@ -49,14 +47,14 @@ impl NonblockingReader for PageCacheReader {
                 _ => return None,
             }
         }
-        (meta_of(&file.metadata().ok()?, self.tag) == meta).then_some(Some(meta))
+        (meta_of(&file.metadata().ok()?, self.tree.tag) == meta).then_some(Some(meta))
     }
 }
 
 impl PageCacheReader {
     /// Creates a reader. Returns `None` if the root is missing or the kernel does not have it in memory.
-    pub(super) fn new(root: &StoreRoot, symlinks: SymlinkPolicy, tag: EntityTagSource) -> Option<Self> {
-        Some(Self { root_fd: root.open_nonblocking().ok()?, root: root.clone(), symlinks, tag })
+    pub(super) fn new(tree: &LocalTree) -> Option<Self> {
+        Some(Self { root_fd: tree.root.open_nonblocking().ok()?, tree: tree.clone() })
     }
 
     /// Opens the file at `key`. Returns [`Errno::ISDIR`] if it is not a regular file, which is then not opened. Does
@@ -80,9 +78,9 @@ impl PageCacheReader {
         };
         // Without a link on the path, nothing can be hidden. One call is mostly enough to find that a file is missing.
         match open(ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS) {
-            Err(Errno::NOENT | Errno::NOTDIR) if !self.root.is_still_mounted(&self.root_fd) => Err(Errno::AGAIN),
-            Err(Errno::LOOP) if self.symlinks != SymlinkPolicy::Deny => {
-                let is_inside = self.symlinks == SymlinkPolicy::Inside;
+            Err(Errno::NOENT | Errno::NOTDIR) if !self.tree.root.is_still_mounted(&self.root_fd) => Err(Errno::AGAIN),
+            Err(Errno::LOOP) if self.tree.symlinks != SymlinkPolicy::Deny => {
+                let is_inside = self.tree.symlinks == SymlinkPolicy::Inside;
                 match open(if is_inside { ResolveFlags::BENEATH } else { ResolveFlags::empty() }) {
                     // A dangling link may hide something.
                     Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::AGAIN),

@@ -9,8 +9,8 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Dir, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-use super::LocalStore;
-use super::links::LinkError;
+use super::errors::LinkError;
+use super::tree::LocalTree;
 use crate::store::{DirEntry, EntryFilter, FilterDecision, Key, Listing, MAX_OMITTED_NAMES};
 
 /// Number of entries between two calls of `is_wanted`, which also reports progress. It is small because a thread that
@@ -47,7 +47,7 @@ enum DirEntryKind {
     Other,
 }
 
-/// Result of [`LocalStore::scan`].
+/// Result of [`LocalTree::scan`].
 struct ScanResult {
     /// Candidates, sorted by name.
     candidates: Vec<EntryCandidate>,
@@ -55,8 +55,8 @@ struct ScanResult {
     has_more: bool,
 }
 
-impl LocalStore {
-    pub(super) fn list_blocking(&self, key: &Key, page: &PageRequest<'_>) -> io::Result<Option<Listing>> {
+impl LocalTree {
+    pub(super) fn list(&self, key: &Key, page: &PageRequest<'_>) -> io::Result<Option<Listing>> {
         let root = self.root.open()?;
         let directory = match self.open_path(&root, key, OFlags::DIRECTORY) {
             Ok(directory) => directory,
@@ -236,7 +236,7 @@ fn kind_from_file_type(told: FileType) -> DirEntryKind {
     }
 }
 
-/// [`LocalStore::classify_entry`] of the result of opening an entry. An entry that may not be opened is listed as a
+/// [`LocalTree::classify_entry`] of the result of opening an entry. An entry that may not be opened is listed as a
 /// file, so that one such entry does not hide all others.
 fn classify_opened(opened: io::Result<File>) -> io::Result<Option<bool>> {
     match opened.and_then(|file| file.metadata()) {
@@ -279,7 +279,7 @@ mod tests {
         for nothing in [Errno::NOENT, Errno::NOTDIR, Errno::LOOP] {
             assert_eq!(kind(nothing).unwrap(), None);
         }
-        assert_eq!(classify_opened(Err(super::super::links::not_followed_error(&Key::root()))).unwrap(), None);
+        assert_eq!(classify_opened(Err(super::super::errors::not_followed_error(&Key::root()))).unwrap(), None);
         for fault in [Errno::IO, Errno::STALE, Errno::MFILE, Errno::NFILE, Errno::TIMEDOUT] {
             assert!(kind(fault).is_err(), "{fault}");
         }
@@ -287,23 +287,22 @@ mod tests {
     }
 
     /// Creates a tree with `count` links to a directory. They dangle until the directory is created.
-    fn linked(count: usize) -> (tempfile::TempDir, LocalStore) {
+    fn linked(count: usize) -> (tempfile::TempDir, LocalTree) {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("big")).unwrap();
         for n in 0..count {
             std::os::unix::fs::symlink("../target", root.path().join(format!("big/{n:05}"))).unwrap();
         }
-        let symlinks = super::super::SymlinkPolicy::Inside;
-        let store = LocalStore::open(root.path(), symlinks, std::time::Duration::from_secs(60)).unwrap();
-        (root, store)
+        let tree = LocalTree::for_tests(root.path());
+        (root, tree)
     }
 
     #[test]
     fn links_are_looked_at_as_far_as_the_page_needs_them() {
-        let (root, store) = linked(600);
+        let (root, tree) = linked(600);
         let list = |limit, is_wanted: &dyn Fn() -> bool| {
             let page = PageRequest { after: None, limit, filter: &FilterDecision::keep_all(), is_wanted };
-            store.list_blocking(&Key::parse("big").unwrap(), &page)
+            tree.list(&Key::parse("big").unwrap(), &page)
         };
         // All links dangle: each is reported once.
         let none = list(10, &|| true).unwrap().unwrap();

@@ -106,8 +106,8 @@ fn report() {
 }
 
 /// Most circles and upward imports that there may be: those that are left. Lower these numbers with every one that goes.
-const MAX_CIRCLES: usize = 21;
-const MAX_UPWARD_IMPORTS: usize = 123;
+const MAX_CIRCLES: usize = 20;
+const MAX_UPWARD_IMPORTS: usize = 105;
 
 #[test]
 fn imports_run_back_up_less_and_less() {
@@ -131,10 +131,12 @@ fn circles_are_found_through_other_files_and_re_exports() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     };
-    write("lib.rs", "pub mod a; pub mod b; pub mod c;");
+    write("lib.rs", "pub mod a; pub mod b; pub mod c; pub mod d;");
     write("a.rs", "mod inner; pub use inner::Inner; pub struct Twice; fn f(_: crate::b::B) {}");
     write("a/inner.rs", "use super::Twice; pub struct Inner(Twice);");
     write("b.rs", "pub struct B(crate::c::C); pub struct Twice;");
+    write("d.rs", "mod inner; pub use inner::Implements; pub trait Above {}");
+    write("d/inner.rs", "use super::Above; pub struct Implements; impl Above for Implements {}");
     write(
         "c.rs",
         "use crate::a::{self, Inner}; pub struct C(Inner);\n#[cfg(test)]\nmod tests { struct NotCounted; }\n",
@@ -150,5 +152,5 @@ fn circles_are_found_through_other_files_and_re_exports() {
     let twice: Vec<_> =
         sources.types().into_iter().filter(|(_, files)| files.len() > 1).map(|(name, _)| name).collect();
     assert_eq!(twice, ["Twice"]);
-    assert_eq!((sources.types().len(), sources.code_lines()), (4, 5));
+    assert_eq!((sources.types().len(), sources.code_lines()), (6, 7));
 }

@@ -67,14 +67,19 @@ impl Sources {
     }
 
     /// Modules that each module's code names, itself excepted; a name that a module re-exports counts for the module that
-    /// defines it.
+    /// defines it. A trait of the folder above that a file implements does not count.
     pub(super) fn imports(&self) -> BTreeMap<ModulePath, BTreeSet<ModulePath>> {
         self.files
             .iter()
             .map(|(module, source)| {
                 let mut paths = NamedPaths::default();
                 source.items.iter().for_each(|item| paths.visit_item(item));
-                let named = paths.0.iter().filter_map(|path| self.resolve(module, path));
+                let implemented = implemented_traits(&source.items);
+                let counts = |path: &&ModulePath| {
+                    let is_above = self.resolve(module, path).is_some_and(|found| module.starts_with(&found));
+                    !(is_above && path.last().is_some_and(|name| implemented.contains(name)))
+                };
+                let named = paths.0.iter().filter(counts).filter_map(|path| self.resolve(module, path));
                 (module.clone(), named.filter(|found| found != module).collect())
             })
             .collect()
@@ -128,6 +133,13 @@ impl SourceFile {
         let body = self.text.split("#[cfg(test)]\nmod ").next().unwrap();
         body.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//")).count()
     }
+}
+
+/// Names of the traits that a file implements.
+fn implemented_traits(items: &[Item]) -> BTreeSet<String> {
+    let implemented =
+        items.iter().filter_map(|item| if let Item::Impl(item) = item { item.trait_.as_ref() } else { None });
+    implemented.filter_map(|(_, path, _)| path.segments.last()).map(|segment| segment.ident.to_string()).collect()
 }
 
 /// All Rust files below `path`.

@@ -1,0 +1,88 @@
+//! Objects of a store: their metadata and bytes.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::error::StoreError;
+
+/// Metadata of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectMeta {
+    /// Length in bytes.
+    pub len: u64,
+    /// Last modification, if the store knows it.
+    pub modified: Option<SystemTime>,
+    /// Strong, quoted entity tag. Equal for equal copies of the object on other machines if the store can tell.
+    pub etag: Arc<str>,
+    /// Version, which changes whenever the object is replaced or written, as far as the store can tell.
+    pub version: u64,
+}
+
+/// Facts from which an [`ObjectMeta`] is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawObjectMeta {
+    /// Length in bytes.
+    pub len: u64,
+    /// Last modification, in nanoseconds since 1970.
+    pub modified: i128,
+    /// Change time and inode, if the entity tag contains them.
+    pub changed: Option<(i128, u64)>,
+    /// As [`ObjectMeta::version`].
+    pub version: u64,
+}
+
+/// Maximum number of bytes of an object that [`Store::get`](super::Store::get) returns inline. The caller may revoke it while the call
+/// waits, if the memory for the bytes is no longer available. Clones share the limit.
+#[derive(Debug, Clone)]
+pub struct InlineLimit(Arc<AtomicU64>);
+
+impl InlineLimit {
+    /// Creates a limit of this many bytes.
+    pub fn new(bytes: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(bytes)))
+    }
+
+    /// Returns the number of bytes that may be read now.
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Sets the limit to zero, so that nothing is read from now on.
+    pub fn revoke(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+/// An object returned by [`Store::get`](super::Store::get).
+#[derive(Debug)]
+pub struct Object {
+    /// Metadata of the object.
+    pub meta: ObjectMeta,
+    /// Bytes of the object, or a handle to read them from.
+    pub data: ObjectData,
+}
+
+/// The content of an object.
+#[derive(Debug)]
+pub enum ObjectData {
+    /// All bytes of the object, in memory.
+    InMemory(Bytes),
+    /// An open object from which the bytes are read.
+    Open(Arc<dyn ReadAt>),
+}
+
+/// An open object. Every call reads the same version, even if the key is replaced meanwhile.
+#[async_trait]
+pub trait ReadAt: fmt::Debug + Send + Sync {
+    /// Reads the bytes of `range`, which must lie within the object.
+    ///
+    /// # Errors
+    /// [`StoreError::Truncated`] if the object has become shorter, and the errors of [`Store::get`](super::Store::get).
+    async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError>;
+}
